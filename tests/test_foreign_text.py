@@ -144,6 +144,7 @@ from stepengine.tools.schemas import JsonSchema
 from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_head as parsed_frame
+from stepengine.workspace.contained_paths import contained_paths
 from stepengine.workspace.far import Elsewhere, _parse_entry, _read_listing
 from stepengine.workspace.far import RemotePlace as FarPlace
 from stepengine.workspace.line_ends import keep_line_ends
@@ -982,7 +983,7 @@ PLACES = (
     ),
     Place(
         "patterns of rules and paths in calls",
-        lambda text: (find_pattern_problem(text), possible_paths(text)),
+        lambda text: (find_pattern_problem(text), possible_paths(text), contained_paths(text)),
         (
             of("%25"),
             of("%"),
@@ -1003,7 +1004,7 @@ PLACES = (
             PathRules(rules, ["tests/**/conftest.py"]).match(text.split("/")) for rules in (SECRETS, PROTECTED)
         ],
         (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
-        ("workspace/path_rules.py:*",),
+        ("workspace/path_rules.py:*", "workspace/contained_paths.py:*"),
         most=4_096,
     ),
     Place(

@@ -38,6 +38,7 @@ READ_CHARS = 10_000
     parallel_safe=True,
     requires_permission=False,
     in_thread=False,
+    about=(),
 )
 def read_output(ctx: ToolContext, reference_id: str, offset: int = 1, limit: int = READ_CHARS) -> ToolResult:
     """

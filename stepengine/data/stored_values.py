@@ -117,7 +117,8 @@ VALUE_TYPES: tuple[StoredType, ...] = (
         "tool_spec",
         ToolSpec,
         "name description input_schema category annotations parallel_safe ends_turn forces_next_step "
-        "requires_permission ephemeral max_chars timeout retries strict defer_loading about results destinations texts",
+        "requires_permission ephemeral max_chars timeout retries strict defer_loading about results destinations texts "
+        "confined",
     ),
     # usage
     StoredType("spending", Spending, "usage cost credits_used by_agent by_model agent_costs model_costs"),

@@ -96,6 +96,8 @@ class ToolSpec:
         destinations: Dotted paths of the parameters that say where an effect goes, such as recipients, URLs and ids to delete;
             ``()`` for a tool that has none, ``None`` where the tool does not say.
         texts: Dotted paths of the parameters whose text leaves with the effect; addresses and URLs in it are destinations.
+        confined: Whether the rules judge each file that it opens, as those of the bundled tools. Then no text of its input is a path but
+            those in members such as ``path``.
     """
 
     name: str
@@ -121,6 +123,7 @@ class ToolSpec:
         default=None, converter=attrs.converters.optional(to_string_tuple), kw_only=True
     )
     texts: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple, kw_only=True)
+    confined: bool = attrs.field(default=False, kw_only=True)
 
     @cached_property
     def chars(self) -> int:

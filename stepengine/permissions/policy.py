@@ -72,6 +72,8 @@ PLAN = "Denied: in plan mode only tools that change nothing may be used; describ
 DOUBT = "May it run? The rule {!r} may mean it: {}."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNTRUSTED = "Denied: an argument of this call is not from the user."
+POSSIBLE_PATH = "a text of the call may name {!r}, which the rule {!r} denies"
+MAX_SHOWN_CHARS = 200
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description", "source")
@@ -222,6 +224,7 @@ class Policy:
     def _check_call(self, request: Request) -> PolicyDecision:
         """Return what the rules and the mode say about a call, wherever its arguments come from."""
         first: Rule | None = None
+        possible: tuple[Rule, str] | None = None
         for rule in self._ordered:
             # As ``rule.holds``, without a call more for each rule of each call.
             if (
@@ -248,7 +251,15 @@ class Policy:
                 )
             if matches:
                 first = rule
+            elif possible is None and rule.decision == "deny" and isinstance(rule.matcher, Path):
+                path = rule.matcher.find_possible_path(request)
+                possible = None if path is None else (rule, path)
         verdict = self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
+        doubted = verdict if possible is None else self._decide_possible_path(*possible, verdict)
+        return self._decide_doubt(request, first, doubted)
+
+    def _decide_doubt(self, request: Request, first: Rule | None, verdict: PolicyDecision) -> PolicyDecision:
+        """Return a question about an allowed call that may run a denied command, else *verdict*; *first* is the rule that decides."""
         doubt = self._find_doubt(request, first) if verdict.decision == "allow" else None
         if doubt is None:
             return verdict
@@ -275,6 +286,20 @@ class Policy:
                 if reasons:
                     return rule, reasons[0]
         return None
+
+    def _decide_possible_path(self, rule: Rule, path: str, verdict: PolicyDecision) -> PolicyDecision:
+        """Return a question about an allowed call that may name a denied path, in every mode, as the rule does, else *verdict*."""
+        if verdict.decision != "allow":
+            return verdict
+        why = POSSIBLE_PATH.format(path[:MAX_SHOWN_CHARS], rule.id)
+        if self.mode == "dont_ask":
+            return PolicyDecision(
+                "deny",
+                rule,
+                f"{why}, and the mode 'dont_ask' denies where it would have to ask",
+                f"{ASKED} {why[0].upper()}{why[1:]}.",
+            )
+        return PolicyDecision("ask", rule, why, f"{why[0].upper()}{why[1:]}. Allow the call?")
 
     def _decide_by_rule(self, rule: Rule, request: Request) -> PolicyDecision:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
@@ -407,10 +432,13 @@ class Policy:
         about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
         denied = [glob for path in about_files for glob in path.denied]
         file = self._make_file_guard(rules, request)
-        named = () if request.tool.about is None else tuple(request.paths)
+        named = () if request.tool.confined else tuple(request.paths)
         if looks:
             return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
-        return None if file is None else CallGuard(file=file, named=named)
+        if file is None:
+            return None
+        was_asked = not _has_predicates(rules) and self._check_call(request).decision != "allow"
+        return CallGuard(file=file, named=named, others=tuple(request.other_texts), was_asked=was_asked)
 
     def _first_matching_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates aside."""
@@ -423,10 +451,11 @@ class Policy:
             return None
         others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | When)]
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
-        has_when = any(isinstance(rule.matcher, When) for rule in rules)
         # A person who was asked about the call has seen what it names; a file that it merely leads to is then covered
         # by that yes.
-        nobody_asked = not request.is_call or (not has_when and self._check_call(request).decision == "allow")
+        nobody_asked = not request.is_call or (
+            not _has_predicates(rules) and self._check_call(request).decision == "allow"
+        )
         # A search asks about every file that it meets: what is the same for all of them is found out before.
         fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
         always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
@@ -626,7 +655,7 @@ class PolicyFile:
                 return "holds what people have allowed, and is kept from tools"
             return "" if judged is None else judged(root, parts)
 
-        named = () if request.tool.about is None else tuple(request.paths)
+        named = () if request.tool.confined else tuple(request.paths)
         return attrs.evolve(ruled or CallGuard(), file=judge, named=named)
 
     @property
@@ -698,6 +727,10 @@ def _allows_program(rule: Rule) -> bool:
     matcher = rule.matcher
     is_call = isinstance(matcher, Call) and (matcher.input is not None or matcher.prefix is not None)
     return rule.decision == "allow" and (is_call or isinstance(matcher, Command))
+
+
+def _has_predicates(rules: Iterable[Rule]) -> bool:
+    return any(isinstance(rule.matcher, When) for rule in rules)
 
 
 def _is_read_only_rule(rule: Rule) -> bool:

@@ -27,7 +27,23 @@ from stepengine.data.tools import ToolSpec, find_values
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, determines_executed_code, permits
 from stepengine.workspace.argv import Argv, Script, parse_command
-from stepengine.workspace.path_rules import INSTRUCTING, PathRules, is_file_address, normalize_path, possible_paths
+from stepengine.workspace.contained_paths import (
+    DELIMITERS,
+    MAX_PARTS,
+    MAX_PATH_CHARS,
+    contained_paths,
+    has_wildcards,
+    is_path_like,
+    spellings,
+)
+from stepengine.workspace.path_rules import (
+    BLANKS,
+    INSTRUCTING,
+    PathRules,
+    is_file_address,
+    normalize_path,
+    possible_paths,
+)
 from stepengine.workspace.patterns import GlobPattern, escape_brackets, find_pattern_problem
 from stepengine.workspace.urls import parse_url
 
@@ -44,6 +60,7 @@ PLACES = (
 Members that hold a path, a web address, or something else, as the tool likes. Beside what is surely a file or an address they
 are other files in other roles; alone they say of a call less than the rest of its input.
 """
+PLURAL_PATHS = ("paths", "files", "directories")
 METHODS = ("method", "http_method", "verb")
 DECLARED = frozenset({"read", "write", "network"})
 """Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
@@ -51,10 +68,12 @@ WITHOUT_FILES = frozenset({"agent", "ask", "control", "memory"})
 """Categories whose tools name no files: prompts, questions and results may be the text of a path and are none."""
 WITHOUT_DESTINATIONS = frozenset({"agent", "ask", "control"})
 """Categories of the engine's own tools, which reach nobody outside of the run."""
+NAME_DELIMITERS = frozenset(DELIMITERS) - frozenset("[]{},")
+"""Characters at which texts are split, and which a glob may have in a name."""
+UNUSED = "\uffff"
+"""No name has it: what stands for any name stands for one with it, too."""
 INSTRUCTS = PathRules(INSTRUCTING, ())
 """Whoever accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
-MAX_PATH_CHARS = 4_096
-"""Characters of the longest path that a system opens."""
 MAX_DECODINGS = 3
 """How often a longer text is decoded before it is judged whether it is a path."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
@@ -95,6 +114,9 @@ class Request:
     context: HookContext | None = None
     source: str = ""
     is_call: bool = True
+    _contained: dict[tuple[bool, str], tuple[str, ...] | None] = attrs.field(
+        factory=dict, init=False, eq=False, repr=False
+    )
 
     @property
     def provenance(self) -> Provenance | None:
@@ -127,18 +149,39 @@ class Request:
         return [*self.texts(PATHS), *filter(is_file_address, _find_texts_except(self.input, PATHS))]
 
     @property
-    def possible_places(self) -> list[str]:
+    def other_texts(self) -> list[str]:
         """
-        The texts in other members that may be paths, too: a tool names its arguments as it likes, ``source`` or ``filename``.
+        The texts that no definition marks as paths. They may name some: a tool names its arguments as it likes, ``source`` or ``filename``.
 
-        The names in an object are among them where the tool's schema does not declare them: ``{"files": {"a.txt": "text"}}``. A tool
-        that declares what its calls are about has none.
+        The names in an object are among them where the tool's schema does not declare them: ``{"files": {"a.txt": "text"}}``, and so is
+        one text under a name such as ``paths``, which may hold several. A tool that declares what its calls are about has none, nor
+        has a confined one.
         """
-        if self.tool.about is not None or self.tool.category in WITHOUT_FILES:
+        if self.is_declared:
             return []
         judged = (*PATHS, *COMMANDS) if self.tool.category == "execute" else PATHS
-        texts = [*_find_texts_except(self.input, judged), *self._undeclared_names]
-        return [text for text in map(_shorten_path, texts) if 0 < len(text) <= MAX_PATH_CHARS]
+        lists = [text for name in PLURAL_PATHS if isinstance(text := self.input.get(name), str)]
+        return [*_find_texts_except(self.input, judged), *self._undeclared_names, *lists]
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether it is known which texts are paths: no other text can name a file."""
+        tool = self.tool
+        return tool.about is not None or tool.confined or tool.category in WITHOUT_FILES
+
+    def contained_paths(self, *, marked: bool, keep: str = "") -> tuple[str, ...] | None:
+        """
+        Return what the texts may name that are no plain paths; ``None`` if that may be any path.
+
+        Args:
+            marked: Whether the texts count, too, that are marked as paths.
+            keep: See ``stepengine.workspace.contained_paths``.
+        """
+        # Each rule asks for the same.
+        if (marked, keep) not in self._contained:
+            paths = self.paths if marked and not self.tool.confined else ()
+            self._contained[marked, keep] = _find_contained_paths([*paths, *self.other_texts], keep)
+        return self._contained[marked, keep]
 
     @property
     def _undeclared_names(self) -> list[str]:
@@ -156,6 +199,16 @@ class Request:
     @property
     def _declared_places(self) -> tuple[str, ...]:
         return self.tool.places(self.input)
+
+
+def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | None:
+    found = set[str]()
+    for text in texts:
+        paths = contained_paths(text, keep)
+        if paths is None or len(found) > MAX_PARTS:
+            return None
+        found |= paths
+    return tuple(sorted(found))
 
 
 def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
@@ -189,10 +242,15 @@ def _shorten_path(text: str) -> str:
     return text if parts is None else ("/" if text.startswith(("/", "\\")) else "") + "/".join(parts)
 
 
+def _is_short(text: str) -> bool:
+    return 0 < len(text) <= MAX_PATH_CHARS
+
+
 def _looks_like_path(readings: Sequence[str]) -> bool:
     """Return whether a text has steps of a path and no space, or more readings than can be judged."""
     return not readings or (
-        not any(char.isspace() for char in readings[0]) and any(one == ".." or "/" in one for one in readings)
+        not any(char.isspace() for char in readings[0].strip(BLANKS))
+        and any(one == ".." or "/" in one for one in readings)
     )
 
 
@@ -347,11 +405,11 @@ class Path:
     path, an allow when all do as written and there is one. A deny or question about a folder is about all that is below it:
     ``secrets`` is the same as ``secrets/**``, but ``src/*`` means no folder within a folder. Paths stand in the members ``path``, ``paths``, ``file``,
     ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``, or are what the tool says that its calls
-    are about (``@tool(about=...)``). Of a tool that does not say so a text in any other member is a path, too, when a deny or question
-    fits it; an allow needs to fit each of these texts that has steps of a path and no space. With *tool* only calls of that tool are meant.
+    are about (``@tool(about=...)``). With *tool* only calls of that tool are meant.
 
     A path is judged in every way that a program may read it: see ``possible_paths``. A deny or question matches when one of these
-    does, an allow when all do. ``[*]``, ``[[]`` and ``[{]`` stand for the character itself. A glob with brackets or braces is also about
+    does, an allow when all do. Of a tool that does not say so any other text may name paths, too: see ``contained_paths``. A person is
+    asked about one that a deny means, and an allow does not match when one may lead out of it. ``[*]``, ``[[]`` and ``[{]`` stand for the character itself. A glob with brackets or braces is also about
     the names that are written exactly so.
 
     The bundled tools are bound by the files that they would touch or show, too, links and other names of a file resolved:
@@ -384,15 +442,70 @@ class Path:
             return False
         paths = request.paths
         readings = [possible_paths(path) for path in paths]
-        others = [(place, possible_paths(place)) for place in request.possible_places]
         if decision == "allow":
-            # Nothing in another member may look like a path elsewhere.
-            readings += [found for place, found in others if _looks_like_path(found) and not _is_only_address(place)]
-            return bool(paths) and all(readings) and all(self._is_within(p) for found in readings for p in found)
-        if self.glob.strip("*/"):  # a glob that names nothing does not say which texts are paths
-            readings += [found for _, found in others]
+            is_within = bool(paths) and all(readings) and all(self._is_within(p) for found in readings for p in found)
+            return is_within and not self._may_lead_out(request, readings)
         # What has too many readings may be any path.
-        return not all(readings) or any(self._may_match(path) for found in readings for path in found)
+        if not all(readings) or any(self._may_match(path) for found in readings for path in found):
+            return True
+        return decision == "ask" and self.find_possible_path(request) is not None
+
+    def find_possible_path(self, request: Request) -> str | None:
+        """Return a path of the rule that a call may name in another text, or in another way; ``None`` without one."""
+        # A glob that names nothing does not say which texts are paths.
+        if not self.covers_tool(request) or not self.glob.strip("*/"):
+            return None
+        keeps = {"", "".join(sorted(set(self.glob) & NAME_DELIMITERS))}
+        for keep in keeps:
+            found = request.contained_paths(marked=True, keep=keep)
+            if found is None:
+                return "..."
+            if path := next(filter(self._may_be_meant, found), None):
+                return path
+        texts = [(text, possible_paths(text)) for text in map(_shorten_path, request.other_texts) if _is_short(text)]
+        return next((text for text, found in texts if not found or any(map(self._may_match, found))), None)
+
+    def _may_lead_out(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
+        """Return whether an allowed call may name another path, in another text or with braces or quotes in a path."""
+        try:
+            whole = {spelled for found in readings for path in found for spelled in spellings(path)}
+        except ToolError:
+            return True
+        # A marked text is one path, and a guard judges the files that parts of it name. It does not expand wildcards.
+        parts = request.contained_paths(marked=True)
+        if parts is None or any(".." in path.split("/") for path in whole):
+            return True
+        if not all(map(self._holds_all, filter(has_wildcards, set(parts) - whole))):
+            return True
+        texts = [text for text in map(_shorten_path, request.other_texts) if _is_short(text)]
+        found = request.contained_paths(marked=False)
+        others = [
+            one
+            for text in texts
+            if not _is_only_address(text)
+            for one in [possible_paths(text)]
+            if _looks_like_path(one)
+        ]
+        return (
+            found is None
+            or not all(map(self._holds_all, filter(is_path_like, found)))
+            or not all(others)
+            or not all(self._is_within(path) for one in others for path in one)
+        )
+
+    def _holds_all(self, path: str) -> bool:
+        """Return whether a contained path, and whatever its wildcards stand for, is allowed."""
+        if not self._is_within(path):
+            return False
+        far = path.replace("**", f"{UNUSED}/{UNUSED}").replace("*", UNUSED * 2).replace("?", UNUSED)
+        return far == path or self._is_within(far)
+
+    def _may_be_meant(self, path: str) -> bool:
+        names = _split_path(normalize_path([path.removeprefix("../")]))
+        starts = range(len(names)) if path.startswith(("/", "..")) else (0,)
+        if has_wildcards(path):
+            return any(glob.overlaps(names[start:]) for start in starts for glob in self._folded)
+        return any(glob.match(names[start:]) for start in starts for glob in self._folded)
 
     @property
     def denied(self) -> tuple[str, ...]:
@@ -904,8 +1017,13 @@ def _written_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
 
 def names_instruction_file(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    readings = [possible_paths(path) for path in (*request.paths, *request.possible_places)]
-    return not all(readings) or any(INSTRUCTS.match(path.split("/")) for found in readings for path in found)
+    readings = [possible_paths(path) for path in request.paths]
+    others = request.contained_paths(marked=True)
+    return (
+        not all(readings)
+        or others is None
+        or any(INSTRUCTS.match(path.split("/")) for found in (*readings, others) for path in found)
+    )
 
 
 @frozen

@@ -132,7 +132,7 @@ def code_mode(
     programs = _Programs(name, stubs, limits, sandbox or shared_sandbox())
 
     # By itself a program reads and changes nothing; each of its calls is judged as what it is.
-    @tool(name=name, description=stubs.description, uses=uses, category="read")
+    @tool(name=name, description=stubs.description, uses=uses, category="read", about=())
     def run_code(ctx: StepContext[Any], code: str, restart: bool = False) -> Steps[str]:  # noqa: FBT001, FBT002 - the model's
         """
         Run a program.

@@ -236,6 +236,7 @@ def lookup_tool() -> Tool:
         object_schema(("agent_id",), agent_id=with_description(STRING, "The agent's id.")),
         category="read",
         forces_next_step=True,
+        about=(),
     )
 
 
@@ -247,6 +248,7 @@ def find_tools_tool() -> Tool:
         object_schema(("query",), query=with_description(STRING, "Words of names and descriptions.")),
         category="read",
         forces_next_step=True,
+        about=(),
     )
 
 

@@ -392,6 +392,11 @@ class Tool(Generic[P, R]):
         """The function."""
         return self.body.fn
 
+    def confine(self) -> None:
+        """Mark the tool as one of which the rules judge each file when it is opened."""
+        self.spec = attrs.evolve(self.spec, confined=True)
+        self._binding = attrs.evolve(self._binding, spec=self.spec)
+
     def binding(self) -> ToolBinding:
         """Return the specification of the tool and how a run executes it."""
         return self._binding

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextvars
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from attrs import frozen
 
+from stepengine.workspace.contained_paths import MAX_PATH_CHARS, contained_paths
 from stepengine.workspace.path_rules import possible_paths
 
 FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
@@ -35,11 +36,15 @@ class CallGuard:
 
     Attributes:
         file: Judges single files; ``None`` where no rule is about files.
-        named: The paths that the tool says the call is about; empty where it does not say.
+        named: The paths of the call that its tool does not open through a ``Root``.
+        others: Other texts of such a call, which may name files.
+        was_asked: Whether a person was asked about the call, and has seen these texts.
     """
 
     file: FileGuard | None = None
     named: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    was_asked: bool = False
 
     def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
         """
@@ -51,7 +56,7 @@ class CallGuard:
             is_here: Whether that is a folder of this machine. Where it is not, paths are judged as they are written; where links
                 lead, the tools that work there judge.
         """
-        if self.file is None or not self.named:
+        if self.file is None or not (self.named or self.others):
             return ""
         folder = folder or Path.cwd()
         resolved = os.path.realpath if is_here else os.path.normpath
@@ -66,7 +71,38 @@ class CallGuard:
                     return f"{path!r} cannot be resolved: {error}"
                 if why := _judge_place(self.file, top, real):
                     return f"{path!r} {why}"
+        return "" if self.was_asked or not is_here else self._find_refused_part(folder, top)
+
+    def _find_refused_part(self, folder: Path, top: tuple[str, ...]) -> str:
+        """Return why the call must not start, judged by the existing files that its texts name; ``""`` if it may start."""
+        assert self.file is not None  # noqa: S101
+        # As written these texts are allowed. Which files there are and where links lead is known only here.
+        for path in (*_find_files(folder, self.named, is_path=True), *_find_files(folder, self.others, is_path=False)):
+            if why := _judge_place(self.file, top, _split_path(os.path.realpath(folder / path))):
+                return f"{path!r} {why}"
         return ""
+
+
+def _find_files(folder: Path, texts: Sequence[str], *, is_path: bool) -> Iterator[str]:
+    """
+    Yield the paths to existing files that texts name.
+
+    A text that is marked as a path was judged as one path, and not by its parts. Of another text the parts were judged, so that it
+    is the whole text that counts here, and each part that a link changes.
+    """
+    try:
+        names = {name.casefold() for name in os.listdir(folder)}  # noqa: PTH208 - names, and not paths
+    except OSError:
+        names = set()
+    top = os.path.realpath(folder)
+    for text in texts:
+        whole = possible_paths(text) if len(text) <= MAX_PATH_CHARS else ()
+        for path in filter(None, dict.fromkeys([*whole, *sorted(contained_paths(text) or ())])):
+            first = path.removeprefix("./").partition("/")[0].casefold()
+            if (first in names or first in {"", "..", "."}) and "\0" not in path and os.path.lexists(folder / path):
+                real = os.path.realpath(folder / path)
+                if is_path or path in whole or real != os.path.normpath(os.path.join(top, path)):  # noqa: PTH118 - as text
+                    yield path
 
 
 GUARD: contextvars.ContextVar[CallGuard | None] = contextvars.ContextVar("stepengine_guard", default=None)

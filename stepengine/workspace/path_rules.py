@@ -60,6 +60,8 @@ OTHER_ADDRESS = re.compile(r"(?!(?:https?|wss?|ftp)://)[A-Za-z][\w+.:-]{0,80}://
 BLANKS = "".join([char for char in map(chr, range(0x3001)) if char <= " " or char.isspace()])
 """Control characters and spaces; U+3000 is the last of them."""
 ELSEWHERE = re.compile(r"~|\$|[A-Za-z]:/")
+DRIVE = re.compile(r"[A-Za-z]:[^/]")
+"""``C:secrets`` starts at the current folder of the drive."""
 SPELLINGS = 32
 """No honest path has more readings than a few; one with more is not judged but refused."""
 
@@ -101,6 +103,8 @@ def _iter_readings(path: str) -> Iterator[str]:
     yield path.replace("\\", "/")
     if ELSEWHERE.match(path):
         yield f"/{path}"
+    if DRIVE.match(path):
+        yield f"/{path[2:]}"
 
 
 def _pattern_to_regex(pattern: str) -> str:

@@ -13,10 +13,13 @@ For what is left, the time per line is bounded by how much of the line is search
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
+import operator
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from stepengine.errors import ToolError
@@ -33,6 +36,9 @@ LINE_CHARS, SLASHES = 4_096, 200
 BRACES = re.compile(r"(?:(?<!\[)\{|\{(?!\]))((?:\[[{},]\]|[^{}])*+)\}")
 COMMA = re.compile(r"(?<!\[),|,(?!\])")
 """A brace or comma alone in brackets is a character of a name."""
+CLASS_OR_CHARACTER = re.compile(r"\[.[^\]]*\]|.", re.DOTALL)
+MAX_NAME_PRODUCT = 65_536
+"""Of the lengths of two names that are compared character by character."""
 ESCAPED = re.compile(r"\[.\]", re.DOTALL)
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(?i:(file)):")
 BASE = re.compile(r"~[\w.-]*(?:/|$)|\$(?:\w+|\{\w+\})(?:/|$)|%\w+%(?:/|$)|[A-Za-z]:(?:/|$)")
@@ -67,11 +73,18 @@ class GlobPattern:
             msg = f"the pattern {pattern[:PATTERN_CHARS]!r} cannot be used: {problem}"
             raise ToolError(msg)
         self._dotfiles = dotfiles
-        self._forms = [_compile(form, pattern, dotfiles=dotfiles) for form in expand_braces(text)]
+        self._texts = expand_braces(text)
+        self._forms = [_compile(form, pattern, dotfiles=dotfiles) for form in self._texts]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
         return any(_matches(form, parts, dotfiles=self._dotfiles) for form in self._forms)
+
+    def overlaps(self, parts: Sequence[str]) -> bool:
+        """Return whether a path can match this pattern and the one of *parts*, in which ``*``, ``?`` and ``**`` are wildcards."""
+        if len(parts) > MAX_COMPONENTS:
+            return True
+        return any(_have_common_path([n for n in text.split("/") if n not in {"", "."}], parts) for text in self._texts)
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -163,6 +176,48 @@ def _matches(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool 
                     after.add(place + 1)
         places = _expand_places(form, after)
     return len(form) in places
+
+
+def _have_common_path(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Return whether a path matches both patterns."""
+    return _have_common_text(one, other, "**", _have_common_name)
+
+
+@lru_cache(4_096)
+def _have_common_name(one: str, other: str) -> bool:
+    """Return whether a name matches both patterns; a class of characters counts as any character."""
+    if len(one) * len(other) > MAX_NAME_PRODUCT:
+        return True
+    first, second = (CLASS_OR_CHARACTER.findall(re.sub(r"\*{2,}", "*", pattern)) for pattern in (one, other))
+    return _have_common_text(first, second, "*", _have_common_character)
+
+
+def _have_common_character(one: str, other: str) -> bool:
+    first, second = _literal_character(one), _literal_character(other)
+    return first is None or second is None or first == second
+
+
+def _literal_character(item: str) -> str | None:
+    """Return the one character that a character or class of a pattern matches; ``None`` if it matches others."""
+    if item == "?" or len(item) > len("[x]"):
+        return None
+    return item[1] if len(item) == len("[x]") else item
+
+
+def _have_common_text(
+    one: Sequence[str], other: Sequence[str], any_number: str, have_common_item: Callable[[str, str], bool]
+) -> bool:
+    """Return whether two rows of items, in which *any_number* stands for any number of them, have a row in common."""
+    reached: list[bool] = [True, *itertools.accumulate([item == any_number for item in other], operator.and_)]
+    for item in one:
+        row: list[bool] = [reached[0] and item == any_number]
+        for at, against in enumerate(other):
+            if any_number in (item, against):
+                row.append(reached[at + 1] or row[at])
+            else:
+                row.append(reached[at] and have_common_item(item, against))
+        reached = row
+    return reached[-1]
 
 
 def _expand_places(form: Sequence[Component], places: set[int]) -> set[int]:

@@ -94,9 +94,7 @@ def test_a_tool_that_says_which_parameters_are_paths_is_bound_however_these_name
 
 
 @pytest.mark.spec("requirements:X70")
-def test_without_about_the_same_tool_is_bound_by_what_is_written_alone_and_doctor_has_something_to_say(
-    place: Path,
-) -> None:
+def test_without_about_a_text_is_asked_about_and_a_link_is_refused(place: Path) -> None:
     @tool
     def show(source: str) -> str:
         """Show a file."""
@@ -112,8 +110,8 @@ def test_without_about_the_same_tool_is_bound_by_what_is_written_alone_and_docto
         [ToolCall("show", {"source": name}) for name in ("vault/ledger.txt", "open/link.txt")],
         Policy([Rule.allow_tool("*"), DENY]),
     )
-    assert by_name.startswith("Denied by the rule")
-    assert "secret" == by_link
+    assert by_name.startswith("Denied: a call of show needs a person's approval")
+    assert by_link.startswith("'open/link.txt' is kept from tools by the rule")
     assert (False, True) == (names_files(show.spec), names_files(show_path.spec))
     assert names_files(tool(about=())(show.fn).spec)
 

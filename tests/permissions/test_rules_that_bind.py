@@ -304,7 +304,7 @@ def test_a_folder_that_is_allowed_allows_no_other_path_beside_it(given: dict[str
 @pytest.mark.parametrize(
     "given",
     [
-        {"path": "docs/a.md", "content": "Look at secrets/plan.txt and at docs/b.md."},
+        {"path": "docs/a.md", "content": "Write a plan, and look at docs/b.md or https://example.org/a/b."},
         {"path": "docs/a.md", "content": "secrets/" * 1_000},
         {"path": "docs/a.md", "query": "plan"},
         {"path": "docs/a.md", "destination": "docs/b.md"},

@@ -164,7 +164,7 @@ def _permission_tool(
             on_allowed(ctx, given)
         return {"allowed": True}
 
-    return Tool(
+    made: Tool[Any, Any] = Tool(
         f"{name}_{kind}",
         f"Asks whether the agent {name} may {about}.",
         schema,
@@ -174,6 +174,8 @@ def _permission_tool(
         in_thread=False,
         preview=_make_preview,
     )
+    made.confine()  # its paths are those in ``paths``; a title and a diff are for people
+    return made
 
 
 def _make_preview(given: JsonDict) -> ToolPreview:

@@ -93,6 +93,7 @@ def mcp_tools(
     sampling: bool = False,
     defer: bool | Literal["auto"] = "auto",
     pins: Mapping[str, str] | None = None,
+    about: Mapping[str, str | Sequence[str]] | None = None,
     timeout: float = 60.0,
     start_timeout: float = 10.0,
     protocol: Literal["auto", "legacy"] = "auto",
@@ -138,6 +139,8 @@ def mcp_tools(
             ``"auto"`` from 41 tools or about 8,000 tokens on.
         pins: Digests of definitions, by the server's name of the tool; a tool that is another one is left out. Without one the
             first list that this process sees counts.
+        about: The files and web addresses of calls, by the server's name of the tool, such as ``{"write_file": "{path}"}``; see
+            ``ToolOptions``. Of another tool, rules about files ask about each text that may name a file.
         timeout: Seconds that a call may take, not counting the time in which a person is asked.
         start_timeout: Seconds that starting the server may take.
         protocol: ``"legacy"`` greets the server as before 2026-07-28, for one that is silent when it is asked what it speaks.
@@ -173,6 +176,7 @@ def mcp_tools(
         trust_hints=trust_hints,
         defer=defer,
         pins=dict(pins or {}),
+        about=dict(about or {}),
     )
 
 
@@ -265,6 +269,7 @@ class McpTools:
         trust_hints: bool,
         defer: bool | Literal["auto"],
         pins: dict[str, str],
+        about: dict[str, str | Sequence[str]],
     ) -> None:
         self._options = options
         self._include = include
@@ -275,6 +280,7 @@ class McpTools:
         self._trusts = trust_hints
         self._defer = defer
         self._pins = pins
+        self._about = about
         self._asking = ServerQuestions(options.name, options.roots or ())
         self._connections = ServerConnections(options)
         self._is_shared = False
@@ -349,6 +355,7 @@ class McpTools:
             follow=partial(self._follow_up, listed, known),
             category=CATEGORY,
             annotations=annotations,
+            about=self._about.get(listed.name),
             parallel_safe=self._trusts and annotations.read_only,
             timeout=self._options.timeout,
             defer_loading=defer_loading,

@@ -324,6 +324,8 @@ def _check_local_options(root: Folder, **lent: object) -> None:
 
 def _set_tool_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
     """Set the folder of each tool, and return *tools*. The engine uses it to check whether they reach forbidden files."""
+    for tool in tools:
+        tool.confine()  # their files are opened by a ``Root``, which asks the rules about each
     if isinstance(root, Workspace) and root.system is not None:
         if root.here is None:
             return tools
@@ -377,6 +379,8 @@ def web_tools(
     if not made:
         msg = 'web_tools needs something to work with, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
         raise DefinitionError(msg)
+    for one in made:
+        one.confine()  # they open no file
     return made
 
 

@@ -91,6 +91,7 @@ def make_recall_tool() -> Tool:
         parallel_safe=True,
         requires_permission=False,
         in_thread=False,
+        about=(),
         destinations=(),
     )
     def recall_history(  # noqa: D417  (the context is no parameter of the tool)

@@ -132,6 +132,7 @@ def _make_recall_tool(notes: _SharedNotes) -> Tool:
         annotations=ToolAnnotations(read_only=True, idempotent=True),
         requires_permission=False,
         parallel_safe=True,
+        about=(),
         destinations=(),
     )
     async def recall(  # noqa: D417  (the context is no parameter of the tool)

@@ -88,7 +88,7 @@ def make_watch_tool(shell: Shell) -> Tool:
         every_seconds={**every, "description": "How long to wait between two runs."},
         timeout_seconds={**timeout, "description": "When to give up."},
     )
-    spec = ToolSpec("watch", WATCH, schema, category="execute", annotations=RUNS)
+    spec = ToolSpec("watch", WATCH, schema, category="execute", annotations=RUNS, confined=True)
     watcher = AgentDefinition(
         "watcher",
         description=WATCHES,
@@ -245,7 +245,7 @@ def _make_poll_tool(shell: Shell) -> Tool:
         before=with_description(STRING, "The digest of what it printed the first time."),
     )
     # Whoever may call the other tool of that name was asked for all of its polls; a rule that denies one still does.
-    return Tool(
+    made: Tool = Tool(
         "watch",
         POLL,
         schema,
@@ -255,6 +255,8 @@ def _make_poll_tool(shell: Shell) -> Tool:
         requires_permission=False,
         timeout=FOREVER,
     )
+    made.confine()
+    return made
 
 
 async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:

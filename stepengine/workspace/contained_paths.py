@@ -1,0 +1,177 @@
+r"""
+The paths that a text may name for a program that splits, decodes, unquotes or expands it.
+
+A path rule knows the arguments that a tool's definition marks as paths. Any other text may be a path, too, or hold some:
+``--path=secrets/plan.txt``, ``a.md,secrets/plan.txt``, ``{a,secrets}/plan.txt``. ``contained_paths`` returns each of them:
+
+1. The text is decoded (``%2f``, ``\u002f``) until nothing changes.
+2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
+3. The result is split at blanks, control characters and the characters of ``DELIMITERS``.
+4. A part loses dashes in front, the letter of an option such as ``-I``, and dots at its end.
+5. A part that starts at ``~``, a variable or a drive is absolute: its start is unknown. Its ``..`` are resolved.
+
+``*``, ``?`` and ``[...]`` stay in a part, for which they are wildcards. Addresses of the web are no paths. The cost is linear in the length of
+the text. ``None`` means that a text is too long or has too many readings, so that it may name any path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from urllib.parse import unquote
+
+from stepengine.errors import ToolError
+from stepengine.workspace.path_rules import BLANKS
+from stepengine.workspace.patterns import expand_braces
+
+MAX_TEXT_CHARS = 400_000
+"""A person is asked about a longer text: to look for paths in it takes seconds."""
+MAX_PARTS = 20_000
+"""Source files of this length have some thousand words."""
+MAX_DECODED = 4
+"""A text that can be decoded more often hides something."""
+MAX_WORD_CHARS = 1_024
+"""Of a word whose braces are expanded; each of up to 64 results is as long."""
+MAX_PATH_CHARS = 4_096
+"""Linux opens no longer path."""
+
+DELIMITERS = BLANKS + ",;:=@'\"`|<>(){}[]&#!+^"
+"""Where programs split texts, or take something off in front of a path."""
+WEB_ADDRESS = re.compile(r"(?<![A-Za-z])(?:https?|wss?|ftp)://[^\s<>\"'`|{}(),;]*", re.IGNORECASE)
+ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2}))")
+QUOTES = re.compile(r"[\\'\"`]")
+CHARACTER_CLASS = re.compile(r"\[[^\[\]\s/]{1,80}\]")
+SEQUENCE = re.compile(r"\{[^{}\s,]{1,40}\.\.[^{}\s,]{1,40}\}")
+ATTACHED = re.compile(rf"[^{re.escape(DELIMITERS)}]\{{|\}}[^{re.escape(DELIMITERS)}]")
+"""Braces that share a name with what is next to them: other ones are split like the rest of the text."""
+PREFIXED = re.compile(
+    rf"(?:^|(?<=[{re.escape(DELIMITERS)}]))(?:file:|[A-Za-z]:|@|--?[\w.-]+=|\./)([^/{re.escape(DELIMITERS)}]+)(?![^{re.escape(DELIMITERS)}])",
+    re.IGNORECASE,
+)
+"""A single name that can only be a path, by what is in front of it."""
+ELSEWHERE = re.compile(r"~|\$|%\w+%/")
+WILDCARDS = frozenset("*?")
+FILE_NAME = re.compile(r"\.[^.].*|.*[^.]\.[A-Za-z][\w-]{0,9}", re.DOTALL)
+NO_FILE_NAMES = frozenset({"e.g", "i.e", "a.m", "p.m"})
+
+
+def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
+    """
+    Return the paths that a text may name, resolved as text; ``None`` if there may be too many.
+
+    A path that starts somewhere else begins with ``/``, one that leads out with ``..``. A single name that is marked as a path begins
+    with ``./``.
+
+    Args:
+        text: The text.
+        keep: Characters that belong to names and split nothing.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        return None
+    parts, found = set[str](), set[str]()
+    decoded = [text]
+    for form in decoded:  # grows meanwhile
+        decoded += [other for other in _decode(form) if other not in decoded]
+        if len(decoded) > MAX_DECODED:
+            return None
+        try:
+            for spelled in spellings(WEB_ADDRESS.sub(_keep_parents, form)):
+                new = set(_splitter(keep).findall(spelled)) - parts
+                parts |= new
+                found.update([path for part in new for path in _readings(part)])
+                found.update([f"./{name}" for name in PREFIXED.findall(spelled)])
+                if len(found) > MAX_PARTS:
+                    return None
+        except ToolError:
+            return None
+    whole = text.strip(BLANKS)
+    return frozenset(found | {whole} if whole and WILDCARDS.issuperset(whole) else found)
+
+
+def is_path_like(path: str) -> bool:
+    """Return whether a contained path is more than a word: it has a slash, a wildcard, or a name such as ``a.md`` or ``.env``."""
+    return (
+        "/" in path
+        or path == ".."
+        or has_wildcards(path)
+        or (path not in NO_FILE_NAMES and FILE_NAME.fullmatch(path) is not None)
+    )
+
+
+def has_wildcards(path: str) -> bool:
+    """Return whether a contained path stands for several."""
+    return not WILDCARDS.isdisjoint(path)
+
+
+def _decode(text: str) -> Iterator[str]:
+    if "%" in text:
+        yield unquote(text)
+    if "\\" in text:
+        yield ESCAPED_CHARACTER.sub(lambda found: chr(int(found[1] or found[2], 16)), text)
+
+
+def _keep_parents(address: re.Match[str]) -> str:
+    """Return an address that is a path because it leads up, and a blank for any other one."""
+    return address[0] if ".." in re.split(r"[/\\]", address[0]) else " "
+
+
+def spellings(text: str) -> Iterator[str]:
+    """
+    Yield a text with its backslashes, quotes, braces and classes of characters read in each way; of braces one word at a time.
+
+    Raises:
+        ToolError: for braces that cannot be expanded.
+    """
+    bases = {text, text.replace("\\", "/"), QUOTES.sub("", text)}
+    for base in bases:
+        yield base
+        if "[" in base:
+            yield CHARACTER_CLASS.sub("?", base)
+        if "?" in base:
+            yield base.replace("?", " ")
+        if "{" in base:
+            yield SEQUENCE.sub("*", base)
+            for word in base.split():
+                if "{" in word and "," in word and ATTACHED.search(word):
+                    yield from _expand(word)
+
+
+def _expand(word: str) -> list[str]:
+    if len(word) > MAX_WORD_CHARS:
+        msg = "the word is too long for its braces to be expanded"
+        raise ToolError(msg)
+    return expand_braces(word)
+
+
+@lru_cache(16)
+def _splitter(keep: str) -> re.Pattern[str]:
+    split_at = "".join([character for character in DELIMITERS if character not in keep])
+    return re.compile(f"[^{re.escape(split_at)}]+")
+
+
+def _readings(part: str) -> Iterator[str]:
+    parts = {part, part.lstrip("-")}
+    if part.startswith("-") and not part.startswith("--"):
+        parts.add(part[2:])
+    parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}
+    for one in parts:
+        path = _resolve(one)
+        if path and len(path) <= MAX_PATH_CHARS and not WILDCARDS.issuperset(path):
+            yield path
+
+
+def _resolve(part: str) -> str:
+    """Return a part without steps such as ``./`` and ``a/..``; ``""`` for one that names nothing."""
+    if "/" not in part and part not in {".", ".."}:
+        return f"/{part}" if part.startswith(("~", "$")) else part
+    names, climbs = list[str](), False
+    for name in part.split("/"):
+        if name == ".." and names:
+            names.pop()
+        elif name == "..":
+            climbs = True
+        elif name and name != ".":
+            names.append(name)
+    start = "../" if climbs else "/" if part.startswith("/") or ELSEWHERE.match(part) else "./" * (len(names) == 1)
+    return (start + "/".join(names)).removesuffix("/") if names or climbs else start

@@ -1,0 +1,285 @@
+"""
+A text that no definition marks as a path may name one: what is protected is never read without a question or a denial.
+
+The spellings are a product: ways to name a file, wrapped as programs take texts apart, in each position of an input. The tools do what careless
+programs do: they open every path that ``readings`` finds in any text, so that a rule which overlooks a reading is seen by the file that is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import given as hypothesis_given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Answer, Engine, Limits, ToolCall, Workspace, tool
+from stepengine.data.json import freeze_object
+from stepengine.data.tools import ToolSpec
+from stepengine.permissions import Policy, Request, Rule
+from stepengine.workspace.patterns import GlobPattern, expand_braces
+
+SECRET, FREE = "canary-77a1", "free-text"
+DENY = Policy([Rule.deny_path("secrets/**"), Rule.allow_tool("*")])
+ALLOW = Policy([Rule.allow_path("docs/**")], mode="dont_ask")
+
+NAMES = [
+    "secrets/plan.txt", "./secrets/plan.txt", "secrets//plan.txt", "docs/../secrets/plan.txt", "link/plan.txt", "docs/link", "{root}/secrets/plan.txt",
+    "secrets%2Fplan.txt", "%73ecrets/plan.txt", "secrets\\plan.txt", "secr{e,x}ts/plan.txt", "{secrets,docs}/plan.txt", "secrets/pl*.txt",
+    "s*/plan.txt", "[s]ecrets/plan.txt", "secret?/plan.txt", "sec'ret's/plan.txt", "secr\\ets/plan.txt", "docs/{..,a}/secrets/plan.txt",
+    "secrets\\u002fplan.txt", "../desk/secrets/plan.txt", "{{docs,sec}rets,a}/plan.txt",
+]  # fmt: skip
+WRAPS = [
+    "{}", " {}", "{} ", "{}\n", "\t{}", "{}\xa0", "\u3000{}", "{}\r\n", "\0{}", "docs/a.md {}", "docs/a.md\t{}", "docs/a.md\n{}", "docs/a.md\xa0{}", "docs/a.md,{}",
+    "docs/a.md;{}", "docs/a.md:{}", "docs/a.md|{}", "docs/a.md\0{}", "--path={}", "-p={}", "-I{}", "-f {}", "path={}", "@{}", "<{}", ">{}", "'{}'", '"{}"', "`{}`",
+    "({})", "[{}]", "[docs/a.md,{}]", "{{docs/a.md,{}}}", "file:{}", "FILE:{}", "C:{}", "git+file:{}", "HEAD:{}", "!{}", "see {}.", "Look at {}, please.", '["{}"]',
+    '{{"path": "{}"}}', "[plan]({})", "{}#L1", "{}:12", "a&b={}", "docs/a.md+{}",
+]  # fmt: skip
+
+
+def at_positions(text: str) -> list[dict[str, Any]]:
+    """
+    Return inputs that have a text in each position.
+    """
+    return [
+        {"path": text},
+        {"path": "docs/a.md", "other": text},
+        {"path": "docs/a.md", "more": ["x", [text]]},
+        {"path": "docs/a.md", "more": [{"deep": text}]},
+        {"path": "docs/a.md", "more": [{text: "x"}]},
+        {"path": "docs/a.md", "paths": text},
+        {"path": "docs/a.md", "other": f"--path={text}"},
+    ]
+
+
+def texts_of(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+        for member in value.values():
+            yield from texts_of(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from texts_of(member)
+
+
+def readings(text: str) -> set[str]:
+    """
+    Return paths that a careless program reads in a text, by means of the standard library and not of what is tested.
+    """
+    found = {text}
+    for _ in range(2):
+        found |= {unquote(one) for one in found}
+        found |= {one.replace("\\", "/") for one in found} | {one.replace("\\u002f", "/") for one in found}
+        for one in list(found):
+            with contextlib.suppress(ValueError):
+                found.update(shlex.split(one))
+        found |= {part for one in found for part in re.split(r"[\s\0,;:|=<>()&#!+\"'`\[\]]+", one)}
+        with contextlib.suppress(ValueError):
+            found |= {urlsplit(one).path for one in found if one.lower().startswith("file:")}
+        found |= {form for one in found if "{" in one and len(one) < 200 for form in expand_braces(one)}
+        found |= (
+            {one.strip("@'\"`{}[]().") for one in found}
+            | {one.lstrip("-") for one in found}
+            | {one[2:] for one in found}
+        )
+    return {one for one in found if one and len(one) < 300 and "\0" not in one}
+
+
+def read_all(given: Mapping[str, Any]) -> str:
+    """
+    Return what is in every file that a call may mean.
+    """
+    said = set()
+    for path in {path for text in texts_of(given) for path in readings(text)}:
+        for found in [path, *(glob.glob(path) if set("*?[") & set(path) else ())]:  # noqa: PTH207 - as careless programs do
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                said.add(Path(found).read_text())
+    return "".join(sorted(said))
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("texts") / "desk"
+    (made / "secrets").mkdir(parents=True)
+    (made / "docs").mkdir()
+    (made / "secrets/plan.txt").write_text(SECRET)
+    (made / "key").write_text(SECRET)
+    (made / "docs/a.md").write_text(FREE)
+    (made / "docs/plan.txt").write_text(FREE)
+    (made / "link").symlink_to("secrets")
+    (made / "docs/link").symlink_to("../secrets/plan.txt")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _there(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(desk)
+
+
+@tool
+def look(path: str = "docs/a.md", other: str = "", more: list[Any] | None = None, paths: str = "docs/a.md") -> str:
+    """Look."""
+    return read_all({"path": path, "other": other, "more": more or [], "paths": paths})
+
+
+@tool(about="{path}")
+def look_there(path: str = "docs/a.md") -> str:
+    """Look."""
+    return read_all({"path": path})
+
+
+def outcomes(tools: list[Any], name: str, inputs: list[dict[str, Any]], policy: Policy, **options: Any) -> list[str]:
+    """
+    Return what a model would see of each call.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        found = []
+        for one in inputs:
+            turn = yield ToolCall(name, one, include_tool_call=False)
+            found.append(str(turn.tool_result.text))
+        return found
+
+    agent = AgentDefinition("user", tools=tools, handle_steps=handle_steps)
+    with Engine([agent], permissions=policy, **options) as engine:
+        found: list[str] = engine.run_sync("user", limits=Limits(max_denials=100_000, max_actions=100_000)).unwrap()
+    return found
+
+
+def spelled(desk: Path) -> list[str]:
+    """
+    Return each name in each wrapping.
+    """
+    names = [name.replace("{root}", str(desk)) for name in NAMES]
+    return [wrap.replace("{{", "{").replace("}}", "}").replace("{}", name) if wrap.count("{}") == 1 else name for wrap, name in itertools.product(WRAPS, names)]  # fmt: skip
+
+
+def seen(name: str, given: dict[str, Any], *, about: Any = None) -> Request:
+    return Request(tool=ToolSpec(name, about=about), input=freeze_object(given))
+
+
+@pytest.mark.parametrize("policy", [DENY, ALLOW], ids=["deny", "allow"])
+@pytest.mark.spec("reliability:PM47", "requirements:X70")
+def test_no_spelling_at_any_position_reads_a_protected_file(desk: Path, policy: Policy) -> None:
+    inputs = [given for text in spelled(desk) for given in at_positions(text)]
+    declared = [{"path": text} for text in spelled(desk)]
+    # What the rules allow as written is run: only then it is known where links lead.
+    free = [given for given in inputs if policy.check(seen("look", given)).decision == "allow"]
+    free_there = [one for one in declared if policy.check(seen("look_there", one, about="{path}")).decision == "allow"]
+
+    found = outcomes([look], "look", free, policy)
+    there = outcomes([look_there], "look_there", free_there, policy)
+
+    assert [] == [one for one, text in zip([*free, *free_there], [*found, *there], strict=True) if SECRET in text]
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_most_spellings_reach_the_file_without_rules(desk: Path) -> None:
+    """Else the test above proves nothing."""
+    reached = [SECRET in read_all({"other": text}) for text in spelled(desk)[::7]]
+
+    assert len(reached) // 2 < sum(reached)
+
+
+PLAIN = [
+    {"path": "docs/a.md"},
+    {"path": "docs/a.md", "other": "docs/plan.txt"},
+    {"path": "docs/a.md", "more": [["docs/plan.txt"], {"deep": "docs/a.md"}]},
+    {"path": "docs/a.md", "other": "Write a plan, see docs/plan.txt or https://example.org/a/b."},
+    {"path": "docs/a.md", "other": "fast"},
+    {"paths": "docs/a.md docs/plan.txt"},
+]
+
+
+@pytest.mark.parametrize("given", PLAIN)
+@pytest.mark.spec("reliability:PM47")
+def test_an_unprotected_file_named_plainly_is_read(given: dict[str, Any]) -> None:
+    for policy in (DENY, ALLOW):
+        (text,) = outcomes([look], "look", [given], policy)
+        assert FREE in text
+
+
+@pytest.mark.parametrize("path", ["docs/my notes/a.md", "docs/@types/a.md", "docs/[id]/a.md", "docs/a,b/c.md", "docs/Bob's.md", "docs/{a,b}.md"])  # fmt: skip
+@pytest.mark.spec("reliability:PM47")
+def test_a_marked_text_is_one_path(path: str) -> None:
+    for policy in (DENY, ALLOW):
+        assert "allow" == policy.check(seen("look", {"path": path})).decision
+        assert "allow" == policy.check(seen("look", {"place": path}, about="{place}")).decision
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_an_existing_file_named_by_one_word_is_not_read_where_a_folder_is_allowed() -> None:
+    named, other = outcomes([look], "look", [{"path": "docs/a.md", "other": word} for word in ("key", "fast")], ALLOW)
+
+    assert "a person has to be asked first" in named
+    assert FREE in other
+
+
+@pytest.mark.parametrize("mode", ["default", "plan", "accept_edits", "bypass"])
+@pytest.mark.spec("reliability:PM47", "requirements:M3")
+def test_a_text_that_a_deny_may_mean_is_asked_about_in_every_mode(mode: Any) -> None:
+    policy = Policy(DENY.rules, mode)
+
+    for given in ({"other": "secrets/plan.txt"}, {"path": "a,secrets/plan.txt"}):
+        verdict = policy.check(seen("look", given))
+        assert ("ask", "deny path secrets/**") == (verdict.decision, verdict.rule and verdict.rule.id)
+        assert "secrets/plan.txt" in verdict.message
+    assert "deny" == policy.check(seen("look", {"path": "secrets/plan.txt"})).decision
+    assert "deny" == Policy(DENY.rules, "dont_ask").check(seen("look", {"other": "secrets/plan.txt"})).decision
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_who_approves_a_text_that_a_deny_may_mean_lets_the_tool_read_it() -> None:
+    class Approve:
+        def ask(self, question: Any) -> Answer:
+            return Answer(text="yes")
+
+    (text,) = outcomes([look], "look", [{"other": "link/plan.txt and secrets/plan.txt"}], DENY, interactor=Approve())
+
+    assert SECRET in text
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_a_text_too_long_to_look_for_paths_is_asked_about() -> None:
+    many = " ".join(f"word{n}" for n in range(25_000))
+    for text in ("a" * 400_001, many, "%" + "25" * 5 + "2f", "a" * 600 + "{b,c}" * 200):
+        assert "ask" == DENY.check(seen("look", {"other": text})).decision
+        assert "deny" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": text})).decision
+    assert "allow" == DENY.check(seen("look", {"other": "word " * 70_000})).decision
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_texts_of_bundled_tools_that_are_no_paths_are_not_asked_about(desk: Path) -> None:
+    (desk / "docs/new.md").unlink(missing_ok=True)
+    written, searched = (
+        outcomes(["write_file", "code_search"], name, [given], DENY, workspace=Workspace(desk, write=True))[0]
+        for name, given in (
+            ("write_file", {"path": "docs/new.md", "content": "See secrets/plan.txt."}),
+            ("code_search", {"pattern": "secrets"}),
+        )
+    )
+
+    assert "Created docs/new.md" in written
+    assert "secrets/plan.txt" in searched
+
+
+@hypothesis_given(st.lists(st.sampled_from(["secrets", "secret*", "*", "**", "?ecrets", "docs", "plan.txt", "p*.txt", "[ps]lan.txt", "a"]), min_size=1, max_size=4))  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_pattern_overlaps_a_rule_if_a_path_matches_both(names: list[str]) -> None:
+    rule, pattern = GlobPattern("secrets/**"), GlobPattern("/".join(names))
+    words = ["secrets", "docs", "plan.txt", "a"]
+    paths = [path for length in range(1, 5) for path in itertools.product(words, repeat=length)]
+
+    if any(rule.match(path) and pattern.match(path) for path in paths):
+        assert rule.overlaps(["?" + name[4:] if name.startswith("[") else name for name in names])
