@@ -172,6 +172,9 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
         text = entry.journal
     database = parse_database_path(text)
     name, run = database or (text, "")
+    if Path(name).exists() and not Path(name).is_file():
+        msg = f"{name!r} is not a regular file; a journal is one"
+        raise UsageProblem(msg)
     if not Path(name).is_file():
         near = FileJournal(name).missing().beside
         beside = f"; beside it: {list_names(near, quoted=True)}" if near else ""
@@ -499,12 +502,19 @@ def find_journal_files(path: str) -> Iterator[tuple[str, Journal | None]]:
 
 
 def _is_journal(file: Path) -> bool:
-    """Return whether a file is a journal, even with a damaged first line; ``*.jsonl`` with other JSON is none."""
-    try:
-        with file.open("rb") as opened:
-            first = opened.readline(HEAD_BYTES)
-    except OSError:
-        return False  # reported where it is read
+    """
+    Return whether a file is a journal, even with a damaged first line; ``*.jsonl`` with other JSON is none.
+
+    Raises:
+        JournalError: when it cannot be read, or is a pipe or a device.
+    """
+    from stepengine.journal.places import open_for_reading
+
+    descriptor = open_for_reading(file)
+    if descriptor is None:
+        return False
+    with open(descriptor, "rb") as opened:  # noqa: PTH123 - it is open already
+        first = opened.readline(HEAD_BYTES)
     if first.startswith(HEAD):
         return True
     return file.suffix == SUFFIX and (CHECKSUM in first or not first.lstrip().startswith((b"{", b"[", b'"')))

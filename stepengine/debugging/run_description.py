@@ -19,6 +19,7 @@ from stepengine.data.visible import to_ascii_json
 from stepengine.data.waits import wait_to_json
 from stepengine.errors import InputError
 from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.reading_limit import measure
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.sources import JournalLike, as_journal
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.journal.compactions import Compaction
     from stepengine.journal.history import History
+    from stepengine.journal.reading_limit import ReadingLimit
     from stepengine.journal.records import Intent, Result
 
 
@@ -86,9 +88,10 @@ def describe_compactions(journal: JournalLike) -> dict[str, Any]:
     from stepengine.journal.compactions import find_compactions
 
     history = as_journal(journal).history()
+    limit = history.limit.renew()
     return {
         "journal": history.name,
-        "compactions": [_compaction_to_dict(found) for found in find_compactions(history)],
+        "compactions": [_compaction_to_dict(history, found, limit) for found in find_compactions(history)],
     }
 
 
@@ -273,25 +276,32 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
     }
 
 
-def _compaction_to_dict(found: Compaction) -> dict[str, Any]:
+def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     from stepengine.journal.records import format_address
 
+    with history.reading(history.intents[found.address]):
+        left_out, instead = [
+            [_message_to_dict(message, limit) for message in messages] for messages in (found.left_out, found.instead)
+        ]
     return {
         "address": format_address(*found.address),
         "path": found.address[0],
         "step": found.step,
         "tokens": found.tokens,
         "tokens_instead": found.tokens_instead,
-        "left_out": [_message_to_dict(message) for message in found.left_out],
-        "instead": [_message_to_dict(message) for message in found.instead],
+        "left_out": left_out,
+        "instead": instead,
         "unrecorded_results": found.unrecorded,
     }
 
 
-def _message_to_dict(message: Message) -> dict[str, Any]:
+def _message_to_dict(message: Message, limit: ReadingLimit) -> dict[str, Any]:
     from stepengine.tools.bundled.history_tool import message_text
 
-    return {"role": message.role, "text": message_text(message), "message": to_json(message)}
+    told = {"role": message.role, "text": message_text(message), "message": to_json(message)}
+    # A journal may leave out the same messages at each step.
+    limit.add(measure(told))
+    return told
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from stepengine.journal.encoding import (
     unpack_texts,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
+from stepengine.journal.reading_limit import ReadingLimit
 from stepengine.journal.records import (
     ROOT,
     SIGNED,
@@ -58,6 +59,7 @@ from stepengine.journal.records import (
     check_outcome,
     format_address,
     parse_stopped_usage,
+    to_compact_json,
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import child_path
@@ -98,6 +100,7 @@ class History:
         begun: What model calls had used when they were stopped, by address.
         kept: Which other fingerprints were accepted at which addresses when the run went on after an edit.
         blobs: Blob values by fingerprint.
+        limit: Counts what is made by filling in blobs.
         last_at: The latest time in milliseconds since the root run was created.
 
     Raises:
@@ -126,6 +129,7 @@ class History:
         self._stopped: set[Address] = set()
         self.waiting: set[Address] = set()
         self.blobs: dict[str, Any] = {}
+        self.limit = ReadingLimit(self._measure_stored)
         self.last_at = 0
         self._next: dict[str, int] = {}
         # Intents whose stored form was looked at and found sound.
@@ -226,7 +230,7 @@ class History:
     def _append_input(self, record: Input) -> None:
         if record.line is not None:
             with self.reading(record):
-                record = attrs.evolve(record, input=unpack_texts(record.input, self.blobs))
+                record = attrs.evolve(record, input=self.fill_input(record))
                 check_input(record.input)
         self.inputs.append(record)
         self.last_at = max(self.last_at, record.at)
@@ -364,7 +368,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.reading(intent):
-            form: Mapping[str, object] = unpack_texts(effect, self.blobs)
+            form: Mapping[str, object] = unpack_texts(effect, self._texts_for("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -427,10 +431,34 @@ class History:
                 raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
-        source = result.read_from
+        source, texts = result.read_from, self._texts_for("result", result)
         if source is None or isinstance(source, Mapping):
-            return cast("Mapping[str, Any]", unpack_texts(source, self.blobs))
-        return source.filled(result.start, result.end, self.blobs)
+            return cast("Mapping[str, Any]", unpack_texts(source, texts))
+        return source.filled(result.start, result.end, texts)
+
+    def fill_input(self, record: Input) -> dict[str, Any]:
+        """
+        Return the content of an input with its blobs filled in.
+
+        Raises:
+            DataError: when more is made from the journal than any run needs.
+            KeyError: when a blob is missing.
+        """
+        filled: dict[str, Any] = unpack_texts(record.input, self._texts_for("input", record))
+        return filled
+
+    def _texts_for(self, what: str, record: Intent | Result | Input) -> Mapping[str, Any]:
+        """Return the blobs for filling in a part of a record; they count once for each part of each record."""
+        # Several inputs may have one address. The records of a history live as long as it does, so no two have one id.
+        key = id(record) if isinstance(record, Input) else record.address
+        return self.limit.texts_for((what, key), self.blobs) if self.blobs else self.blobs
+
+    def _measure_stored(self) -> int:
+        """Return the size of the records in bytes, of which long texts are most."""
+        # Of those that were read lazily, the positions are known; of the others, their members.
+        lines = [getattr(record, "end", 0) - getattr(record, "start", 0) for record in self.records]
+        others = [record.line for record, size in zip(self.records, lines, strict=True) if not size]
+        return sum(lines) + sum([len(to_compact_json(line)) for line in others if line is not None])
 
     def writes(self, result: Result) -> list[FileWrite]:
         """
@@ -452,7 +480,7 @@ class History:
         if result.given is not None or not result.extras:
             return result.extras
         with self.reading(result):
-            return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs))
+            return cast("Mapping[str, Any]", unpack_texts(result.extras, self._texts_for("extras", result)))
 
     def tools_of(self, path: str) -> frozenset[str]:
         """Return the names of the tools that the run at *path* called."""

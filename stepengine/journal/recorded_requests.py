@@ -12,12 +12,16 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 from stepengine.journal.encoding import bare, restored
 from stepengine.journal.history import History
+from stepengine.journal.reading_limit import SHARED_BYTES, ReadingLimit, measure
 from stepengine.journal.records import ROOT, Address, Intent, format_address
 
 KEPT_TRANSCRIPTS = 64
 """A walk through a run with dozens of children still finds the last request of each; a transcript shares its messages."""
-MAX_MESSAGES = 1_000_000
-"""No context window holds as many. A damaged journal can name slices of slices that would fill the memory."""
+
+OPENED_BYTES = 256
+"""For how many bytes of messages it counts to look into an earlier request, which takes as long as to make so many."""
+OPENED_SHARE = 8
+"""A line is parsed about so many times faster than its messages are made and shown."""
 
 
 class _MessageRange(NamedTuple):
@@ -30,7 +34,7 @@ class _MessageRange(NamedTuple):
 
 class RecordedRequests:
     """
-    Puts the recorded requests of a journal together.
+    Puts the recorded requests of a journal together, for one operation: what they have all together is limited.
 
     Args:
         history: The records. They may grow.
@@ -44,25 +48,36 @@ class RecordedRequests:
         # A request is stored as a difference to an earlier one, which is mostly the one before. Only a few transcripts are
         # cached, or a journal of n steps would hold n conversations again.
         self._built: dict[Address, Transcript] = {}
+        self._extended: set[Address] = set()
         self._order: dict[Address, int] = {}
+        self._limit = history.limit.renew()
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
-        """Return the history of a recorded request as JSON, with its slices expanded."""
+        """
+        Return the history of a recorded request as JSON, with its slices expanded.
+
+        Raises:
+            JournalCorrupt: when that cannot be read, or is more than any run sends.
+        """
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
+        # Each request by itself: who looks at all of them keeps none.
+        with self.history.reading(intent):
+            return self._expand_messages(intent, self._limit.renew())
+
+    def _expand_messages(self, intent: Intent, limit: ReadingLimit) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, object]] = []
-        opened = 0
         # From the last message to the first, without recursion: one request may lead through all before it.
         waiting: list[Mapping[str, object] | _MessageRange] = [_MessageRange(intent.address)]
         while waiting:
             entry = waiting.pop()
             if isinstance(entry, _MessageRange):
-                opened += 1
-                if opened + len(found) > MAX_MESSAGES:
-                    msg = f"its request is put together of more than {MAX_MESSAGES} messages"
-                    raise self.history.corrupt(intent, DataError(msg))
+                # Nothing of that stays, but it takes time: the whole line is parsed again.
+                line = self.history.intents[entry.address]
+                limit.add(OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_SHARE)
                 waiting.extend(self._expand_range(entry))
             else:
+                limit.add(measure(entry))
                 found.append(entry)
         found.reverse()
         return found
@@ -136,10 +151,15 @@ class RecordedRequests:
         base = self._built.get(source) if first["type"] == "slice" else None
         grew = base is not None and (first["start"], first["stop"]) == (0, len(base))
         if base is not None and grew and all(item["type"] != "slice" for item in items[1:]):
+            # The first that grows from a request shares its list of messages, each later one has a copy.
+            self._limit.add(SHARED_BYTES * len(base) if source in self._extended else 0)
+            self._extended.add(source)
             made = base.extend([restored(m) for m in items[1:]])
         else:
             known = self._collect_built_messages(intent, items)
-            made = Transcript([restored(m) for m in self.messages(intent)] if known is None else known)
+            made = Transcript(
+                [restored(m) for m in self._expand_messages(intent, self._limit)] if known is None else known
+            )
         while len(self._built) >= KEPT_TRANSCRIPTS:
             del self._built[next(iter(self._built))]
         self._built[intent.address] = made
@@ -158,9 +178,10 @@ class RecordedRequests:
                 continue
             source: Address = (str(item.get("path", intent.path)), int(item["seq"]))
             base, start, stop = self._built.get(source), item["start"], item["stop"]
-            if base is None or stop > len(base) or len(found) + stop - start > MAX_MESSAGES:
+            if base is None or stop > len(base):
                 return None
             self._check_refers_to_earlier(source, intent.address)
+            self._limit.add(SHARED_BYTES * (stop - start))
             found += base[start:stop]
         return found
 

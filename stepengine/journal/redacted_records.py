@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.journal.encoding import remove_secret_content, unpack_texts
+from stepengine.journal.encoding import remove_secret_content
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result
@@ -41,6 +41,6 @@ def _redact_record(history: History, requests: RecordedRequests, record: Record,
             return attrs.evolve(record, given=history.outcome(record), extras=extras, read_from=None)
         case Input():
             with history.reading(record):
-                return attrs.evolve(record, input=unpack_texts(record.input, history.blobs), line=None)
+                return attrs.evolve(record, input=history.fill_input(record), line=None)
         case Head() | Blob():
             return attrs.evolve(record, line=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.altered import JournalScan, listed, parse_head_line
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
+from stepengine.journal.places import CAREFULLY
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.workspace.open_files import describe_os_error
@@ -125,8 +127,12 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
         JournalError: when it cannot be read, or a line of it is no ed25519 key.
     """
     try:
-        with Path(path).expanduser().open("rb") as file:
-            data = file.read(MAX_KEY_BYTES + 1)
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | CAREFULLY)
+        try:
+            # What is no file, such as a pipe, is not waited for: it holds no key.
+            data = os.read(descriptor, MAX_KEY_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        finally:
+            os.close(descriptor)
     except OSError as error:
         msg = f"the public key {os.fspath(path)!r} cannot be read: {describe_os_error(error)}"
         raise JournalError(msg) from error

@@ -1,0 +1,114 @@
+"""
+``ReadingLimit``: how much is made from a journal when texts and messages that it names are put in their places.
+
+A line may name one long text a thousand times, and a request the messages of earlier ones that name earlier ones. So a
+file of a few kilobytes can stand for gigabytes. What is in the file has no bound but its size; what is made of it has.
+Must not be here: how texts are named (``encoding``) and how requests share messages (``recorded_requests``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
+
+from stepengine.errors import DataError
+
+MAX_MADE_BYTES = 64 * 1024 * 1024
+"""From a journal of any size. A reader holds what it makes several times: as values, without secrets, and as the text it prints."""
+MAX_MADE_TIMES = 32
+"""From a journal of any size: a run names a long text in a result and a few requests, and a run of ours never came to 4."""
+VALUE_BYTES = 64
+"""What a value takes at least, however short it is."""
+SHARED_BYTES = 16
+"""What a message takes in one more list of messages."""
+
+
+class ReadingLimit:
+    """
+    Counts what one operation makes from a journal.
+
+    Args:
+        stored: Returns the size of the journal; it is called when that matters.
+    """
+
+    def __init__(self, stored: Callable[[], int]) -> None:
+        self._stored = stored
+        self._made = 0
+        self._most = MAX_MADE_BYTES
+        self._problem = ""
+        self._counted: set[Hashable] = set()
+
+    def renew(self) -> ReadingLimit:
+        """Return a limit of the same journal for another operation, which has made nothing so far."""
+        return ReadingLimit(self._stored)
+
+    def add(self, size: int) -> None:
+        """
+        Count *size* more bytes.
+
+        Raises:
+            DataError: when it is more than any run needs.
+        """
+        self._made += size
+        if self._made <= self._most:
+            return
+        if not self._problem:
+            stored = self._stored()
+            self._most = MAX_MADE_BYTES + MAX_MADE_TIMES * stored
+            if self._made <= self._most:
+                return
+            self._problem = (
+                f"up to this record, texts and messages that are named again make more than {self._most:,} bytes "
+                f"of a journal of {stored:,}"
+            )
+        raise DataError(self._problem)
+
+    def texts_for(self, record: Hashable, texts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return *texts* for filling in *record*, which count when it takes them; a record that is read again counts once."""
+        return texts if record in self._counted else _CountedTexts(self, record, texts)
+
+    def note(self, record: Hashable) -> None:
+        """Note that the texts of *record* are counted."""
+        self._counted.add(record)
+
+
+class _CountedTexts(Mapping[str, Any]):
+    """The stored texts of a journal, each counted every time that it is taken."""
+
+    def __init__(self, limit: ReadingLimit, record: Hashable, texts: Mapping[str, Any]) -> None:
+        self._limit = limit
+        self._record = record
+        self._texts = texts
+        self._sizes: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        text = self._texts[name]
+        if name not in self._sizes:
+            self._sizes[name] = measure(text)
+            self._limit.note(self._record)
+        self._limit.add(self._sizes[name])
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def measure(value: object) -> int:
+    """Return the approximate size of a JSON value in bytes."""
+    size, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        size += VALUE_BYTES
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, Mapping):
+            size += sum(map(len, one))
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif isinstance(one, int):
+            size += one.bit_length() // 8
+    return size

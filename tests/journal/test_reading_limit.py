@@ -1,0 +1,199 @@
+"""What is made of a journal has a bound, not only what is in it: texts and messages may be named again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from stepengine.debugging import describe_compactions, describe_run, render_run, render_text
+from stepengine.errors import DataError, JournalCorrupt, JournalError
+from stepengine.evaluation import price
+from stepengine.journal import FileJournal, check, diff, scan, scrub, verify
+from stepengine.journal.origins import call_origins
+
+FP = "ab" * 16
+HEAD = {"kind": "head", "format": "stepengine.journal/1", "engine": "0", "agent": "a", "definition": FP, "run": "r"}
+HEAD |= {"seed": "0", "created": "2026-01-01T00:00:00.000Z"}
+START = {"type": "agent_call", "agent_id": "a", "prompt": "go", "params": None, "run_id": "r"}
+LIMIT = r"record \d+ of .*run\.jsonl holds .* make more than [\d,]+ bytes of a journal of [\d,]+"
+READERS: dict[str, Callable[[Path], object]] = {
+    "show --json": describe_run,
+    "show": render_text,
+    "show --step": lambda path: describe_run(path, step="41"),
+    "show --step as text": lambda path: render_text(path, step="41"),
+    "show --left-out": describe_compactions,
+    "show --provenance": lambda path: call_origins(FileJournal(path)),
+    "scrub": scrub,
+    "diff": lambda path: diff(path, path),
+    "price": lambda path: price(path, "test/m"),
+}
+
+
+def written(path: Path, records: Iterable[dict[str, Any]]) -> Path:
+    """Write records as stepengine does, each with its checksum."""
+    bodies = [json.dumps(one, ensure_ascii=False, separators=(",", ":"))[:-1].encode() for one in records]
+    path.write_bytes(b"".join([body + b',"crc":"%08x"}\n' % zlib.crc32(body) for body in bodies]))
+    return path
+
+
+def intent(seq: int, effect: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "intent", "path": "", "seq": seq, "fp": FP, "effect": effect}
+
+
+def result(seq: int, value: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "result", "path": "", "seq": seq, "at": seq, "value": value}
+
+
+def parts(text: object) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"type": "user_message", "content": parts(text)}
+
+
+def piece(seq: int, stop: int) -> dict[str, Any]:
+    return {"type": "slice", "seq": seq, "start": 0, "stop": stop}
+
+
+def requests(path: Path, all_messages: Iterable[list[dict[str, Any]]]) -> Path:
+    """Write a run of model calls with these messages."""
+    records = [HEAD, intent(-1, START)]
+    for seq, messages in enumerate(all_messages):
+        asked = {"type": "model_call", "purpose": "step", "request": {"model": "test/m", "messages": messages}}
+        records += [intent(seq, asked), result(seq, {"type": "model_reply", "content": parts("yes")})]
+    return written(path, records)
+
+
+def slices_of_slices(path: Path, doublings: int = 18) -> Path:
+    """Each request has the messages of the one before twice; those behind them one of their own, or none of them."""
+    doubled = [[user("hello")], *[[piece(n, 2**n)] * 2 for n in range(doublings)]]
+    last = [piece(doublings, 2**doublings)]
+    return requests(path, [*doubled, *[[*last, user(f"more {n}")] if n % 2 else [user("less")] for n in range(40)]])
+
+
+def one_text_often(path: Path, times: int = 2_000, chars: int = 2_500_000, *, together: bool = False) -> Path:
+    """A blob that many results name, or one call many times."""
+    named, records = {"$blob": FP}, [HEAD, intent(-1, START), {"kind": "blob", "fp": FP, "data": "y" * chars}]
+    call = {"type": "tool_call", "tool_name": "t", "source": "handler", "tool_call_id": "c"}
+    if together:
+        return written(path, [*records, intent(0, {**call, "input": {"texts": [named] * times}})])
+    for seq in range(times):
+        value = {"type": "tool_result", "content": parts(named)}
+        records += [intent(seq, {**call, "tool_call_id": f"c{seq}", "input": {}}), result(seq, value)]
+    return written(path, records)
+
+
+@pytest.mark.spec("replay:J53")
+@pytest.mark.parametrize("reader", ["show --step", "show --step as text", "show --left-out", "scrub", "price"])
+def test_slices_of_slices_are_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
+    path = slices_of_slices(tmp_path / "run.jsonl")
+    assert path.stat().st_size < 32_000
+
+    with pytest.raises(JournalCorrupt, match=LIMIT):
+        READERS[reader](path)
+
+
+@pytest.mark.spec("replay:J53")
+@pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub", "diff"])
+def test_a_text_that_many_results_name_is_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
+    with pytest.raises(JournalCorrupt, match=LIMIT):
+        READERS[reader](one_text_often(tmp_path / "run.jsonl"))
+
+
+@pytest.mark.spec("replay:J53")
+@pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub"])
+def test_a_text_that_one_call_names_often_is_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
+    with pytest.raises(JournalCorrupt, match=LIMIT):
+        READERS[reader](one_text_often(tmp_path / "run.jsonl", together=True))
+
+
+@pytest.mark.spec("replay:J53")
+def test_many_inputs_at_one_address_count_each(tmp_path: Path) -> None:
+    blob = {"kind": "blob", "fp": FP, "data": "y" * 2_500_000}
+    prompt = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": {"type": "system_prompt", "text": {"$blob": FP}}}
+    path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), blob, *[prompt] * 2_000])
+
+    with pytest.raises(JournalCorrupt, match=LIMIT):
+        FileJournal(path).history()
+
+
+@pytest.mark.spec("replay:J53")
+def test_the_page_and_the_check_report_the_limit(tmp_path: Path) -> None:
+    path = one_text_often(tmp_path / "run.jsonl", together=True)
+
+    assert any("make more than" in problem for problem in check(path).problems)
+    with pytest.raises(JournalError, match="make more than"):
+        render_run(path)
+
+
+@pytest.mark.spec("replay:J53")
+def test_a_record_that_is_read_again_counts_once(tmp_path: Path) -> None:
+    history = FileJournal(one_text_often(tmp_path / "run.jsonl", times=20)).history()
+
+    for _ in range(100):
+        assert all(len(history.outcome(one).value.text) == 2_500_000 for one in history.results.values())
+
+
+@pytest.mark.spec("replay:J53")
+def test_a_long_run_that_loses_messages_at_each_step_is_read(tmp_path: Path) -> None:
+    """Its requests name pieces of earlier ones that name pieces of earlier ones, and none of them has many messages."""
+    messages, length = [[user("first")]], 1
+    for n in range(1, 400):
+        rest = [{**piece(n - 1, length), "start": 2}] if length > 60 else [piece(n - 1, length)]
+        messages.append([*rest, user(f"question {n} " * 50), user("and more " * 50)])
+        length += 0 if length > 60 else 2
+    path = requests(tmp_path / "run.jsonl", messages)
+
+    assert length == len(describe_run(path, step="400")["request"]["messages"])
+    assert length == len(describe_run(scrub(path), step="400")["request"]["messages"])
+
+
+# --- pipes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR17")
+@pytest.mark.parametrize("name", ["pipe.jsonl", "pipe.db"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show", "show --html", "replay", "resume", "fork --at #0", "undo", "debug", "journal check", "journal scrub new.jsonl",
+        "journal repair --seal", "compare diff", "compare price --model test/m", "send hello", "cancel",
+    ],
+)  # fmt: skip
+def test_commands_refuse_a_pipe_and_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(name)
+    words = command.split(" ")
+    place = next(
+        (n for n, word in enumerate(words) if word.startswith("-") or word in ("new.jsonl", "hello")), len(words)
+    )
+    files = [name, name] if command == "compare diff" else [name]
+
+    ended = CliRunner().invoke(app, [*words[:place], *files, *words[place:]])
+
+    assert ended.exit_code in (1, 2), ended.output
+    assert "not a regular file" in " ".join(ended.stderr.split()), ended.stderr
+
+
+@pytest.mark.spec("reliability:JR17")
+def test_keys_and_scanned_files_are_no_pipes(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(DataError, match="not a regular file"):
+        list(scan([pipe]))
+    with pytest.raises(DataError, match="not a regular file"):
+        list(scan(["/dev/zero"]))
+    with pytest.raises(JournalError, match="no public key"):
+        verify(slices_of_slices(tmp_path / "run.jsonl", 1), pipe)
