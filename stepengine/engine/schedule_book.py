@@ -8,6 +8,7 @@ transaction, so that of any number of processes one starts it. Known here are id
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -97,6 +98,7 @@ class ScheduleBook:
 
     def __init__(self, runs: str | Path) -> None:
         self.path = Path(runs) if parse_database_path(str(runs)) is not None else Path(runs) / FILE
+        self._status: os.stat_result | None = None
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """
@@ -205,7 +207,10 @@ class ScheduleBook:
 
         known: Database | None = None
         try:
-            known = Database.open(self.path, ensure_database(self.path), seconds=BUSY_SECONDS)
+            # Created once: after the file was deleted, an empty one in its place would start times again that were started.
+            if self._status is None:
+                self._status = ensure_database(self.path)
+            known = Database.open(self.path, self._status, seconds=BUSY_SECONDS)
             yield known
         except (OSError, sqlite3.Error) as error:
             msg = f"{self.path} cannot be used to remember schedules: {describe_error(error, BUSY_SECONDS)}; nothing was started"

@@ -9,6 +9,7 @@ lock was lost. ``LineWriter`` is the writer of all of them.
 from __future__ import annotations
 
 import abc
+import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -341,8 +342,10 @@ class LineWriter(Writer):
         if self._broken is not None:
             raise self._broken
 
-    def _make_write_error(self, why: str) -> JournalWriteFailed:
-        if self._is_stored:
+    def _make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
+        if self._is_stored and getattr(error, "errno", 0) == errno.ESTALE:
+            then = "What was committed before is in the file that this run wrote to; if you still have it, resume from that"
+        elif self._is_stored:
             then = "What was committed before is whole; resume from it"
         else:
             then = "Nothing was run or recorded; start the run again, in the same journal if you like"
@@ -365,11 +368,11 @@ class LineWriter(Writer):
     def _append_into_reserve(self, data: bytes, error: OSError) -> None:
         """Release the reserved room of a full disk and append once more (reliability:JR09)."""
         if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
-            raise self._make_write_error(describe_os_error(error)) from error
+            raise self._make_write_error(describe_os_error(error), error) from error
         try:
             self._append_bytes(data)
         except OSError as again:
-            raise self._make_write_error(describe_os_error(again)) from again
+            raise self._make_write_error(describe_os_error(again), again) from again
         self._reserve.reserve_remaining()
 
     def _release_store(self) -> None:

@@ -43,7 +43,7 @@ from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.atomic import sync_folder
 from stepengine.workspace.file_formats import check_own_database
 from stepengine.workspace.paths import to_path
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import LOG_FILES, Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -56,7 +56,6 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS lines (run TEXT NOT NULL, number INTEGER NO
 INSERT = "INSERT INTO lines VALUES (?, ?, ?)"
 BUSY_SECONDS = 5.0
 """A commit takes milliseconds, so that many writers get their turn; Python's sqlite3 waits as long by default."""
-BESIDE = ("-wal", "-shm")
 
 
 class SqliteJournal(LineJournal):
@@ -361,7 +360,7 @@ class SqliteWriter(LineWriter):
 
     def failure(self, error: Exception) -> JournalWriteFailed:
         """Return the error of this run for a database error."""
-        return self._make_write_error(describe_error(error, self._database.seconds))
+        return self._make_write_error(describe_error(error, self._database.seconds), error)
 
     def store_own_lines(self, lines: list[bytes]) -> None:
         """Store lines in a transaction of their own; on failure they are lost."""
@@ -431,7 +430,7 @@ def ensure_database(path: Path) -> os.stat_result:
             msg = f"{path} has {status.st_nlink} names (hard links), and SQLite allows one; remove the others or copy the file"
             raise JournalError(msg)
         check_own_database(path)
-        for one in (path, *[path.with_name(path.name + end) for end in BESIDE]):
+        for one in (path, *[path.with_name(path.name + end) for end in LOG_FILES]):
             with contextlib.suppress(FileNotFoundError):
                 check_regular_file(one, one.lstat())
                 make_private(one)

@@ -25,9 +25,9 @@ from stepengine.errors import InputError, JournalError, JournalWriteFailed
 from stepengine.journal.mailbox import LetterKind
 from stepengine.journal.records import UNREADABLE
 from stepengine.journal.sources import parse_database_path
-from stepengine.journal.sqlite import BESIDE, BUSY_SECONDS, ensure_database
+from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
 from stepengine.workspace.after_fork import Lock
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import LOG_FILES, Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -322,7 +322,7 @@ class WakeIndex:
                 raise self._unusable_error(again) from error
         elif self._is_same_file():
             self._close_database()
-            for end in ("", *BESIDE):
+            for end in ("", *LOG_FILES):
                 self._path.with_name(self._path.name + end).unlink(missing_ok=True)
 
     def _unusable_error(self, error: Exception) -> JournalWriteFailed:

@@ -646,6 +646,7 @@ class SqliteSessions(Store):
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
         self.path = to_path(path, "SqliteSessions(path)")
+        self._status: os.stat_result | None = None
         with self._open_database() as database, database.lock:
             database.connection().executescript(SCHEMA)
 
@@ -658,8 +659,11 @@ class SqliteSessions(Store):
         import sqlite3
 
         try:
-            _create_private_file(self.path)
-            database = Database.open(self.path, self.path.lstat(), seconds=BUSY_SECONDS)
+            # Created once: after the file was deleted, an empty one in its place would hide that all sessions are gone.
+            if self._status is None:
+                _create_private_file(self.path)
+                self._status = self.path.lstat()
+            database = Database.open(self.path, self._status, seconds=BUSY_SECONDS)
         except OSError as error:
             msg = f"{str(self.path)!r} cannot be opened: {describe_os_error(error)}"
             raise SessionError(msg) from None

@@ -11,8 +11,8 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -31,6 +31,10 @@ PAUSE_SECONDS = 0.005
 # Whoever waits for a writer of another process asks so often: what SQLite does by itself, ten times a second after a while,
 # finds the moment between two commits of a busy process by luck alone.
 TURN_SECONDS = 0.001
+
+
+LOG_FILES = ("-wal", "-shm")
+"""How the files end that SQLite keeps next to a database with a write-ahead log: the log, and its index."""
 
 
 def is_busy(error: BaseException) -> bool:
@@ -145,6 +149,39 @@ def _data_version(database: sqlite3.Connection) -> object:
         return "busy"
 
 
+def _read_status(path: str) -> os.stat_result:
+    """
+    Return the status of the file with this name, which is part of an open database.
+
+    Raises:
+        OSError: when there is none.
+    """
+    # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
+    try:
+        return os.lstat(path)
+    except FileNotFoundError as error:
+        raise _make_changed_error(path) from error
+
+
+def _read_same_status(path: str, known: os.stat_result) -> os.stat_result:
+    """
+    Return the status of the file with this name, which has to be the file of the *known* status.
+
+    Raises:
+        OSError: when it is another file, or there is none.
+    """
+    status = _read_status(path)
+    if os.path.samestat(known, status):
+        return status
+    raise _make_changed_error(path)
+
+
+def _make_changed_error(path: str) -> OSError:
+    # The name of the database is said by whoever shows this.
+    what = "the file" if not path.endswith(LOG_FILES) else f"its log {os.path.basename(path)!r}"  # noqa: PTH119 - no path object
+    return OSError(errno.ESTALE, f"{what} was moved, deleted or replaced since it was opened")
+
+
 class Database:
     """
     The one connection of this process that writes to an SQLite file, and a second one for reading.
@@ -176,6 +213,7 @@ class Database:
         self._writer: GuardedConnection | None = None
         self._has_written = False
         self._reader: GuardedConnection | None = None
+        self._files: Sequence[os.stat_result] = ()
         self.looking = Lock()
 
     @classmethod
@@ -225,9 +263,19 @@ class Database:
             self._writer, self._has_written = database, False
         return self._writer
 
+    # SQLite writes to the files that it opened. On Linux these accept writes after they were deleted or replaced, and every
+    # commit would succeed and be lost. Two looks at three names take microseconds, a commit takes milliseconds: the first one
+    # refuses what would be lost, the second one notices what happened meanwhile.
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Execute the block in one transaction; the caller must hold ``lock``."""
+        """
+        Execute the block in one transaction; the caller must hold ``lock``.
+
+        Raises:
+            OSError: when the database or its log was moved, deleted, replaced or cut off since it was opened. What the block wrote
+                is lost then.
+            sqlite3.Error: what SQLite says of a statement that it cannot carry out.
+        """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
         database = self.connection()
@@ -236,13 +284,22 @@ class Database:
             database.execute("PRAGMA busy_timeout=0")
             self._has_written = True
         with raise_interrupt_cause(database), transaction(database, self.seconds):
+            self._check_files()
             yield database
+        self._check_files()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for reading that waits for no commit; its results must be fetched inside the block."""
+        """
+        Yield a connection for reading that waits for no commit; its results must be fetched inside the block.
+
+        Raises:
+            OSError: when the file was moved, deleted or replaced since it was opened.
+            sqlite3.Error: what SQLite says of a query.
+        """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
+        self._check_same()
         if not self._has_written and self.lock.acquire(timeout=0):
             try:
                 database = self.connection()
@@ -273,10 +330,36 @@ class Database:
         return database
 
     def _check_same(self) -> None:
-        # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
-        status = self.path.lstat()
-        if not os.path.samestat(self._status, status):
-            raise OSError(errno.ESTALE, "it was moved, deleted or replaced while it was opened")
+        _read_same_status(str(self.path), self._status)
+
+    def _check_files(self) -> None:
+        """Raise unless database, log and index of the log are those that were opened; called inside or after a transaction."""
+        path = str(self.path)
+        # Inside of a transaction all three exist. As long as a connection is open, nobody who uses SQLite removes one.
+        known = self._files or (self._status, *[_read_status(path + end) for end in LOG_FILES])
+        files = [_read_same_status(path + end, one) for end, one in zip(("", *LOG_FILES), known, strict=True)]
+        is_cut = any(now.st_size < before.st_size for now, before in zip(files, known, strict=True))
+        if is_cut and self._files:
+            self._check_intact()
+        self._files = files
+
+    def _check_intact(self) -> None:
+        """
+        Raise if a database or log that has become shorter lacks a part.
+
+        ``VACUUM`` and checkpoints of other programs shorten files, too, and lose nothing.
+        """
+        import sqlite3
+
+        try:
+            # A new connection, since an open one has pages in memory that the file may lack.
+            with closing(self._connected()) as database:
+                found = database.execute("PRAGMA quick_check(1)").fetchone()
+            problem = "" if found == ("ok",) else str(found)
+        except sqlite3.Error as error:
+            problem = str(error)
+        if problem:
+            raise OSError(errno.ESTALE, f"the file or its log was cut off since it was opened ({problem})")
 
     def connections(self) -> list[sqlite3.Connection]:
         """Return the open connections."""
@@ -287,7 +370,7 @@ class Database:
         for database in self.connections():
             database.close()
         self._reader = self._writer = None
-        self._has_written = False
+        self._has_written, self._files = False, ()
 
     # --- forks --------------------------------------------------------------------------------------------------------
 
