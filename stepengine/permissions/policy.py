@@ -74,6 +74,7 @@ ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNTRUSTED = "Denied: an argument of this call is not from the user."
 POSSIBLE_PATH = "a text of the call may name {!r}, which the rule {!r} denies"
 MAX_SHOWN_CHARS = 200
+"""Of a path in a question; a person reads no longer one."""
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description", "source")
@@ -770,7 +771,11 @@ def _find_own_spec(ctx: HookContext, name: str) -> ToolSpec | None:
 
 def _describe_match(rule: Rule, request: Request) -> str:
     try:
-        return f"matches, {rule.decision}" if rule.matcher.matches(request, rule.decision) else "does not match"
+        if rule.matcher.matches(request, rule.decision):
+            return f"matches, {rule.decision}"
+        is_possible = rule.decision == "deny" and isinstance(rule.matcher, Path)
+        path = rule.matcher.find_possible_path(request) if is_possible else None  # type: ignore[union-attr]
+        return "does not match" if path is None else f"may match by {path[:MAX_SHOWN_CHARS]!r}, ask"
     except Exception as error:  # noqa: BLE001  (a predicate is the author's code)
         return f"failed with {type(error).__name__}: {error}"
 

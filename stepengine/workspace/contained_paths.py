@@ -1,10 +1,10 @@
-r"""
+"""
 The paths that a text may name for a program that splits, decodes, unquotes or expands it.
 
 A path rule knows the arguments that a tool's definition marks as paths. Any other text may be a path, too, or hold some:
 ``--path=secrets/plan.txt``, ``a.md,secrets/plan.txt``, ``{a,secrets}/plan.txt``. ``contained_paths`` returns each of them:
 
-1. The text is decoded (``%2f``, ``\u002f``) until nothing changes.
+1. The text is decoded (``%2f``, escapes of JSON) until nothing changes.
 2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
 3. The result is split at blanks, control characters and the characters of ``DELIMITERS``.
 4. A part loses dashes in front, the letter of an option such as ``-I``, and dots at its end.

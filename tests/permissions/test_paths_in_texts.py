@@ -2,20 +2,15 @@
 A text that no definition marks as a path may name one: what is protected is never read without a question or a denial.
 
 The spellings are a product: ways to name a file, wrapped as programs take texts apart, in each position of an input. The tools do what careless
-programs do: they open every path that ``readings`` finds in any text, so that a rule which overlooks a reading is seen by the file that is read.
+programs do: they open every path that ``careless.readings`` finds in any text, so that a rule which overlooks one is seen by the file that is read.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import itertools
-import re
-import shlex
-from collections.abc import Iterator, Mapping
+import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,7 +21,9 @@ from stepengine import AgentDefinition, Answer, Engine, Limits, ToolCall, Worksp
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.permissions import Policy, Request, Rule
-from stepengine.workspace.patterns import GlobPattern, expand_braces
+from stepengine.workspace.patterns import GlobPattern
+
+from . import careless
 
 SECRET, FREE = "canary-77a1", "free-text"
 DENY = Policy([Rule.deny_path("secrets/**"), Rule.allow_tool("*")])
@@ -61,53 +58,6 @@ def at_positions(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def texts_of(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from value
-        for member in value.values():
-            yield from texts_of(member)
-    elif isinstance(value, list):
-        for member in value:
-            yield from texts_of(member)
-
-
-def readings(text: str) -> set[str]:
-    """
-    Return paths that a careless program reads in a text, by means of the standard library and not of what is tested.
-    """
-    found = {text}
-    for _ in range(2):
-        found |= {unquote(one) for one in found}
-        found |= {one.replace("\\", "/") for one in found} | {one.replace("\\u002f", "/") for one in found}
-        for one in list(found):
-            with contextlib.suppress(ValueError):
-                found.update(shlex.split(one))
-        found |= {part for one in found for part in re.split(r"[\s\0,;:|=<>()&#!+\"'`\[\]]+", one)}
-        with contextlib.suppress(ValueError):
-            found |= {urlsplit(one).path for one in found if one.lower().startswith("file:")}
-        found |= {form for one in found if "{" in one and len(one) < 200 for form in expand_braces(one)}
-        found |= (
-            {one.strip("@'\"`{}[]().") for one in found}
-            | {one.lstrip("-") for one in found}
-            | {one[2:] for one in found}
-        )
-    return {one for one in found if one and len(one) < 300 and "\0" not in one}
-
-
-def read_all(given: Mapping[str, Any]) -> str:
-    """
-    Return what is in every file that a call may mean.
-    """
-    said = set()
-    for path in {path for text in texts_of(given) for path in readings(text)}:
-        for found in [path, *(glob.glob(path) if set("*?[") & set(path) else ())]:  # noqa: PTH207 - as careless programs do
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                said.add(Path(found).read_text())
-    return "".join(sorted(said))
-
-
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("texts") / "desk"
@@ -127,16 +77,13 @@ def _there(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(desk)
 
 
-@tool
-def look(path: str = "docs/a.md", other: str = "", more: list[Any] | None = None, paths: str = "docs/a.md") -> str:
-    """Look."""
-    return read_all({"path": path, "other": other, "more": more or [], "paths": paths})
+look = tool(careless.look)
 
 
 @tool(about="{path}")
 def look_there(path: str = "docs/a.md") -> str:
     """Look."""
-    return read_all({"path": path})
+    return careless.read_all({"path": path})
 
 
 def outcomes(tools: list[Any], name: str, inputs: list[dict[str, Any]], policy: Policy, **options: Any) -> list[str]:
@@ -184,10 +131,51 @@ def test_no_spelling_at_any_position_reads_a_protected_file(desk: Path, policy: 
     assert [] == [one for one, text in zip([*free, *free_there], [*found, *there], strict=True) if SECRET in text]
 
 
+@pytest.fixture
+def served(desk: Path) -> Any:
+    """
+    Make sources of the careless tool of a server, which is a process.
+    """
+    pytest.importorskip("mcp", reason="the extra mcp is not installed")
+    from stepengine.adapters.mcp import mcp_tools
+
+    def make(**options: Any) -> Any:
+        return mcp_tools([sys.executable, careless.__file__], name="files", cwd=desk, start_timeout=60, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("policy", [DENY, ALLOW], ids=["deny", "allow"])
+@pytest.mark.spec("reliability:PM47")
+def test_no_spelling_has_a_server_read_a_protected_file(desk: Path, served: Any, policy: Policy) -> None:
+    inputs = [given for text in spelled(desk)[::5] for given in at_positions(text)]
+    free = [given for given in inputs if policy.check(seen("files__look", given)).decision == "allow"]
+    plain = {"path": "docs/a.md", "other": "docs/plan.txt"}
+
+    *found, allowed = outcomes([served()], "files__look", [*free, inputs[0], inputs[1], plain], policy)
+
+    assert [] == [one for one, text in zip([*free, *inputs[:2]], found, strict=True) if SECRET in text]
+    assert FREE in allowed
+
+
+@pytest.mark.spec("reliability:PM47", "requirements:X70")
+def test_the_paths_of_a_server_that_are_declared_are_the_only_ones(served: Any) -> None:
+    inputs = [
+        {"path": "docs/a.md", "other": "See secrets/notes.md."},
+        {"path": "secrets/plan.txt"},
+        {"path": "link/plan.txt"},
+    ]
+
+    prose, *denied = outcomes([served(about={"look": "{path}"})], "files__look", inputs, DENY)
+
+    assert FREE in prose
+    assert ["Denied by the rule", "'link/plan.txt' is"] == [text[:18] for text in denied]
+
+
 @pytest.mark.spec("reliability:PM47")
 def test_most_spellings_reach_the_file_without_rules(desk: Path) -> None:
     """Else the test above proves nothing."""
-    reached = [SECRET in read_all({"other": text}) for text in spelled(desk)[::7]]
+    reached = [SECRET in careless.read_all({"other": text}) for text in spelled(desk)[::7]]
 
     assert len(reached) // 2 < sum(reached)
 
