@@ -769,11 +769,13 @@ class Call:
         Return the matcher for a call that a person allows permanently: the agent, the tool, and its subject.
 
         Of a tool of the category ``read``, ``write`` or ``network`` that is the files and addresses that the call names, if
-        they are plain, and no ``method`` says what is done with files; of every other call its whole input.
+        they are plain, no ``method`` says what is done with files, and no other text may name a file; of every other call its whole
+        input.
         """
         agent = request.agent_id or None
         paths, origins = _named_paths(request), _named_origins(request)
         is_clear = None not in origins and (bool(origins) or not _input_http_methods(request))
+        is_clear = is_clear and not _names_other_files(tuple(paths), request)
         if request.tool.category not in DECLARED or not is_clear or not _has_named_place(request):
             return cls(request.tool.name, _input_with_parsed_commands(request), agent=agent)
         named = sorted([origin for origin in origins if origin is not None])
@@ -901,10 +903,19 @@ def _names_only_allowed(call: Call, request: Request) -> bool:
         return True
     if not _has_named_place(request) or (call.paths is None and _named_paths(request)):
         return False
+    if call.paths is not None and _names_other_files(call.paths, request):
+        return False
     if call.origins is None and call.hosts is None and (_named_urls(request) or _input_http_methods(request)):
         return False
     is_there = _is_within(call.paths, _named_paths(request)) and _is_within(call.origins, _named_origins(request))
     return is_there and _is_within(call.hosts, _named_hosts(request))
+
+
+def _names_other_files(allowed: Sequence[str], request: Request) -> bool:
+    """Return whether a text that no definition marks as a path may name a file that was not allowed."""
+    found = request.contained_paths(marked=False)
+    known = {text for path in allowed for text in (contained_paths(path) or ())}
+    return found is None or any(is_path_like(path) and path not in known for path in found)
 
 
 def _input_with_parsed_commands(request: Request) -> JsonDict:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Answer, Engine, Limits, ToolCall, Workspace, tool
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
-from stepengine.permissions import Policy, Request, Rule
+from stepengine.permissions import Call, Policy, Request, Rule
 from stepengine.workspace.patterns import GlobPattern
 
 from . import careless
@@ -236,6 +236,19 @@ def test_who_approves_a_text_that_a_deny_may_mean_lets_the_tool_read_it() -> Non
     (text,) = outcomes([look], "look", [{"other": "link/plan.txt and secrets/plan.txt"}], DENY, interactor=Approve())
 
     assert SECRET in text
+
+
+@pytest.mark.parametrize("other", ["secrets/plan.txt", "../x", "see README.md", "a,docs/b.md", "@key"])
+@pytest.mark.spec("reliability:PM47", "requirements:X71")
+def test_an_approval_of_a_file_covers_no_file_in_another_text(other: str) -> None:
+    def reading(**given: str) -> Request:
+        return Request(tool=ToolSpec("look", category="read"), input=freeze_object(given))
+
+    plain, more = reading(path="docs/a.md", other="fast"), reading(path="docs/a.md", other=other)
+
+    assert Call.from_request(plain).matches(reading(path="docs/a.md", other="slow"), "allow")
+    assert not Call.from_request(plain).matches(more, "allow")
+    assert Call.from_request(more).matches(more, "allow")
 
 
 @pytest.mark.spec("reliability:PM47")
