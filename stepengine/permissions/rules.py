@@ -259,8 +259,8 @@ def _may_be_address(place: str) -> bool:
 
 
 def _is_only_address(place: str) -> bool:
-    """Return whether a place is an address and no path: it begins with a scheme of the web, and no step of it leads up."""
-    return ADDRESS.match(place) is not None and ".." not in place.split("/")
+    """Return whether a place is an address and no path: it begins with a scheme of the web, has no blank, and no step of it leads up."""
+    return ADDRESS.match(place) is not None and ".." not in place.split("/") and set(BLANKS).isdisjoint(place)
 
 
 def names_files(spec: ToolSpec) -> bool:

@@ -36,10 +36,13 @@ MAX_WORD_CHARS = 1_024
 MAX_PATH_CHARS = 4_096
 """Linux opens no longer path."""
 
-DELIMITERS = BLANKS + ",;:=@'\"`|<>(){}[]&#!+^"
+DELIMITERS = BLANKS + ",;:=@'\"`|<>(){}[]&#!+^" + "“”„‘’‚«»‹›…–—•、。，：；（）【】「」『』"  # noqa: RUF001
 """Where programs split texts, or take something off in front of a path."""
-WEB_ADDRESS = re.compile(r"(?<![A-Za-z])(?:https?|wss?|ftp)://[^\s<>\"'`|{}(),;]*", re.IGNORECASE)
-ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2}))")
+WEB_ADDRESS = re.compile(
+    rf"(?<![A-Za-z])(?:https?|wss?|ftp)://[^{re.escape(BLANKS)}<>\"'`|{{}}()\[\],;?#&=]*", re.IGNORECASE
+)
+"""The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values."""
+ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|([0-7]{3})|[abfnrtv])")
 QUOTES = re.compile(r"[\\'\"`]")
 CHARACTER_CLASS = re.compile(r"\[[^\[\]\s/]{1,80}\]")
 SEQUENCE = re.compile(r"\{[^{}\s,]{1,40}\.\.[^{}\s,]{1,40}\}")
@@ -108,7 +111,13 @@ def _decode(text: str) -> Iterator[str]:
     if "%" in text:
         yield unquote(text)
     if "\\" in text:
-        yield ESCAPED_CHARACTER.sub(lambda found: chr(int(found[1] or found[2], 16)), text)
+        yield ESCAPED_CHARACTER.sub(_unescape, text)
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    """Return the character of an escape; each of those with a letter, such as a line break, is a blank."""
+    code = escape[1] or escape[2]
+    return chr(int(code, 16)) if code else chr(int(escape[3], 8)) if escape[3] else " "
 
 
 def _keep_parents(address: re.Match[str]) -> str:
@@ -127,7 +136,7 @@ def spellings(text: str) -> Iterator[str]:
     for base in bases:
         yield base
         if "[" in base:
-            yield CHARACTER_CLASS.sub("?", base)
+            yield CHARACTER_CLASS.sub("?", CHARACTER_CLASS.sub("?", base))  # twice for `[[:alpha:]]`
         if "?" in base:
             yield base.replace("?", " ")
         if "{" in base:

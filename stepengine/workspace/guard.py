@@ -87,8 +87,8 @@ def _find_files(folder: Path, texts: Sequence[str], *, is_path: bool) -> Iterato
     """
     Yield the paths to existing files that texts name.
 
-    A text that is marked as a path was judged as one path, and not by its parts. Of another text the parts were judged, so that it
-    is the whole text that counts here, and each part that a link changes.
+    A text that is marked as a path was judged as one path, and not by its parts. Of another text single words were not judged. As the
+    name of a folder only the whole text counts: prose is full of words such as "tests".
     """
     try:
         names = {name.casefold() for name in os.listdir(folder)}  # noqa: PTH208 - names, and not paths
@@ -101,7 +101,8 @@ def _find_files(folder: Path, texts: Sequence[str], *, is_path: bool) -> Iterato
             first = path.removeprefix("./").partition("/")[0].casefold()
             if (first in names or first in {"", "..", "."}) and "\0" not in path and os.path.lexists(folder / path):
                 real = os.path.realpath(folder / path)
-                if is_path or path in whole or real != os.path.normpath(os.path.join(top, path)):  # noqa: PTH118 - as text
+                is_link = real != os.path.normpath(os.path.join(top, path))  # noqa: PTH118 - as text
+                if is_path or is_link or path in whole or os.path.isfile(real):  # noqa: PTH113 - a text
                     yield path
 
 

@@ -51,11 +51,14 @@ def readings(text: str) -> set[str]:
     found = {text}
     for _ in range(2):
         found |= {unquote(one) for one in found}
-        found |= {one.replace("\\", "/") for one in found} | {one.replace("\\u002f", "/") for one in found}
+        found |= {one.replace("\\", "/") for one in found} | {
+            one.replace("\\u002f", "/").replace("\\163", "s").replace("\\n", "\n").replace("[:alpha:]", "a-z")
+            for one in found
+        }
         for one in list(found):
             with contextlib.suppress(ValueError):
                 found.update(shlex.split(one))
-        found |= {part for one in found for part in re.split(r"[\s\0,;:|=<>()&#!+\"'`\[\]]+", one)}
+        found |= {part for one in found for part in re.split(r"[\s\0,;:|=<>()&#!+\"'`\[\]“”«»\uff08\uff09]+", one)}
         with contextlib.suppress(ValueError):
             found |= {urlsplit(one).path for one in found if one.lower().startswith("file:")}
         found |= {form for one in found if "{" in one and len(one) < 200 for form in expand(one)}
