@@ -27,6 +27,7 @@ from stepengine.data.json import JsonDict, JsonValue, check_text, freeze
 from stepengine.data.limits import TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
+from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
@@ -248,6 +249,9 @@ class Planner:
         named = map(self._chosen_model, (request.agent, *reversed(request.predecessors)))
         model = next(filter(None, named), None) or self._checked_model(self._default_model)
         agent, run_id = request.agent, request.run_id or new_run_id()
+        if why := find_length_problem((request.info, request.previous and _list_recorded_parts(request.previous))):
+            msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
+            raise InputError(msg, issues=(why,))
         if agent.at_provider is not None:
             agent = _variant_for_model(agent, agent.at_provider, model)
         # From the id where none is given, so that a run which is repeated from its journal, where the id stands, draws
@@ -338,6 +342,9 @@ class Planner:
             msg = f"the prompt of agent {definition.id!r} holds a lone surrogate, which no encoding can store"
             raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None
         given = schemas.params(schemas.mend(params) if params else params)
+        if why := find_length_problem((prompt, given.json)):
+            msg = f"prompt and params of agent {definition.id!r} are too long: {why}; write what is long to a file and pass its path"
+            raise InputError(msg, issues=(why,))
         return RunPlan(
             definition=definition,
             run_id=run_id,
@@ -572,6 +579,7 @@ def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     """
     prompt = plan.definition.system_prompt
     if isinstance(prompt, str):
+        _check_prompt_length(plan, prompt)
         # An agent without a prompt of its own keeps that of the history which it continues (`make_root_state`).
         return attrs.evolve(state, system_prompt=prompt) if prompt and state.system_prompt != prompt else state
     name = type(prompt).__name__
@@ -597,7 +605,14 @@ def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     if not isinstance(text, str):
         msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
         raise HandlerError(msg, kind="TypeError")
+    _check_prompt_length(plan, text)
     return attrs.evolve(state, system_prompt=text)
+
+
+def _check_prompt_length(plan: RunPlan, text: str) -> None:
+    if why := find_length_problem(text):
+        msg = f"the system prompt of agent {plan.definition.id!r} is too long: {why}"
+        raise HandlerError(msg, kind="too_long")
 
 
 class _PromptLogger(LineLogger):
@@ -693,6 +708,14 @@ def _make_body_state(plan: RunPlan, caller: AgentState) -> AgentState:
         id_prefix=f"c{plan.path.replace('.', '_')}_",
         left_out=caller.left_out,
     )
+
+
+def _list_recorded_parts(state: AgentState) -> object:
+    """Return the parts of a previous state that may be long, as the start of a run records them."""
+    if not isinstance(state, AgentState):
+        return None  # refused elsewhere
+    view = () if state.view is state.message_history else tuple(state.view)
+    return tuple(state.message_history), view, state.context, state.output, state.left_out
 
 
 def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from operator import attrgetter
 from typing import Any, cast
 
 import attrs
@@ -33,10 +31,17 @@ from stepengine.data.effects import (
 )
 from stepengine.data.faults import prefix_path
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_deeper, thaw
-from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
-from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
+from stepengine.data.models import DEFAULT_SETTINGS, ModelRequest
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
+from stepengine.data.record_sizes import (
+    ESCAPED_CHAR_BYTES,
+    MAX_INLINE_CHARS,
+    MAX_LINE_BYTES,
+    MAX_VALUE_BYTES,
+    SHORT,
+    find_length_problem,
+)
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
@@ -56,7 +61,6 @@ from stepengine.journal.records import (
     encode_line,
     escape_separators,
     format_address,
-    to_compact_json,
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
@@ -69,9 +73,7 @@ __all__ = (
     "changes_world_again",
     "encode_call",
     "encode_effect",
-    "find_length_problem",
     "make_call_form",
-    "may_be_long",
     "must_be_durable",
     "name_of",
     "outcome_members",
@@ -176,6 +178,11 @@ def _encode_function(effect: CallFunction) -> Form:
         "args": [_encode_argument(a) for a in call.args],
     }
     form["kwargs"] = {k: _encode_argument(v) for k, v in call.kwargs.items()}
+    if find_length_problem(form):
+        # Arguments are only compared, so of what no record holds type and length are enough. Not a fingerprint: by that of a
+        # secret whoever guesses it knows that the guess is right.
+        form["args"] = [_shorten_argument(a) for a in form["args"]]  # type: ignore[attr-defined]
+        form["kwargs"] = {k: _shorten_argument(v) for k, v in form["kwargs"].items()}  # type: ignore[attr-defined]
     return form | ({"idempotent": True} if call.is_idempotent else {})
 
 
@@ -235,6 +242,12 @@ def _encode_argument(value: object) -> object:
         return _freeze_argument(value)
     except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
         return {"type": "object", "name": type(value).__qualname__}
+
+
+def _shorten_argument(form: object) -> object:
+    """Return the stored form of an argument, or a placeholder with its type and length if it is not a short value."""
+    is_short = type(form) in SHORT or (isinstance(form, str) and len(form) <= SHORT_ARGUMENT_CHARS)
+    return form if is_short else {"type": "object", "name": type(form).__name__, "bytes": len(compact(form).encode())}
 
 
 def _freeze_argument(value: object) -> object:
@@ -360,7 +373,11 @@ def to_comparable_form(child: ChildResult) -> Form:
     data = bare(_plain_child(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
     error = None if child.status is RunStatus.MAX_STEPS else child.error
-    return {**thaw(same), "status": child.status.value, "error": None if error is None else _describe_error(error)}
+    return {
+        **thaw(same),
+        "status": child.status.value,
+        "error": None if error is None else _describe_error(to_storable_error(error)),
+    }
 
 
 def _describe_error(error: StepEngineError) -> str:
@@ -373,16 +390,10 @@ def _describe_error(error: StepEngineError) -> str:
     return f"{name}: {MEMORY_ADDRESS.sub('at 0x', FOLDERS.sub('', words))}"
 
 
-MAX_INLINE_CHARS = 32 * 1024
-"""A longer text has a record of its own, which others name. Shorter ones stay readable in place and cost few copies."""
-MAX_LINE_BYTES = 16 * 1024 * 1024
-"""A document of 10 MB fits as base64. A reader holds a line, its text and its values in memory at once."""
 KEPT_REQUESTS = 4
 """A request mostly continues one of the last few of its path: pruning and a hook alternate between two or three. Each is compared."""
-ESCAPED_CHAR_BYTES = 6
-"""Bytes that a character takes at most in JSON: a control character becomes ``\\u001f``."""
-MIN_VALUE_CHARS = 5
-"""For how many characters a value stands at least, such as a number with what is around it."""
+SHORT_ARGUMENT_CHARS = 100
+"""A shorter text is always stored itself."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
 
@@ -428,7 +439,7 @@ class Encoder:
         Return the lines of a record: those of its blobs, then its own.
 
         Raises:
-            JournalWriteFailed: when the line would be longer than 16 MiB.
+            JournalWriteFailed: when the line would be longer than 20 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
         if isinstance(record, Blob):
@@ -466,10 +477,16 @@ class Encoder:
         if self._redactor.suspicious(text):
             members = self._redact(members, kind)
             text = compact(members)
+        # A journal that keeps long texts in place takes the same values as others: where they would make a line too long, they are
+        # blobs.
+        is_long = len(text) > MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES
+        inline = min(self._inline, MAX_INLINE_CHARS) if is_long else self._inline
         # The head names no blob: it stands before all of them.
-        if kind != Head.kind and (len(text) > self._inline or '"$' in text):
+        if kind != Head.kind and (len(text) > inline or '"$' in text):
             blobs: dict[str, object] = {}
-            members = pack_texts(members, blobs, self._inline)
+            raw, members = members, pack_texts(members, blobs, inline)
+            if is_long and isinstance(record, Intent) and isinstance(record.given, CallModel):
+                _move_messages_to_blobs(raw["effect"]["request"], members["effect"]["request"], blobs)
             for fp, data in blobs.items():
                 yield from self._encode_new_blob(fp, data)
             text = ""
@@ -633,75 +650,6 @@ def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE
     return {"$obj": members} if _is_reserved_form(members) else members
 
 
-def find_length_problem(value: object, inline: int) -> str:
-    """Return why *value* does not fit into a record, or ``""``; texts over *inline* characters have records of their own."""
-    if not may_be_long(value):
-        return ""
-    blobs: dict[str, object] = {}
-    rest = pack_texts(value, blobs, inline)
-    length = max([len(to_compact_json(each).encode()) for each in (rest, *blobs.values())])
-    return (
-        f"its record would have {length:,} bytes, and one has at most {MAX_LINE_BYTES:,}"
-        if length > MAX_LINE_BYTES
-        else ""
-    )
-
-
-# An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
-# one that is too long.
-def may_be_long(value: Any) -> bool:
-    """
-    Return whether *value* may need more than ``MAX_LINE_BYTES`` bytes as JSON; a cheap estimate, never too low.
-
-    What is never stored counts for nothing.
-    """
-    left, waiting = MAX_LINE_BYTES // ESCAPED_CHAR_BYTES, [value]
-    while waiting and left >= 0:
-        one = waiting.pop()
-        kind: Any = type(one)
-        left -= MIN_VALUE_CHARS
-        if kind is str:
-            left -= len(one)
-        elif kind in SHORT:
-            continue
-        elif isinstance(one, SEQUENCES):
-            waiting += one
-        elif (members := HEAVY.get(kind)) is not None:
-            waiting += [member for member in members(one) if member]
-            left -= MIN_VALUE_CHARS * WIDEST_FIELDS
-        elif isinstance(one, dict):
-            waiting += one.values()
-            left -= sum(map(len, one))
-        elif isinstance(one, bytes):
-            left -= len(one)
-        else:
-            waiting += [getattr(one, name) for name in _stored_fields(kind)]
-    return left < 0
-
-
-@cache
-def _stored_fields(kind: Any) -> Sequence[str]:
-    if not attrs.has(kind):
-        return ()
-    return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])
-
-
-HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
-    ModelReply: attrgetter("content", "provider_data"),
-    TextPart: attrgetter("text", "provider_data"),
-    ToolCallPart: attrgetter("input", "raw_input", "provider_data"),
-    JsonPart: lambda part: (part.value,),
-    ToolResult: attrgetter("content", "structured", "change", "side_effects"),
-    CallTool: attrgetter("tool_name", "input"),
-}
-"""What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
-SHORT = frozenset({int, float, bool, type(None)})
-"""Values for which ``MIN_VALUE_CHARS`` is enough."""
-SEQUENCES = (tuple, list)
-WIDEST_FIELDS = 20
-"""Above the number of fields of each of these classes, so that the estimate is never too low."""
-
-
 def _move_to_blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
     fp = fingerprint(value)
     blobs[fp] = value
@@ -750,6 +698,16 @@ def remove_secret_content(write: FileWrite, redactor: Redactor) -> FileWrite:
     text = old.content.decode("latin-1")
     is_secret = redactor.suspicious(text) and redactor.value(text) != text
     return attrs.evolve(write, before=old.without_content()) if is_secret else write
+
+
+# Each message fits into a record, but all that a run heard or added since its last request may not.
+def _move_messages_to_blobs(raw: Mapping[str, Any], packed: dict[str, Any], blobs: dict[str, object]) -> None:
+    """Replace the messages of a *packed* request by blobs if they are too long for one line; *raw* is the request before."""
+    if len(compact(packed["messages"])) <= MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES:
+        return
+    for index, message in enumerate(raw["messages"]):
+        if message.get("type") != "slice" and not find_length_problem([compact(message)]):
+            packed["messages"][index] = _move_to_blob(message, blobs)
 
 
 # --- differences ----------------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from stepengine.data.record_sizes import MAX_LINE_BYTES
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalError, JournalWriteFailed
-from stepengine.journal.encoding import MAX_LINE_BYTES, Encoder
+from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox

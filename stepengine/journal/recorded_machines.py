@@ -15,11 +15,10 @@ from typing import Any, Protocol
 import attrs
 
 from stepengine.data.effects import Spawn
-from stepengine.data.json import JsonDict, JsonValue
+from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
-from stepengine.journal.encoding import find_length_problem
 from stepengine.journal.history import History
 from stepengine.journal.modes import Mode
 from stepengine.journal.records import Input
@@ -138,7 +137,7 @@ class RecordedMachines:
             past = self._run.recorded_part
             known = plan if past is None else add_missing_tools(past.history, plan)
             if plan.definition.handle_steps is not None:
-                known = attrs.evolve(known, output_problem=self._find_output_problem)
+                known = attrs.evolve(known, records_output=True)
             if needs_provenance(plan.hooks):
                 known = attrs.evolve(known, clean=self._run.writer.source.redactor.value)
             if plan.decode_output is not None:
@@ -147,10 +146,6 @@ class RecordedMachines:
             return running
 
         return machine
-
-    def _find_output_problem(self, output: JsonValue) -> str:
-        """Return the reason why an output cannot be recorded in this journal, or ``""``."""
-        return find_length_problem(output, self._run.writer.source.inline)
 
     def wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         """Return a planner whose children start with what is recorded of them."""

@@ -31,6 +31,7 @@ from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.questions import to_answer
+from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
@@ -212,11 +213,11 @@ class Recorder:
 
     async def commit_run_outcome(self, item: Item, outcome: Single) -> Single:
         """Commit and return the outcome of a child or tool body, with its computed values before it."""
-        if isinstance(outcome, Value) and outcome.body is not None and outcome.body.computed:
+        computed = outcome.body.computed if isinstance(outcome, Value) and outcome.body is not None else ()
+        # Each value is short enough for a record; where all together are not, a replay works the program out again.
+        if computed and not find_length_problem(computed):
             address = item.address
-            self.append(
-                make_computed_record(address, self._timing.record_time(*address, outcome.at), outcome.body.computed)
-            )
+            self.append(make_computed_record(address, self._timing.record_time(*address, outcome.at), computed))
         return await self.commit(item, outcome, [])
 
     async def _record_deferred_call(self, item: Item) -> None:

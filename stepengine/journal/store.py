@@ -21,17 +21,14 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.effects import CallModel
+from stepengine.data.record_sizes import MAX_INLINE_CHARS, may_be_long
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     JournalError,
     JournalLocked,
     JournalMissing,
 )
-from stepengine.journal.encoding import (
-    MAX_INLINE_CHARS,
-    Encoder,
-    may_be_long,
-)
+from stepengine.journal.encoding import Encoder
 from stepengine.journal.follower import Again, NewRecords, OffsetTail, Tail
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
@@ -303,7 +300,7 @@ class Journal(abc.ABC):
 
         Raises:
             JournalCorrupt: when one that has to be made anew cannot be read.
-            JournalWriteFailed: when a line would be longer than 16 MiB.
+            JournalWriteFailed: when a line would be longer than 20 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
         link = records[0].link if records and isinstance(records[0], Head) else self.link

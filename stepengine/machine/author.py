@@ -19,9 +19,10 @@ from stepengine.data.functions import discards_result, find_author_line
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
 from stepengine.data.programs import RunningProgram
+from stepengine.data.record_sizes import cut_error, find_length_problem
 from stepengine.data.state import AgentState
-from stepengine.data.yields import YIELD_FROM, Sentinel
-from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
+from stepengine.data.yields import YIELD_FROM, Perform, Sentinel
+from stepengine.errors import BadYield, HandlerError, InputError, LimitReached, StepEngineError
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.machine.signals import belongs_to_caller
 
@@ -99,6 +100,15 @@ def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCE
     """Return the error for an unknown yielded value, with a hint at what was probably meant."""
     msg = f"{what} ({location}) yielded {_format_value(value)}; it may yield {accepted}.{_hint_at_yield(value)}"
     return BadYield(msg, location=location)
+
+
+def find_long_yield(what: str, value: object) -> InputError | None:
+    """Return the error for a yielded value that is too long for a record; ``None`` if it is not."""
+    # The arguments of a function are its own, and may be anything: a record holds only what they are compared by.
+    if type(value) is Perform or not (why := find_length_problem(value)):
+        return None
+    msg = f"{what} yielded a {type(value).__name__} that is too long: {why}; write what is long to a file and pass its path"
+    return InputError(msg, issues=(why,))
 
 
 def _hint_at_yield(value: Any) -> str:
@@ -276,7 +286,8 @@ class Author:
             raise self._to_step_error(raised) from _get_cause(raised)
 
     def _to_step_error(self, error: BaseException) -> StepEngineError:
-        return add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
+        made = add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
+        return cut_error(made)
 
     def close(self) -> tuple[str, ...]:
         """Close the generator, so that its ``finally`` blocks run; return the problems with that."""

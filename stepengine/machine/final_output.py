@@ -16,6 +16,8 @@ import attrs
 from stepengine.data.functions import location_of, unwrap_function
 from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
+from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
+from stepengine.data.result_cuts import cut_middle
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
@@ -41,7 +43,14 @@ def get_final_text(run: RunState) -> str:
     Those are the message of ``end_turn``, else the texts of the last adjacent assistant messages, joined with blank lines.
     """
     output = run.output
-    return output.value if output.is_given and isinstance(output.value, str) else run.history.get_last_answer()
+    if output.is_given and isinstance(output.value, str):
+        return output.value
+    return _shorten_answer(run.history.get_last_answer())
+
+
+def _shorten_answer(text: str) -> str:
+    """Return the text of the last messages; one that is too long for a record has its middle cut."""
+    return cut_middle(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
 
 
 def get_final_output(run: RunState, returned: object) -> object:
@@ -49,7 +58,7 @@ def get_final_output(run: RunState, returned: object) -> object:
     Return the output of a run; a *returned* value other than ``None`` is the output.
 
     Raises:
-        HandlerError: when the author's own type cannot be made of the output again.
+        HandlerError: when the author's own type cannot be made of the output again, or all messages are too long for a record.
     """
     output, mode = run.output, run.plan.definition.output_mode
     if mode == "structured_output":
@@ -59,8 +68,15 @@ def get_final_output(run: RunState, returned: object) -> object:
     if returned is not None:
         return returned
     if mode == "all_messages":
-        return to_dicts(run.history.added())
-    return output.value if output.is_given else run.history.get_last_answer()
+        messages = to_dicts(run.history.added())
+        if why := find_length_problem(messages):
+            msg = (
+                f"the output of agent {run.plan.definition.id!r} is too long: {why}; "
+                "output_mode='last_message' gives the answer alone, and result.state has all messages"
+            )
+            raise HandlerError(msg, kind="too_long")
+        return messages
+    return output.value if output.is_given else _shorten_answer(run.history.get_last_answer())
 
 
 def require_output(run: RunState, returned: object) -> Flow[None]:
@@ -137,7 +153,7 @@ def _check_returned_output(run: RunState, returned: Any, error: Exception) -> No
         returned.close()
     if hint:
         msg = f"{what} returned a {kind.__name__}{hint}"
-    elif run.plan.output_problem is not None and (problem := _find_json_problem(returned, error)):
+    elif run.plan.records_output and (problem := _find_json_problem(returned, error)):
         msg = f"{what}: output is not JSON: {problem}; a run with a journal keeps its output, so return what is JSON"
     else:
         return
@@ -151,8 +167,8 @@ def _check_output_length(run: RunState, output: JsonValue) -> None:
     Raises:
         HandlerError: naming how long it is, and how long it may be.
     """
-    problem = run.plan.output_problem
-    if problem is not None and (why := problem(output)):
+    # Also where nothing is recorded: a run must not end in another way because it has a journal.
+    if why := find_length_problem(output):
         where = location_of(unwrap_function(run.plan.definition.handle_steps))
         what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
         msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"

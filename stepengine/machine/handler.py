@@ -27,10 +27,11 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding, ToolSpec
-from stepengine.errors import BadYield, LimitExceeded, LimitReached, StepEngineError, ToolInputError
-from stepengine.machine.author import Author, ReturnValue, add_location, make_bad_yield
+from stepengine.errors import BadYield, InputError, LimitExceeded, LimitReached, StepEngineError, ToolInputError
+from stepengine.machine.author import Author, ReturnValue, add_location, find_long_yield, make_bad_yield
 from stepengine.machine.batch import RUN_FREELY, calls_among, run_batch
 from stepengine.machine.blocks import BrokenBlock, CallBlock, TextPiece, split_blocks
 from stepengine.machine.calls import (
@@ -175,6 +176,9 @@ def _answer_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) -
     # must come to an end (generator-contract:G47).
     if row.actions:
         run.budget.count_actions(row.actions)
+    if (refused := find_long_yield(author.what, asked)) is not None:
+        run.budget.count_actions(0 if row.actions else 1)
+        raise refused
     return ANSWERS[type(asked)](run, author, asked)
 
 
@@ -194,6 +198,10 @@ def _run_compute(run: RunState, asked: Compute) -> Answer:
         body.computed.append(None)
         raise outcome.error
     value = freeze(cast("Value", outcome).value)
+    if why := find_length_problem(value):
+        body.computed.append(None)
+        msg = f"what the program asks for is too long: {why}"
+        raise InputError(msg, issues=(why,))
     body.computed.append(value)
     return _make_step_result(run, value=value)
 

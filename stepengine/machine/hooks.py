@@ -19,9 +19,10 @@ from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, Source, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
+from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
-from stepengine.machine.author import Author, ReturnValue, make_bad_yield, make_handler_error
+from stepengine.machine.author import Author, ReturnValue, find_long_yield, make_bad_yield, make_handler_error
 from stepengine.machine.calls import EffectMember, RaceMember, carry_out, make_single_member, run_hook_call
 from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
 from stepengine.machine.signals import Abort, Stopped, belongs_to_caller
@@ -67,6 +68,10 @@ def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], al
     if isinstance(value, GeneratorType):
         value = yield from _run_generator_hook(run, _describe_hook(run, point, hook), value)
     if value is None or issubclass(type(value), allowed):
+        if why := find_length_problem(value):
+            raise _make_hook_error(
+                run, point, hook, f"returned a {type(value).__name__} that is too long: {why}", "too_long"
+            )
         _check_change(run, point, hook, value)
         return value
     if hasattr(type(value), "__await__"):
@@ -115,6 +120,8 @@ def _answer_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]
     row = YIELDS.get(type(asked))
     if row is None:
         raise make_bad_yield(author.what, asked, author.location, ACCEPTED)
+    if (refused := find_long_yield(author.what, asked)) is not None:
+        raise refused
     if row.kind is ToolCall:
         result = yield from run_hook_call(run, asked)
         return StepResult(run.snapshot.state(), (result,))

@@ -114,8 +114,7 @@ class RunPlan:
         body: What it is the body of; ``None`` for the run of an agent.
         published: The id of its agent as one of a package, ``publisher/name``; ``""`` for any other.
         packages: Of a root run the packages of its agent, and of all that may run below it, by such ids.
-        output_problem: Returns why a JSON output cannot be recorded, ``""`` if it can; ``None`` for a run without a journal, whose
-            output need not be JSON.
+        records_output: Whether the output is recorded, and so has to be JSON.
         provenance: What a child or body has received when it begins, where a policy asks; ``None`` for a root.
         clean: Takes secrets out of a value, as the journal does; ``None`` where nothing is recorded.
         notes: Warnings about the definition, for the result.
@@ -155,7 +154,7 @@ class RunPlan:
     body: ToolBody | None = None
     published: str = ""
     packages: Mapping[str, str] = attrs.field(factory=dict)
-    output_problem: Callable[[JsonValue], str] | None = attrs.field(default=None, eq=False, repr=False)
+    records_output: bool = attrs.field(default=False, eq=False)
     provenance: Provenance | None = attrs.field(default=None, eq=False, repr=False)
     clean: Callable[[Any], Any] | None = attrs.field(default=None, eq=False, repr=False)
     notes: tuple[str, ...] = ()

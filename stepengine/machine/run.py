@@ -19,6 +19,7 @@ from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop, Value
+from stepengine.data.record_sizes import cut_error
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended, join_warnings
 from stepengine.data.tools import timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
@@ -466,6 +467,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
         run.history.append_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
+        cut_error(ending.error)
         for problem in run.side_events.problems:
             ending.error.add_note(problem)
     yield from _notify_end(run, ending)
@@ -527,6 +529,8 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(cancel_suspended, children))
     own = run.side_events.collect_warnings()
+    if ending.error is not None:
+        cut_error(ending.error)
     return Finished(
         status=ending.status,
         state=run.snapshot.state(),

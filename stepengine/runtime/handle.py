@@ -19,6 +19,7 @@ from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, T
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import check_topic
@@ -259,6 +260,7 @@ class RunHandle(Generic[Out]):
 
         Raises:
             DataError: when *text* is no text.
+            InputError: when it is too long for a record.
             StepEngineError: when the run has ended, or the next turn cannot start.
         """
         if self.done or self._is_closing:
@@ -268,6 +270,9 @@ class RunHandle(Generic[Out]):
             )
             raise StepEngineError(msg)
         message = UserMessage(text)
+        if why := find_length_problem(text):
+            msg = f"the text for the run {self.run_id!r} is too long: {why}; write it to a file and send its path"
+            raise InputError(msg, issues=(why,))
         if self._turns is None:
             self._tree.inboxes.root.append(message)
         else:

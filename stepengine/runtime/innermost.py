@@ -57,6 +57,14 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value, find_failure_usage
+from stepengine.data.record_sizes import (
+    cut_error,
+    find_length_problem,
+    fit_child_result,
+    fit_tool_result,
+    may_be_long,
+    take_fitting,
+)
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
@@ -64,6 +72,7 @@ from stepengine.data.waits import ChildRef
 from stepengine.errors import (
     ContextOverflow,
     DataError,
+    InputError,
     LimitExceeded,
     ModelError,
     PerformError,
@@ -127,6 +136,10 @@ class OutcomeMaker:
             return _add_usage_to_stop(late, value)
         # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
         # and a replay hears it at the same place (replay:J16).
+        if may_be_long(value):
+            value = _fit_value(item, value)
+            if isinstance(value, StepEngineError):
+                return self.failure(item, value)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Value(value, self.elapsed(), inputs)
 
@@ -138,14 +151,16 @@ class OutcomeMaker:
         # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
         # as long as the run's record, so they would, too.
         drop_frames(error)
+        cut_error(error)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Failure(error, self.elapsed(), inputs)
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
-        if path:
-            return tuple(self._inboxes.pop(path, ()))
-        inputs = tuple(self._inbox)
-        del self._inbox[: len(inputs)]  # another thread may have put more there since
+        waiting = self._inboxes.get(path, []) if path else self._inbox
+        inputs = take_fitting(tuple(waiting))
+        del waiting[: len(inputs)]  # another thread may have put more there since
+        if path and not waiting:
+            self._inboxes.pop(path, None)
         return inputs
 
     def make_stop_for_run(self, finished: Finished, **end: Any) -> Stop | None:
@@ -235,7 +250,7 @@ class Innermost:
                     return self._outcomes.failure(item, failed)
             else:
                 return self._outcomes.value(item, reply)
-            room = io.attempt(Failure(failed), used)
+            room = io.attempt(Failure(cut_error(failed)), used)
             refusal = None if room is None else await self._until_stopped(item, room(), spent)
             if refusal is not None:
                 return self._outcomes.failure(item, _add_refusal(failed, refusal, spent))
@@ -316,6 +331,9 @@ class Innermost:
         if not isinstance(reply, ModelReply):
             msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
             raise ModelError(msg, kind="provider")
+        if why := find_length_problem(reply):
+            msg = f"the reply of {model!r} is too long: {why}"
+            raise ModelError(msg, kind="too_large", usage=reply.usage)
         usage, cost = reply.usage, reply.cost
         if usage is not None and usage.requests > 1 and "|" not in model:
             # Only a row of models to fall back on has lost requests before its reply.
@@ -505,7 +523,7 @@ class Innermost:
             if stop is not None:
                 return stop
         drop_frames(child.error)
-        ended = self._outcomes.value(item, child)
+        ended = self._outcomes.value(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
     async def _call_body(self, item: Item, io: IO) -> Single:
@@ -572,6 +590,24 @@ def _outcome_of_body(body: Callable[[], object]) -> tuple[Any, Exception | None]
         return body(), None
     except Exception as error:  # noqa: BLE001
         return None, error
+
+
+def _fit_value(item: Item, value: object) -> object:
+    """Return the value of an effect as a record can hold it, or the error in its place."""
+    if isinstance(value, ToolResult):
+        return fit_tool_result(value, item.effect.tool_name)  # type: ignore[union-attr]
+    if isinstance(value, ChildResult):
+        return fit_child_result(value)
+    why = find_length_problem(value)
+    if not why:
+        return value
+    if isinstance(item.effect, CallFunction):
+        name = item.effect.call.name
+        msg = f"Perform({name}) returned a value that is too long: {why}; write it to a file and return its path"
+        return PerformError(msg, kind="too_long")
+    return InputError(
+        f"what arrived for the {type(item.effect).__name__} of {item.path!r} is too long: {why}", issues=(why,)
+    )
 
 
 def drop_frames(error: BaseException | None) -> None:

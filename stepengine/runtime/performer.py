@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from stepengine.data.effects import CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
+from stepengine.data.record_sizes import cut_error
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.errors import ReplayDivergence, StepEngineError
@@ -142,4 +143,4 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
     except ReplayDivergence:
         raise
     except StepEngineError as error:
-        return Failure(error)
+        return Failure(cut_error(error))

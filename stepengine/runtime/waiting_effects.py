@@ -16,6 +16,7 @@ import attrs
 from stepengine.data.effects import AwaitMessage, AwaitRuns, AwaitTime, EndRuns, RunInBackground, SendToRun
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.record_sizes import fit_child_result
 from stepengine.data.state import RunStatus, cancel_suspended, label_warning
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
@@ -202,7 +203,7 @@ class WaitingEffects:
             if stop is not None:
                 return stop
         drop_frames(child.error)
-        ended = self._outcomes.value(item, child)
+        ended = self._outcomes.value(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
 

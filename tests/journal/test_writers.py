@@ -99,7 +99,7 @@ def count(_ctx: StepContext) -> Steps[int]:
 def test_a_journal_that_gave_up_refuses_every_record(tmp_path: Path, what: str) -> None:
     writer = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
     with pytest.raises(JournalWriteFailed, match="a record has at most"):
-        writer.append(Result("", 0, 0, ["x" * 30_000] * 600))
+        writer.append(Result("", 0, 0, ["x" * 30_000] * 800))
     with pytest.raises(JournalWriteFailed, match="a record has at most"):
         RECORDS[what](writer)
     writer.close()

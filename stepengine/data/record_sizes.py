@@ -1,0 +1,264 @@
+"""
+How long values, errors and texts may be that come into a run: what a record can hold, with and without a journal.
+
+A value that is too long is refused where it comes in, with an error that whoever asked for it can catch. Texts that people or models
+only read are cut: the messages of errors, and texts in the results of tools. A run without a journal follows the same rules,
+so that it ends as one with a journal does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import attrs
+
+from stepengine.data.effects import CallTool
+from stepengine.data.json import compact
+from stepengine.data.messages import JsonPart, ResultPart, TextPart, ToolCallPart, ToolResult, UserMessage
+from stepengine.data.models import ModelReply
+from stepengine.data.result_cuts import cut_middle
+from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.visible import cut_end
+from stepengine.errors import HandlerError, StepEngineError
+
+E = TypeVar("E", bound=BaseException)
+
+MAX_INLINE_CHARS = 32 * 1024
+"""A longer text has a record of its own, which others name. Shorter ones stay readable in place and cost few copies."""
+MAX_VALUE_BYTES = 16 * 1024 * 1024
+"""A document of 10 MB fits as base64. A reader holds a line, its text and its values in memory at once."""
+MAX_LINE_BYTES = 20 * 1024 * 1024
+"""A value that is allowed fits with what stands around it: address, time, warnings, and messages that arrived meanwhile."""
+MAX_ERROR_CHARS = 20_000
+"""About 5,000 tokens: a long traceback fits, and nobody reads more of an error."""
+MAX_ERROR_MEMBERS = 200
+"""So many texts of an error's list are kept, such as its issues."""
+ESCAPED_CHAR_BYTES = 6
+"""Bytes that a character takes at most in JSON: a control character becomes ``\\u001f``."""
+MIN_VALUE_CHARS = 5
+"""For how many characters a value stands at least, such as a number with what is around it."""
+MAX_MESSAGES_CHARS = 300_000
+"""Messages to a run that one record takes: about half of what stands around a value, if all were control characters."""
+MESSAGE_CHARS = 100
+"""For how many characters a message counts apart from its texts."""
+LONG_INT_BITS = 64
+"""A number with more bits is counted by its digits."""
+BITS_PER_DIGIT = 3.3
+"""A little below the logarithm of 10 to base 2, so that the estimate is never too low."""
+
+
+# An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
+# one that is too long.
+def may_be_long(value: Any) -> bool:
+    """
+    Return whether *value* may need more than ``MAX_VALUE_BYTES`` bytes as JSON; a cheap estimate, never too low.
+
+    What is never stored counts for nothing.
+    """
+    left, waiting = MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES, [value]
+    while waiting and left >= 0:
+        one = waiting.pop()
+        kind: Any = type(one)
+        left -= MIN_VALUE_CHARS
+        if kind is str:
+            left -= len(one)
+        elif kind in SHORT:
+            left -= 0 if kind is not int or -1 < one < MANY else _int_digits(one)
+        elif isinstance(one, SEQUENCES):
+            waiting += one
+        elif (members := HEAVY.get(kind)) is not None:
+            waiting += [member for member in members(one) if member]
+            left -= MIN_VALUE_CHARS * WIDEST_FIELDS
+        elif isinstance(one, dict | bytes):
+            left -= len(one) if kind is bytes else sum([len(name) for name in one if isinstance(name, str)])
+            waiting += () if isinstance(one, bytes) else one.values()
+        else:
+            waiting += _stored_members(one)
+    return left < 0
+
+
+def find_length_problem(value: object) -> str:
+    """
+    Return why *value* does not fit into a record, or ``""``.
+
+    A text over ``MAX_INLINE_CHARS`` characters has a record of its own, and counts by itself.
+    """
+    if not may_be_long(value):
+        return ""
+    lengths: list[int] = []
+    try:
+        rest = _without_long_texts(value, lengths)
+        length = max([_json_bytes(rest), *lengths])
+    except (RecursionError, ValueError):
+        return ""  # no JSON, which is told elsewhere
+    return (
+        f"its record would have {length:,} bytes, and one has at most {MAX_VALUE_BYTES:,}"
+        if length > MAX_VALUE_BYTES
+        else ""
+    )
+
+
+def _without_long_texts(value: Any, lengths: list[int]) -> object:
+    """Return what is stored of *value* as JSON, with empty texts in place of long ones, whose lengths are added to *lengths*."""
+    kind: Any = type(value)
+    if kind is str:
+        if len(value) <= MAX_INLINE_CHARS:
+            return value
+        lengths.append(_json_bytes(value))
+        return ""
+    if kind in SHORT:
+        is_plain = kind is not float or math.isfinite(value)
+        return "0" * _int_digits(value) if kind is int and not -1 < value < MANY else value if is_plain else 0
+    if isinstance(value, SEQUENCES):
+        return [_without_long_texts(one, lengths) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): _without_long_texts(one, lengths) for name, one in value.items()}
+    if isinstance(value, bytes):
+        lengths.append(len(value))
+        return ""
+    return [_without_long_texts(one, lengths) for one in _stored_members(value)]
+
+
+def _json_bytes(value: object) -> int:
+    return len(compact(value).encode(errors="surrogatepass"))
+
+
+def _int_digits(number: int) -> int:
+    return int(number.bit_length() / BITS_PER_DIGIT) if number.bit_length() > LONG_INT_BITS else 0
+
+
+def _stored_members(value: Any) -> Sequence[Any]:
+    kind: Any = type(value)
+    names = ("message", *value.fields) if isinstance(value, StepEngineError) else _stored_fields(kind)
+    return [getattr(value, name, None) for name in names]
+
+
+@cache
+def _stored_fields(kind: Any) -> Sequence[str]:
+    if not attrs.has(kind):
+        return ()
+    return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])
+
+
+HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
+    ModelReply: attrgetter("content", "provider_data"),
+    TextPart: attrgetter("text", "provider_data"),
+    ToolCallPart: attrgetter("input", "raw_input", "provider_data"),
+    JsonPart: lambda part: (part.value,),
+    ToolResult: attrgetter("content", "structured", "change", "side_effects"),
+    CallTool: attrgetter("tool_name", "input"),
+}
+"""What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+SHORT = frozenset({int, float, bool, type(None)})
+"""Values for which ``MIN_VALUE_CHARS`` is enough, unless a number has very many digits."""
+MANY = 2**LONG_INT_BITS
+"""From here on a number is counted by its digits."""
+SEQUENCES = (tuple, list)
+"""What holds values in order."""
+WIDEST_FIELDS = 20
+"""Above the number of fields of each of these classes, so that the estimate is never too low."""
+
+
+# --- what is cut ------------------------------------------------------------------------------------------------------
+
+
+# In place, so that whoever has the error keeps its class, cause and traceback, and a class of the author's need not be made again.
+def cut_error(error: E) -> E:
+    """Return *error* with its texts cut to ``MAX_ERROR_CHARS`` characters each: message, arguments, notes, and fields of ours."""
+    notes = getattr(error, "__notes__", ())
+    if any(len(note) > MAX_ERROR_CHARS for note in notes):
+        error.__notes__ = [cut_end(note, MAX_ERROR_CHARS) for note in notes]
+    if not isinstance(error, StepEngineError):
+        return error
+    if len(error.message) > MAX_ERROR_CHARS:
+        error.message = cut_end(error.message, MAX_ERROR_CHARS)
+        error.args = (error.message, *error.args[1:])
+    for name in error.fields:
+        value = getattr(error, name, None)
+        short = _cut_member(value)
+        if short is not value:
+            setattr(error, name, short)
+    if len(error.where) > MAX_ERROR_CHARS:
+        error.where = cut_end(error.where, MAX_ERROR_CHARS)
+    return error
+
+
+def _cut_member(value: Any) -> Any:
+    """Return a field of an error with its long texts cut; *value* itself if none is long."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_ERROR_CHARS else cut_end(value, MAX_ERROR_CHARS)
+    if not isinstance(value, tuple):
+        return value
+    is_short = (
+        len(value) <= MAX_ERROR_MEMBERS and sum([len(one) for one in value if isinstance(one, str)]) <= MAX_ERROR_CHARS
+    )
+    if is_short:
+        return value
+    kept, left = list[object](), MAX_ERROR_CHARS
+    for one in value[:MAX_ERROR_MEMBERS]:
+        if left <= 0:
+            break
+        kept.append(cut_end(one, left) if isinstance(one, str) and len(one) > left else one)
+        left -= len(one) if isinstance(one, str) else 0
+    more = len(value) - len(kept)
+    return (*kept, f"{more:,} more are left out") if more else tuple(kept)
+
+
+def take_fitting(messages: tuple[UserMessage, ...]) -> tuple[UserMessage, ...]:
+    """Return the first of *messages* that fit into one record beside a value; at least one. The next record takes others."""
+    left = MAX_MESSAGES_CHARS
+    for count, message in enumerate(messages):
+        texts = [part.text for part in message.content if isinstance(part, TextPart)]
+        left -= sum([len(text) for text in texts if len(text) <= MAX_INLINE_CHARS]) + MESSAGE_CHARS
+        if left < 0 and count:
+            return messages[:count]
+    return messages
+
+
+def fit_tool_result(result: ToolResult, tool_name: str) -> ToolResult:
+    """Return *result*; one that is too long has its texts cut, or is an error result if that is not enough."""
+    why = find_length_problem(result)
+    if not why:
+        return result
+    # Most texts take one byte a character, and none takes more than six.
+    for limit in (MAX_VALUE_BYTES * 3 // 4, MAX_VALUE_BYTES // 4, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES // 2):
+        short = attrs.evolve(result, content=_cut_parts(result.content, limit))
+        if not find_length_problem(short):
+            return short
+    text = f"The result of {tool_name} is too long: {why}. Return less, or write it to a file and return its path."
+    effects = () if find_length_problem(result.side_effects) else result.side_effects
+    return attrs.evolve(
+        ToolResult.error(text), side_effects=effects, usage=result.usage, cost=result.cost, trust=result.trust
+    )
+
+
+# Without the mark of ``shorten_parts``, since a model is shown far less of it.
+def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...]:
+    """Return the parts of a result with at most *limit* characters of text in all; JSON that is longer becomes text."""
+    made: list[ResultPart] = []
+    left = limit
+    for part in parts:
+        text = part.text if isinstance(part, TextPart) else compact(part.value) if isinstance(part, JsonPart) else ""
+        if len(text) <= left:
+            made.append(part)
+        elif isinstance(part, TextPart):
+            made.append(attrs.evolve(part, text=cut_middle(text, left)))
+        else:
+            made.append(TextPart(cut_middle(text, left)))
+        left -= min(left, len(text))
+    return tuple(made)
+
+
+def fit_child_result(child: ChildResult) -> ChildResult:
+    """Return the result of a child; one that is too long is that of a failed child."""
+    if child.error is not None:
+        cut_error(child.error)
+    why = find_length_problem(child)
+    if not why:
+        return child
+    error = HandlerError(f"the result of agent {child.agent_id!r} is too long: {why}", kind="too_long")
+    return attrs.evolve(child, status=RunStatus.FAILED, output=None, text="", error=error, questions=(), warnings=())
