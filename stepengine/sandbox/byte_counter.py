@@ -6,10 +6,12 @@ Values that go in and out are held in this process, and the sandbox's own limit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import PurePath
+from typing import Any
 
 VALUE_BYTES = 16
-"""For a number, and for each list, dict and member of one: a guess at what the encoding adds to each value."""
+"""For a small number, and for each list, dict and member of one: a guess at what the encoding adds to each value."""
 ANSWER_BYTES = 256
 """What an answer takes in this process, however short it is."""
 
@@ -22,6 +24,8 @@ def byte_size(value: object) -> int:
     """Return the approximate size of a JSON value in bytes."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="replace"))
+    if isinstance(value, int):
+        return number_size(value)
     if isinstance(value, Mapping):
         return sum([VALUE_BYTES + byte_size(key) + byte_size(inner) for key, inner in value.items()], VALUE_BYTES)
     return (
@@ -31,23 +35,46 @@ def byte_size(value: object) -> int:
     )
 
 
+def number_size(number: int) -> int:
+    """Return the approximate size of a whole number in bytes; one of a program may have millions of digits."""
+    return max(VALUE_BYTES, number.bit_length() // 8)
+
+
 def argument_size(value: object) -> int:
-    """Return a lower bound of the bytes of all texts in the arguments of a program."""
+    """Return a lower bound of the bytes of all texts and large numbers in the arguments of a program."""
     # Forty lists, each twice in the next one, are few bytes and 2^40 members: what is there several times is counted once.
-    size, left, seen = 0, [value], set[int]()
+    # What was counted is held, since an object makes its attributes when it is asked for them.
+    size, left, counted = 0, [value], dict[int, object]()
     while left:
         one = left.pop()
-        if id(one) in seen:
+        if id(one) in counted:
             continue
-        seen.add(id(one))
-        if isinstance(one, str | bytes):
-            size += len(one)
-        elif isinstance(one, Mapping):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set | frozenset):
-            size += len(one)
-            left += one
+        counted[id(one)] = one
+        size += least_size(one)
+        inner = inner_values(one)
+        if inner is not None:
+            size += len(inner)
+            left += [*inner, *inner.values()] if isinstance(inner, Mapping) else inner
     return size
+
+
+def least_size(value: object) -> int:
+    """Return how many bytes a value takes at least without the values inside; 0 for one of a few bytes."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, int):
+        return value.bit_length() // 8
+    return len(str(value)) if isinstance(value, PurePath) else 0
+
+
+def inner_values(value: object) -> Collection[Any] | None:
+    """Return the values inside of a container, an exception or an object of a program; ``None`` for anything else."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return value
+    if isinstance(value, BaseException):
+        return value.args
+    attributes = getattr(value, "attributes", None)
+    return attributes if isinstance(attributes, Mapping) else None
 
 
 class ByteBudget:

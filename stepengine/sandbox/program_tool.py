@@ -9,7 +9,7 @@ or a process that goes on after another one, runs the program again over what is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, assert_never, cast
 
 import attrs
@@ -26,7 +26,7 @@ from stepengine.data.tools import ToolSpec, has_timed_out
 from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, parallel_from_program
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
 from stepengine.redaction import PLACEHOLDER
-from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size
+from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, least_size
 from stepengine.sandbox.check_workers import STOPPED, StopSignal
 from stepengine.sandbox.program_checks import find_defined_names, format_problems, problems
 from stepengine.sandbox.sessions import (
@@ -713,9 +713,9 @@ def check_bounds(value: object, most: int) -> None:
         below: dict[int, tuple[Any, int]] = {}
         for holder, times in level.values():
             members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
-            size += times * (2 * len(members) + sum([len(one) for one in members if isinstance(one, str)]))
+            size += times * (2 * len(members) + sum(map(_least_digits, members)))
             for one in members:
-                if type(one) not in SCALARS and (inner := _inner_values(one)) is not None:
+                if type(one) not in SCALARS and (inner := inner_values(one)) is not None:
                     below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
         if size > most + 2:
             msg = f"a value of more than {most:,} bytes; one may have {most:,}"
@@ -727,12 +727,11 @@ def check_bounds(value: object, most: int) -> None:
     raise ValueError(msg)
 
 
-def _inner_values(value: object) -> Collection[Any] | None:
-    """Return the values inside of a container, or the attributes of an object of the program."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        return value
-    attributes = getattr(value, "attributes", None)
-    return attributes if isinstance(attributes, Mapping) else None
+def _least_digits(value: object) -> int:
+    """Return how many characters a value has at least when it is written, without the values inside."""
+    if isinstance(value, int):
+        return value.bit_length() * 3 // 10  # log10(2) is above 0.3
+    return least_size(value)
 
 
 def _write_value(value: Any, most: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.sandbox.byte_counter import TooManyBytes, argument_size
+from stepengine.sandbox.byte_counter import TooManyBytes, argument_size, number_size
 from stepengine.sandbox.check_workers import STOPPED, CheckWorkers, StopSignal
 from stepengine.sandbox.program_checks import CheckedProgram, check_with_monty
 from stepengine.sandbox.stubs import ALIASES, Stubs
@@ -742,6 +742,8 @@ def _approximate_size(value: object) -> int:
     """Return the approximate size of a value that is sent to a program. It is the same in a replay."""
     if isinstance(value, str):
         return len(value)
+    if isinstance(value, int):
+        return number_size(value)
     if isinstance(value, Mapping):
         return sum([len(key) + _approximate_size(inner) for key, inner in value.items()], SMALL)
     return sum(map(_approximate_size, value), SMALL) if isinstance(value, list) else SMALL

@@ -70,6 +70,14 @@ async def error_of(body: str, sandbox: MontySandbox, prompt: str = "go") -> str:
             "for n in range(100):\n    ctx.random.sample(range(10**15), 10_000)\n    yield Sleep(0)",
             "4,194,304 bytes went in and out",
         ),
+        (
+            "for n in range(40):\n    ctx.random.randrange(2**4_000_000)\nyield STEP",
+            "2,097,152 bytes went in and out",
+        ),
+        (
+            "for n in range(40):\n    ctx.random.randint(0, 2**4_000_000)\n    yield Sleep(0)",
+            "4,194,304 bytes went in and out",
+        ),
         ("for n in range(100):\n    yield from ToolCall('echo', {'value': 'a' * 90_000})", "in all"),
         ("for n in range(100):\n    yield ToolCall('echo', {'value': 'a' * 900_000})", "in all"),
     ],
@@ -125,7 +133,14 @@ async def test_a_program_that_moves_too_many_bytes_is_ended_with_the_limit(
 
 
 LARGE = pytest.mark.parametrize(
-    "value", ["'a' * 500_000", "['a' * 250_000] * 2", "{'a' * 500_000: 1}", "b'a' * 500_000"]
+    "value",
+    [
+        "'a' * 500_000",
+        "['a' * 250_000] * 2",
+        "{'a' * 500_000: 1}",
+        "b'a' * 500_000",
+        "ValueError('a' * 500_000)",
+    ],
 )
 
 
@@ -176,3 +191,17 @@ async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox
         result = await engine.run(agent, "go")
 
     assert ["done"] * 4 == [message.text for message in result.state.message_history if message.role == "tool"]
+
+
+@pytest.mark.spec("programs:PG44")
+@pytest.mark.parametrize(
+    "value", ["[10**4_000] * 20_000", "[b'a' * 1_000_000] * 20", "{10**4_000: [b'a' * 9_000_000]}"]
+)
+async def test_large_numbers_and_bytes_of_a_last_line_are_not_written(value: str, sandbox: MontySandbox) -> None:
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, sandbox=sandbox)])
+    script = ScriptedModel([tool_call("run_code", {"code": value}), text("end")])
+    async with Engine([agent], models=script) as engine:
+        result = await engine.run(agent, "go")
+
+    said = next(message.text for message in result.state.message_history if message.role == "tool")
+    assert "not shown: a value of more than 8,388,608 bytes" in said
