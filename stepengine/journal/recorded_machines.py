@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from functools import partial
 from random import Random
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import attrs
 
@@ -120,13 +121,13 @@ class RecordedMachines:
 
     Attributes:
         seed: The random numbers of all machines depend on it.
-        running: The machines by path.
+        running: The machines by path, while somebody drives them: one that has ended holds all results of its calls.
         decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
     """
 
     def __init__(self, run: RunWithMachines) -> None:
         self.seed = ""
-        self.running: dict[str, Any] = {}
+        self.running: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.decoders: dict[str, Callable[[Any], Any]] = {}
         self._run = run
 

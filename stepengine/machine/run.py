@@ -61,7 +61,7 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
         close: Ends the run where it waits.
     """
 
-    __slots__ = ("_run", "close", "send", "throw")
+    __slots__ = ("__weakref__", "_run", "close", "send", "throw")
 
     send: Callable[[Outcome | None], Effect]
     throw: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,3 +206,35 @@ async def test_large_numbers_and_bytes_of_a_last_line_are_not_written(value: str
 
     said = next(message.text for message in result.state.message_history if message.role == "tool")
     assert "not shown: a value of more than 8,388,608 bytes" in said
+
+
+@tool(category="read")
+def load(number: int) -> str:
+    """Give a text of a million characters."""
+    return f"{number:07}" * 150_000
+
+
+@pytest.mark.memory
+@pytest.mark.spec("programs:PG25")
+async def test_ended_programs_of_a_recorded_run_leave_nothing_in_memory(sandbox: MontySandbox, tmp_path: Path) -> None:
+    """What the calls of a program gave is in no message: it is needed until the program has ended, and then in the journal alone."""
+    held: list[int] = []
+
+    @tool(category="read")
+    def look() -> str:
+        """Note how much is held."""
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
+        return "noted"
+
+    code = "for n in range(16):\n    x = await load(n)\nawait look()"
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(load, look, sandbox=sandbox)])
+    script = ScriptedModel([*[tool_call("run_code", {"code": code}) for _ in range(5)], text("end")])
+    tracemalloc.start()
+    try:
+        async with Engine([agent], models=script) as engine:
+            await engine.run(agent, "go", journal=str(tmp_path / "run.jsonl"))
+    finally:
+        tracemalloc.stop()
+
+    assert held[-1] - held[0] < 8 * MEBI
