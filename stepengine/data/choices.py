@@ -111,7 +111,7 @@ def describe_scope(rule: JsonDict, *, is_full: bool = False) -> str:
     elif allows_any_input(rule):
         scope = f"ANY call of {call['is']}, with any input"
     elif "prefix" in call:
-        scope = f"{shlex.join(call['prefix'])} with anything behind it"
+        scope = f"{shlex.join(call['prefix'])} with harmless options and paths"
     elif "input" in call:
         scope = "exactly this call"
     else:

@@ -33,80 +33,6 @@ Operands = Literal["any", "none", "paths", "pattern"]
 CONFINED: tuple[Operands, ...] = ("paths", "pattern")
 """Forms that allow a command because of what its operands name; such commands are ``confine_command`` when they run."""
 
-LAUNCHERS = frozenset((
-    "ash", "bash", "builtin", "busybox", "bwrap", "catchsegv", "chroot", "chrt", "command", "coproc", "csh", "dash",
-    "dbus-run-session", "doas", "eatmydata", "entr", "env", "eval", "exec", "fakeroot", "faketime", "firejail", "fish",
-    "flock", "hyperfine", "ionice", "ksh", "ltrace", "nice", "nohup", "nsenter", "numactl", "parallel", "pkexec",
-    "proxychains", "rlwrap", "runcon", "runuser", "script", "sem", "setarch", "setpriv", "setsid", "sg", "sh", "ssh-agent",
-    "start-stop-daemon", "stdbuf", "strace", "su", "sudo", "systemd-run", "taskset", "tcsh", "time", "timeout", "toybox",
-    "unbuffer", "unshare", "valgrind", "watch", "watchexec", "xargs", "xvfb-run", "zsh",
-))  # fmt: skip
-"""
-Programs that start the program which their arguments name, or read it as a line of a shell.
-
-A deny looks for its program among all their words: a word of them that is its name is nearly always what runs.
-"""
-RUNNERS = frozenset((
-    ".", "at", "awk", "batch", "bsdtar", "bun", "bunx", "clisp", "cmd", "crontab", "dc", "deno", "docker", "dtrace", "ed",
-    "emacs", "erl", "ex", "expect", "fd", "fdfind", "find", "forever", "gawk", "gdb", "ghci", "gmake", "gtar", "guile", "iex",
-    "ipython", "irb", "jshell", "kubectl", "lldb", "m4", "make", "man", "mawk", "mysql", "nawk", "nodemon", "npx", "nvim",
-    "osascript", "perf", "pipx", "pnpx", "podman", "powershell", "psql", "pwsh", "racket", "rg", "rsync", "runghc", "sbcl",
-    "scp", "screen", "sed", "sftp", "socat", "sort", "source", "sqlite", "ssh", "swift", "tar", "tmux", "uvx", "vi", "vim",
-    "wine", "wish", "zip",
-))  # fmt: skip
-"""
-Programs that can be made to run others by an option, a script or a file, among words that mean something else.
-
-No rule says what they run, so that none allows them; a deny does not look into them, as ``rg rm`` and ``vim rm`` run no ``rm``.
-"""
-DEEDS = {
-    "asdf": ("exec",),
-    "bundle": ("exec",),
-    "bundler": ("exec",),
-    "cargo": ("run",),
-    "conda": ("run",),
-    "coverage": ("run",),
-    "dotnet": ("exec", "run"),
-    "direnv": ("exec",),
-    "git": (
-        "archive", "bisect", "clone", "config", "difftool", "fetch", "fetch-pack", "filter-branch", "grep", "hook", "ls-remote",
-        "mergetool", "pull", "push", "rebase", "remote", "send-email", "send-pack", "submodule", "svn",
-    ),
-    "go": ("build", "generate", "get", "install", "run", "test", "tool", "vet"),
-    "hatch": ("run",),
-    "hg": (),
-    "mamba": ("run",),
-    "micromamba": ("run",),
-    "mise": ("exec", "x"),
-    "nix": ("build", "develop", "eval", "run", "shell"),
-    "npm": ("create", "exec", "explore", "init", "innit", "x"),
-    "pdm": ("run",),
-    "pipenv": ("run", "shell"),
-    "pnpm": ("create", "dlx", "exec", "node"),
-    "poetry": ("run",),
-    "pyenv": ("exec",),
-    "rbenv": ("exec",),
-    "rustup": ("run",),
-    "rye": ("run",),
-    "tox": ("exec", "e"),
-    "uv": ("run", "tool"),
-    "yarn": ("create", "dlx", "exec", "node"),
-}  # fmt: skip
-"""Programs that do many things, each with those of its deeds that run whatever stands behind them."""
-WRAPPERS = frozenset(
-    (("bundle", "exec"), ("pdm", "run"), ("pipenv", "run"), ("poetry", "run"), ("rye", "run"), ("uv", "run"))
-)
-"""Deeds that give all that stands behind the name of a program to that program."""
-RUNNING_MODULES = frozenset((
-    "asyncio", "bdb", "cprofile", "code", "coverage", "debugpy", "idlelib", "ipdb", "ipython", "kernprof", "line_profiler", "memory_profiler",
-    "pdb", "profile", "pyinstrument", "runpy", "scalene", "timeit", "torch", "trace", "viztracer",
-))  # fmt: skip
-"""Modules of Python that run what their arguments say, in lower case; of a package all that is in it."""
-INTERPRETERS = frozenset((
-    "bpython", "elixir", "escript", "groovy", "java", "julia", "kotlin", "lua", "luajit", "mono", "node", "nodejs", "perl", "php",
-    "ptpython", "pypy", "python", "r", "raku", "rscript", "ruby", "scala", "tclsh", "ts-node", "tsx",
-))  # fmt: skip
-"""Programs that run the file which is their first argument, and give it all that stands behind it."""
 SECRET = PathRules(SECRETS, ())
 SHOWING = ("diff", "log", "show", "grep", "status")
 """What git shows files by."""
@@ -129,8 +55,9 @@ class CommandForm:
     Attributes:
         prefix: Whole words, the program first, such as ``("git", "status")``.
         exact: Nothing may follow the prefix.
-        flags: The only options that may follow, each as ``-x``, ``--word``, or ``--word=`` for one with a value in the same
-            word; ``None`` lets any follow. Single-letter options may stand together.
+        flags: The only options that may follow, each as ``-x``, ``--word``, ``--word=`` for one with a value in the same
+            word, or ``-#`` for a number; ``None`` lets any follow. Single-letter options may stand together, and behind ``--``
+            no word begins like an option.
         operands: What may follow beside options: ``"any"`` words, ``"none"``, ``"paths"`` below the working folder that
             name no secret file, or ``"pattern"``, one word of any kind and then such paths.
     """
@@ -199,18 +126,23 @@ def _is_option(word: str) -> bool:
 
 def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
     words = _CommandTail.from_argv(rest)
-    if form.flags is not None and not all(_is_allowed_option(word, form.flags) for word in words.options):
+    # An option may take `--` as its value, so that what is behind it is read as options all the same.
+    if form.flags is not None and not (
+        all(_is_allowed_option(word, form.flags) for word in words.options) and not any(map(_is_option, words.behind))
+    ):
         return False
     if form.operands == "none":
         return not words.operands
     if form.operands == "any":
         return True
-    return all(_is_harmless_path(word) for word in words.operands[form.operands == "pattern" :])
+    # Pytest reads further options from `@file`.
+    has_options = form.prefix[-1] == "pytest" and any(word.startswith("@") for word in words.operands)
+    return not has_options and all(_is_harmless_path(word) for word in words.operands[form.operands == "pattern" :])
 
 
 def _is_allowed_option(word: str, flags: frozenset[str]) -> bool:
     """Return whether an option is one of the list, spelled out: what a program takes for an abbreviation is not."""
-    if word in flags:
+    if word in flags or ("-#" in flags and word.isascii() and word[1:].isdecimal()):
         return True
     name, equals, _ = word.partition("=")
     if equals and name.startswith("--"):
@@ -497,6 +429,11 @@ def _limit_to_commits(word: str) -> str:
     )
 
 
+def find_widening(command: Argv | Script) -> CommandForm | None:
+    """Return the form that a person may allow who allows a command; ``None`` where more than the command may do more."""
+    return next((form for form in WIDENABLE if permits(form, command)), None)
+
+
 def denies(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command* runs what a deny rule about *form* means, by itself or behind programs that start others."""
     return any(_is_meant(form, started) for started in find_started(command).commands)
@@ -529,41 +466,6 @@ def _find_script_words(text: str) -> frozenset[str]:
     return frozenset([program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
 
 
-def determines_executed_code(prefix: Sequence[str]) -> bool:
-    """
-    Return whether the first words of a command say which code runs, whatever follows them.
-
-    With an interpreter that is its file, or with Python a module: ``python x.py`` and ``python -m pytest`` do, ``python``,
-    ``python -c`` and ``python -m pdb`` do not. With a program that does many things it is one that runs nothing: ``git log``
-    does, ``git``, ``git -C x`` and ``npm exec`` do not, ``uv run pytest`` as ``pytest`` does.
-    """
-    program = program_name(prefix[0]).removesuffix(".exe")
-    stem = program.rstrip("0123456789.-") or program
-    if not {program, stem}.isdisjoint(LAUNCHERS | RUNNERS):
-        return False
-    if program in DEEDS:
-        return _names_safe_subcommand(program, prefix[1:])
-    if stem not in INTERPRETERS:
-        return True
-    is_module = stem in {"python", "pypy"} and tuple(prefix[1:2]) == ("-m",)
-    code = prefix[1 + is_module] if len(prefix) > 1 + is_module else ""
-    return _is_name(code) and not (is_module and code.partition(".")[0].casefold() in RUNNING_MODULES)
-
-
-def _names_safe_subcommand(program: str, words: Sequence[str]) -> bool:
-    """Return whether a subcommand runs no code of others, or names the code that it runs."""
-    if not words or not _is_name(words[0]):
-        return False
-    if (program, words[0]) in WRAPPERS:
-        return len(words) > 1 and _is_name(words[1]) and determines_executed_code(words[1:])
-    return words[0].casefold() not in DEEDS[program]
-
-
-def _is_name(word: str) -> bool:
-    """Return whether a word names something: it is not an option, and does not stand for what is typed in."""
-    return word not in {"", "-"} and not _is_option(word)
-
-
 def _contains_prefix(prefix: Sequence[str], words: Sequence[str]) -> bool:
     """Return whether the words of a prefix follow the program, options and their values between them aside."""
     places = {1}
@@ -577,15 +479,15 @@ def _make_form(prefix: str, flags: str = "", operands: Operands = "none") -> Com
 
 
 REVISIONS = "--oneline --stat --shortstat --name-only --name-status --no-color --no-ext-diff --no-textconv --no-renames"
-LOG = "-n -p --patch --graph --decorate --all --reverse --merges --no-merges --date= --format= --pretty= --since= --until= --author= --grep= --max-count="
+LOG = "-# -n -p --patch --graph --decorate --all --reverse --merges --no-merges --date= --format= --pretty= --since= --until= --author= --grep= --max-count="
 
 READ_ONLY: tuple[CommandForm, ...] = (
     _make_form("pwd"),
     _make_form("echo", "-n", "any"),
     _make_form("ls", "-a -A -l -h -1 -r -R -t -S -d -F -i -s -p --all --color=never --human-readable --recursive", "paths"),
     _make_form("cat", "-n -b -s -A --number", "paths"),
-    _make_form("head", "-n -c -q -v --lines= --bytes=", "paths"),
-    _make_form("tail", "-n -c -q -v --lines= --bytes=", "paths"),
+    _make_form("head", "-# -n -c -q -v --lines= --bytes=", "paths"),
+    _make_form("tail", "-# -n -c -q -v --lines= --bytes=", "paths"),
     _make_form("wc", "-l -w -c -m -L --lines --words --bytes --chars", "paths"),
     _make_form("sort", "-n -r -u -f -b -h -V -k -t --numeric-sort --reverse --unique --key=", "paths"),
     _make_form("find", "-name -iname -path -ipath -type -maxdepth -mindepth -size -mtime -newer -empty -print -not", "paths"),
@@ -598,3 +500,19 @@ READ_ONLY: tuple[CommandForm, ...] = (
     _make_form("git branch", "-a -r -v --all --remotes --list --show-current", "none"),
 )  # fmt: skip
 """Programs that only look, each with the options and operands with which it does."""
+
+TESTS = "-q -v -x -s -l -k -m --lf --last-failed --ff --failed-first --sw --stepwise --co --collect-only --maxfail= --tb= --durations= --no-header"
+
+WIDENABLE: tuple[CommandForm, ...] = (
+    *READ_ONLY,
+    _make_form("du", "-a -c -h -s --max-depth=", "paths"),
+    _make_form("grep", "-# -n -i -l -L -c -w -x -E -F -v -h -H -s -q -A -B -C -m --include= --exclude= --exclude-dir=", "pattern"),
+    _make_form("stat", "-c -t --format=", "paths"),
+    *[_make_form(f"{start}pytest", TESTS, "paths") for start in ("", "python -m ", "python3 -m ", "uv run ", "poetry run ")],
+)  # fmt: skip
+"""
+Forms that a person may allow for good who allows one command of them: no option or operand writes a file or starts another program.
+
+A list of what is known, since nobody knows every option of every program: ``git log`` has ``--output``, ``sort`` has ``-o``. ``pytest`` runs
+the tests of the folder, whichever of these options it has, and ``@file`` is none of its operands.
+"""

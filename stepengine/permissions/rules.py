@@ -25,7 +25,7 @@ from stepengine.data.messages import to_string_tuple
 from stepengine.data.provenance import Provenance, find_addresses
 from stepengine.data.tools import ToolSpec, find_values
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, determines_executed_code, permits
+from stepengine.permissions.commands import READ_ONLY, WIDENABLE, CommandForm, denies, find_widening, permits
 from stepengine.workspace.argv import Argv, Script, parse_command
 from stepengine.workspace.contained_paths import (
     DELIMITERS,
@@ -78,8 +78,6 @@ MAX_DECODINGS = 3
 """How often a longer text is decoded before it is judged whether it is a path."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
 """Members that say nothing of what a command does."""
-MAX_PREFIX_WORDS = 3
-"""Of how many words the longest beginning of a command is that is offered to be allowed with anything behind it."""
 USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
 TOOL_CHARS = re.compile(r"[A-Za-z0-9_-]*")
 MAX_TOOL_NAME_CHARS = 64
@@ -740,7 +738,8 @@ class Call:
         paths: Only calls that name files, and no others than these; one that stands in a member such as ``destination`` is
             written ``"destination: a.txt"``. Without *hosts* and *origins* they name no address, and no ``method``.
         hosts: Only calls that name web addresses, and of no other hosts than these. Without *paths* they name no file.
-        prefix: Only calls of one command that begins with these words, whatever follows them; never a shell script.
+        prefix: Only calls of one command of this program, or subcommand, with options and operands that are known to write no
+            file and to start nothing else; never a shell script.
         origins: Only calls that name web addresses, and no others than below these: scheme, host and port, and the call's
             ``method`` in front where it has one, such as ``"POST https://api.example.org"``. Without *paths* they name no file.
         any_input: Somebody was told that any input is meant. It narrows nothing; without it a rule of a policy file that people
@@ -759,9 +758,17 @@ class Call:
 
     def __attrs_post_init__(self) -> None:
         _check_not_empty(self.tool, 'the name of a tool, such as "read_files"')
-        if self.prefix is not None and not all(self.prefix or [""]):
-            msg = 'the prefix of a call is the first words of a command, such as ["git", "log"]'
+        if self.prefix is not None and self._form is None:
+            known = ", ".join([shlex.join(form.prefix) for form in WIDENABLE])
+            msg = (
+                f"no harmless options are known of the command {shlex.join(self.prefix)!r}; they are known of {known}. Use "
+                "Rule.allow_command for any options"
+            )
             raise DefinitionError(msg)
+
+    @property
+    def _form(self) -> CommandForm | None:
+        return next((form for form in WIDENABLE if form.prefix == self.prefix), None)
 
     @classmethod
     def from_request(cls, request: Request) -> Call:
@@ -786,16 +793,13 @@ class Call:
         """
         Return what else a person may allow for good who sees a call, the narrowest first.
 
-        Of a command that is each of its beginnings, of at most three words and not of a program that is known to run what
-        follows; at last any input of the tool.
+        Of a command that is the same program with other options and operands, where these are known to write no file and to
+        start nothing else; at last any input of the tool.
         """
         agent, found, words = request.agent_id or None, list[Call](), _single_command(request)
-        if words:
-            rest = _input_without_command(request)
-            prefixes = [words[:length] for length in range(min(MAX_PREFIX_WORDS, len(words)), 0, -1)]
-            found += [
-                cls(request.tool.name, rest, agent=agent, prefix=p) for p in prefixes if determines_executed_code(p)
-            ]
+        form = find_widening(words) if words else None
+        if form is not None:
+            found.append(cls(request.tool.name, _input_without_command(request), agent=agent, prefix=form.prefix))
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
@@ -804,7 +808,7 @@ class Call:
             self.agent is not None and _normalize_name(self.agent) != _normalize_name(request.agent_id)
         ):
             return False
-        if self.prefix is not None and _single_command(request)[: len(self.prefix)] != self.prefix:
+        if self.prefix is not None and (self._form is None or not permits(self._form, _single_command(request))):
             return False
         if self.input is not None:
             found = (_input_with_parsed_commands if self.prefix is None else _input_without_command)(request)
@@ -816,7 +820,7 @@ class Call:
         by = "" if self.agent is None else f" by {self.agent}"
         if self.prefix is not None:
             beside = f" beside {canonical(self.input)}" if self.input else ""
-            return f"the command {shlex.join(self.prefix)} with anything behind it, of {self.tool}{by}{beside}"
+            return f"the command {shlex.join(self.prefix)} with harmless options and paths, of {self.tool}{by}{beside}"
         if self.input is not None:
             return f"the call {self.tool} {canonical(self.input)}{by}"
         paths = "" if self.paths is None else f" for {', '.join(self.paths)}"

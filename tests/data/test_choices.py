@@ -64,7 +64,7 @@ def test_a_choice_that_is_not_offered_denies_the_call() -> None:
 @pytest.mark.parametrize(
     ("match", "short", "full"),
     [
-        ({"call": {"is": "run", "prefix": ["git", "a b"]}}, "git 'a b' with anything behind it", ""),
+        ({"call": {"is": "run", "prefix": ["git", "a b"]}}, "git 'a b' with harmless options and paths", ""),
         ({"call": {"is": "write", "paths": ["a", "b"]}}, "write for a, b", ", with any other arguments"),
         ({"call": {"is": "run", "any_input": True}}, "ANY call of run, with any input", ""),
         ({"call": "run"}, "calls of run", ""),

@@ -540,7 +540,7 @@ def test_an_always_for_what_nobody_knows_the_meaning_of_is_for_exactly_this_call
 
 
 @pytest.mark.spec("requirements:X71")
-def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narrowest_first():
+def test_a_question_offers_a_widened_command_and_any_input_narrowest_first():
     ran = []
 
     @tool(category="execute")
@@ -555,7 +555,7 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
         def ask(self, question):
             self.wider = self.wider or question.wider
             answer = super().ask(question)
-            log = [rule["id"] for rule in question.wider if " git log with anything " in rule["id"]]
+            log = [rule["id"] for rule in question.wider if " git log with harmless " in rule["id"]]
             return attrs.evolve(answer, covers=log[0]) if log else False
 
     commands = [
@@ -563,7 +563,7 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
         {"command": "git log --stat src", "timeout": 9},
         {"command": "git log"},
         {"command": "git log -5", "cwd": "there"},
-        {"command": "git push"},
+        {"command": "git log --output=evil.py"},
         {"command": "git log; rm -rf /"},
         {"command": "env git log"},
     ]
@@ -574,7 +574,7 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
         engine.run_sync("lead", "go")
 
     assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
-    assert ["git log -5", "git log", None] == [
+    assert ["git log", None] == [
         " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None
         for rule in person.wider
     ]

@@ -71,7 +71,7 @@ def test_what_can_be_allowed_for_good_is_named_and_nothing_that_covers_whatever_
     options = questions.permission_options(question)
 
     assert [
-        "Allow", "Always: exactly this call", "Always: git 'a b' with anything behind it", "Always: run for https://x.org", "Always: odd", "Refuse",
+        "Allow", "Always: exactly this call", "Always: git 'a b' with harmless options and paths", "Always: run for https://x.org", "Always: odd", "Refuse",
     ] == [one.name for one in options]  # fmt: skip
     covers = [answer_for_choice(question, one.option_id).covers or None for one in options]
     assert [None, "one", "two", "three", "odd", None] == covers

@@ -184,10 +184,7 @@ async def test_a_permission_is_asked_for_in_words_and_what_cannot_run_is_not_ask
     assert texts[1].startswith("Delete 'shop.py'\n\n```diff\n--- ")
     assert ["diff", "diff"] == texts[2:], "the handler's own calls"
     assert ["execute", "delete", "edit", "edit"] == [call["toolCall"]["kind"] for call in seen["asked"]]
-    assert [
-        "Allow", "Always: exactly this call", "Always: git commit -m with anything behind it",
-        "Always: git commit with anything behind it", "Refuse",
-    ] == [one["name"] for one in seen["asked"][0]["options"]]  # fmt: skip
+    assert ["Allow", "Always: exactly this call", "Refuse"] == [one["name"] for one in seen["asked"][0]["options"]]
     assert "Always: str_replace for shop.py" == seen["asked"][2]["options"][1]["name"]
     assert not any("{'" in text or '{"' in text for text in texts)
 
@@ -199,9 +196,9 @@ async def test_what_was_allowed_for_good_is_not_asked_about_again_also_under_ano
 ) -> None:
     model = {"sessionId": "$session", "configId": "model", "value": "anthropic/claude-sonnet-4-5"}
     seen = await edited(
-        package, tmp_path, begun(project), said("run git commit --dry-run one"), said("run git commit --dry-run two"),
-        {"method": "session/set_config_option", "params": model}, said("run git commit --dry-run three"), said("run git commit --dry-run four"),
-        choose=["Always: git commit with anything behind it"],
+        package, tmp_path, begun(project), said("run git log -1"), said("run git log -2"),
+        {"method": "session/set_config_option", "params": model}, said("run git log -3"), said("run git log -4"),
+        choose=["Always: git log with harmless options and paths"],
     )  # fmt: skip
 
     assert ["end_turn"] * 4 == [turn["stopReason"] for turn in seen["results"] if "stopReason" in turn]
