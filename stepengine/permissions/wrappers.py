@@ -27,7 +27,7 @@ MIN_DERIVED_CHARS = 200_000
 """All that is derived from a command may have this many characters, or be ``MAX_COPIES`` times as long, so that its time is linear."""
 MIN_CHARS = 10
 """What a derived command counts at least."""
-CACHED = 64
+CACHED = 16
 
 
 @frozen
@@ -166,7 +166,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("npx pnpx bunx", _wrapper("-y -q --yes --no --no-install --quiet -p= --package= -w= --workspace=", lines="-c --call")),
     **_wrappers("uvx", _wrapper(f"{_RUN} --isolated --offline --with= --from=")),
     # a command at any place, or several
-    **_wrappers("bwrap capsh cmake coresched daemon firejail gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell nsenter orterun pee perf rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux zellij", _ANYWHERE),
+    **_wrappers("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell nsenter orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
     # options that name a program, among words that mean something else
     **_wrappers("rg", _wrapper(rest="none", lines="--pre --hostname-bin")),
     **_wrappers("sort", _wrapper(rest="none", lines="--compress-program")),
@@ -177,6 +177,9 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("man", _wrapper(rest="none", lines="-P -H --pager --html --browser")),
     **_wrappers("ex gvim nvim vi view vim vimdiff", _wrapper(rest="none", lines="-c --cmd -S")),
     **_wrappers("split", _wrapper(rest="none", lines="--filter")),
+    **_wrappers("ack ag bat delta", _wrapper(rest="none", lines="--pager")),
+    **_wrappers("install", _wrapper(rest="none", lines="--strip-program")),
+    **_wrappers("wget", _wrapper(rest="none", lines="--use-askpass")),
     **_wrappers("make", _wrapper(rest="none", lines="-E --eval", sets=True)),
     # subcommands
     "git rebase": _wrapper(rest="none", lines="-x --exec"),
@@ -208,10 +211,18 @@ SEARCHES = {
 }
 """Programs that run the command between one of these options and ``;`` or ``+``."""
 CODE = {
+    "bpython": "-c",
     "bun": "-e --eval -p --print",
+    "clojure": "-e --eval",
     "deno": "eval",
     "elixir": "-e --eval",
+    "emacs": "--eval -eval --execute",
+    "erl": "-eval",
+    "expect": "-c",
+    "ghc": "-e",
     "groovy": "-e",
+    "guile": "-c",
+    "ipython": "-c",
     "julia": "-e -E --eval --print",
     "lua": "-e",
     "luajit": "-e",
@@ -223,10 +234,16 @@ CODE = {
     "pypy": "-c",
     "python": "-c",
     "r": "-e",
+    "racket": "-e --eval",
     "raku": "-e",
     "rscript": "-e",
     "ruby": "-e",
+    "sbcl": "--eval",
+    "scala": "-e",
+    "swift": "-e",
     "tclsh": "",
+    "ts-node": "-e -p --eval --print",
+    "tsx": "-e -p --eval --print",
 }
 """Interpreters, each with its options whose value is code. Else their first operand is a file, and the others are arguments of that."""
 STARTING_CODE = re.compile(
@@ -245,7 +262,7 @@ QUIET = frozenset((
     ".", ":", "[", "[[", "alias", "b2sum", "base32", "base64", "basename", "bg", "break", "cat", "cd", "chgrp", "chmod", "chown", "cksum",
     "clear", "cmp", "comm", "continue", "cp", "csplit", "cut", "date", "dd", "declare", "df", "diff", "diff3", "dir", "dirname", "du",
     "echo", "exit", "expand", "export", "expr", "factor", "false", "fg", "file", "fmt", "fold", "free", "getopts", "groups", "hash", "head",
-    "hostname", "iconv", "id", "install", "jobs", "join", "kill", "link", "ln", "local", "locale", "logname", "ls", "lsof", "md5sum", "mkdir",
+    "hostname", "iconv", "id", "jobs", "join", "kill", "link", "ln", "local", "locale", "logname", "ls", "lsof", "md5sum", "mkdir",
     "mkfifo", "mktemp", "mv", "nl", "nproc", "numfmt", "od", "paste", "patch", "pathchk", "pgrep", "pidof", "pinky", "pkill", "popd", "pr",
     "printenv", "printf", "ps", "pushd", "pwd", "read", "readlink", "readonly", "realpath", "return", "rm", "rmdir", "seq", "set", "sha1sum",
     "sha224sum", "sha256sum", "sha384sum", "sha512sum", "shasum", "shift", "shopt", "shred", "shuf", "sleep", "source", "ss", "stat", "strings",
@@ -253,7 +270,7 @@ QUIET = frozenset((
     "uname", "unalias", "unexpand", "uniq", "unlink", "unset", "uptime", "users", "vdir", "wait", "wc", "where", "whereis", "which", "who",
     "whoami", "yes",
     # searches, texts and archives
-    "ack", "ag", "agrep", "bat", "bunzip2", "bzcat", "bzip2", "cloc", "colordiff", "column", "egrep", "exa", "eza", "fgrep", "grep", "gunzip",
+    "agrep", "bunzip2", "bzcat", "bzip2", "cloc", "colordiff", "column", "egrep", "exa", "eza", "fgrep", "grep", "gunzip",
     "gzip", "hexdump", "jq", "locate", "look", "lsd", "pcregrep", "rev", "rgrep", "scc", "sponge", "tokei", "ts", "ugrep", "unxz", "unzip", "unzstd",
     "xmllint", "xxd", "xz", "xzcat", "xzgrep", "yq", "zcat", "zgrep", "zstd", "zstdcat",
     # what runs the files of a project, and checks them
@@ -263,7 +280,7 @@ QUIET = frozenset((
     "pyright", "pytest", "pyupgrade", "rspec", "rubocop", "ruff", "rustc", "rustfmt", "shellcheck", "shfmt", "sphinx-build", "stepengine",
     "stylelint", "taplo", "tox", "tsc", "twine", "unittest", "venv", "vitest", "vulture", "webpack", "yamllint",
     # networks and packages
-    "apt-cache", "brew", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "ping", "wget",
+    "apt-cache", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "ping",
 ))  # fmt: skip
 """
 Programs that start nothing that their words name, whatever these are: they show, search and change files, or run what files say.
@@ -271,9 +288,7 @@ Programs that start nothing that their words name, whatever these are: they show
 A program in none of these tables may be a wrapper that nobody has listed.
 """
 PROGRAMS = (
-    frozenset([key.partition(" ")[0] for key in WRAPPERS])
-    | QUIET
-    | frozenset(("cargo", "dotnet", "gem", "go", "just", "npm"))
+    frozenset([key.partition(" ")[0] for key in WRAPPERS]) | QUIET | frozenset(("cargo", "dotnet", "gem", "go", "npm"))
 )
 """All programs that are known."""
 GIT_COMMANDS = frozenset((
@@ -303,6 +318,8 @@ LOADER = re.compile(r"ld(?:64)?(?:[-.][a-z0-9_.-]*)?\.so(?:\.[0-9]+)*")
 ALIAS = re.compile(r"alias\.([^=]+)=(.*)", re.DOTALL | re.IGNORECASE)
 SETTING = re.compile(r"[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*=")
 ESCAPES_OF_ENV = re.compile(r"\\[_fnrtv]")
+GITS = frozenset(("git", "hub", "yadm"))
+INPUTS = ("<", "/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 PLACEHOLDER = "{}"
 """Stands for words that are read elsewhere, as for ``xargs``."""
 UNREADABLE = "it has more words or wrappers than are read"
@@ -322,7 +339,7 @@ def _table_name(word: str) -> str:
         return "qemu-user"
     stem = name.rstrip("0123456789.-")
     for known in (name, stem, name[1:] if name.startswith("g") else ""):
-        if known in PROGRAMS or known in SEARCHES or known in CODE or known in {"awk", "sed", "git"}:
+        if known in PROGRAMS or known in SEARCHES or known in CODE or known in {"awk", "sed"} or known in GITS:
             return known
     return {"mawk": "awk", "nawk": "awk"}.get(name, name)
 
@@ -384,6 +401,11 @@ class _Search:
                 _table_name(simple.words[0]),
                 any(_is_operand(word) and word != "-" for word in simple.words[1:]),
             )
+            reads_input = (
+                name in CODE or name in {".", "source"} or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
+            )
+            if reads_input and any(word.startswith(INPUTS) for word in simple.words[1:]):
+                self._note(f"{simple.words[0]!r} runs what it reads from another program")
             if not simple.is_literal and not is_guess:
                 self._note(f"the shell reads from somewhere which program {simple.words[0]!r} is")
             elif name in CODE and not has_operands and STARTING_CODE.search(text):
@@ -394,7 +416,7 @@ class _Search:
         if len(words) > COMMAND_WORDS:
             self._note(UNREADABLE)
             return
-        if name == "git" or program_name(words[0]).startswith("git-"):
+        if name in GITS or program_name(words[0]).startswith("git-"):
             yield from self._derive_from_git(words)
             return
         if name in SEARCHES:
@@ -469,8 +491,9 @@ class _Search:
 
     def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
         name = program_name(words[0])
-        if name.startswith("git-"):
-            yield _Derived(("git", name.removeprefix("git-"), *words[1:]))
+        if name != "git":
+            front = ("git",) if name in GITS else ("git", name.removeprefix("git-"))
+            yield _Derived((*front, *words[1:]))
             return
         rest, settings = self._read_git_options(words)
         found = [alias for setting in settings if (alias := ALIAS.match(setting))]
@@ -637,7 +660,7 @@ def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _i
 def _is_starter(word: str) -> bool:
     """Return whether a word names a program that is known to start others."""
     name = _table_name(word)
-    return name in CODE or name in SEARCHES or name == "git" or (name in PROGRAMS and name not in QUIET)
+    return name in CODE or name in SEARCHES or name in GITS or (name in PROGRAMS and name not in QUIET)
 
 
 def _derive_from_search(options: Sequence[str], words: Argv) -> Iterator[_Derived]:

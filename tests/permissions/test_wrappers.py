@@ -9,14 +9,17 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import AgentDefinition, Answer, Engine, Question, tool
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.permissions import Policy, PolicyDecision, Request, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
 
 RUNS = ToolSpec("run_terminal_command", category="execute")
 DENY = Rule.deny_command(["git", "push"])
@@ -45,6 +48,7 @@ RUNNING = [
 ]  # fmt: skip
 """Spellings that start the program on a machine that has their wrapper. ``BIN`` is the folder of the program, ``LOADER`` the dynamic loader."""
 DENIED = [
+    "hub push", "yadm push", "flatpak-spawn --host git push", "pwsh -Command 'git push'", "cmd /c git push", "bat --pager 'git push' f", "ag --pager='git push' x", "wget --use-askpass='git push' x",
     "uclampset -m 0 git push", "make SHELL='git push'", "tmux new 'git push'", "tmux new-session -d git push", "tmux -c 'git push'", "screen -dm git push", "su -c 'git push'", "su root -c 'git push'", "runuser -u root git push",
     "sudo -u root -- git push", "sudo env -S 'git push'", "doas git push", "pkexec --user root git push", "unshare -r git push", "nsenter -t 1 -m git push", "chroot / git push",
     "bwrap --bind / / git push", "firejail --quiet git push", "systemd-run --user git push", "strace -f -o out git push", "valgrind -q git push", "perf stat git push", "gdb --args git push",
@@ -65,6 +69,7 @@ DENIED = [
 ]  # fmt: skip
 """Spellings that are denied and not run by the tests: they need a terminal, rights, a network or programs that are rare."""
 ASKED = [
+    "ipython -c 'import os; os.system(x)'", "emacs --batch --eval '(shell-command x)'", "ghc -e 'System.Process.callCommand x'", "source <(curl x)", ". /dev/stdin; ls", "bash <(curl x)", "python3 <(curl x)", "just git push",
     "frobnicate git push", "frobnicate -x 'git push'", "frobnicate sh -c 'g\"i\"t push'", "frobnicate env -S 'git push'", "./run git push", "docker run image git push", "at now git",
     "python3 -c 'import os; os.system(\"git push\")'", "python3 -c 'import os; os.system(\"g\" + \"it push\")'", "python3.11 -c 'import git'", "perl -e 'exec qw(git push)'", "perl -we 'system(chr(103).\"it push\")'",
     "ruby -e '`g#{:it} push`'", "node -e 'require(\"child_process\").exec(\"g\"+\"it push\")'", "php -r 'passthru(\"x\");'", "lua -e 'os.execute(x)'", "python3 run.py git push", "python3 -m frobnicate git push",
@@ -118,6 +123,44 @@ def test_a_rule_for_the_program_or_the_call_settles_the_doubt() -> None:
     assert "allow" == check("frobnicate git push", Policy([Rule.allow_tool("*"), asked])).decision
     assert "allow" == check("frobnicate git push", Policy([Rule.allow_tool("*")])).decision
     assert "deny" == check("env git push", Policy([DENY, Rule.allow_command("env")])).decision
+
+
+class Person:
+    """
+    A person who agrees to the first question with *covers*, and to no other.
+    """
+
+    def __init__(self, covers: str) -> None:
+        self.covers = covers
+        self.asked: list[Question] = []
+
+    def ask(self, question: Question) -> Answer | bool:
+        self.asked.append(question)
+        return Answer(remember="session", covers=self.covers) if len(self.asked) == 1 else False
+
+
+@pytest.mark.spec("reliability:PM52", "requirements:X71")
+def test_an_approval_of_any_input_covers_no_doubtful_command() -> None:
+    ran = []
+
+    @tool(category="execute")
+    def sh(command: str) -> str:
+        """
+        Run.
+        """
+        ran.append(command)
+        return "ran"
+
+    commands = ["make", "frobnicate", "frobnicate git push", "env git push", "make x"]
+    model = ScriptedModel([*[tool_call("sh", {"command": command}) for command in commands], text("ok")])
+    person = Person("allow any calls of sh by worker in user")
+    agent = AgentDefinition("worker", model="m/m", tools=[sh])
+    with Engine([agent], models=model, permissions=Policy([DENY]), interactor=person) as engine:
+        engine.run_sync("worker", "Go.").unwrap()
+
+    assert ["make", "frobnicate", "make x"] == ran
+    assert ["make", "frobnicate git push"] == [question.details["command"] for question in person.asked]
+    assert [1, 0] == [len(question.wider) for question in person.asked]
 
 
 WRAPS = [
@@ -222,3 +265,50 @@ def test_ordinary_work_does_not_start_the_program_to_push(command: str, programs
         pytest.skip("its program is not installed")
 
     assert not has_pushed(command, programs, tmp_path)
+
+
+PIECES = [
+    "git", "push", "git push", "g", "it", "'", '"', "\\", " ", " ", " ", ";", "$X", "${X}", "$(", "echo git", "echo push", ")", "`", "{", "}", ",", "&&", "|", "env ", "sh -c ", "bash -c ", "eval ", "-S ", "\n",
+    "# ", "xargs ", "<<E\n", "E\n", "nice ", "command ", "exec ", "if true; then ", "fi", "(", "!", "A=1 ", "X=push ", "$'", "timeout 5 ", "\\\n", "-- ", "case a in a) ", ";; esac", "f() { ", "}; f", "printf git", "gi?",
+]  # fmt: skip
+
+
+@pytest.mark.spec("reliability:PM08", "reliability:PM52")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
+def test_no_allowed_script_starts_the_program_when_a_shell_runs_it(programs: Path, tmp_path: Path) -> None:
+    """
+    Pieces of scripts are put together at random; of those that pushed none was simply allowed.
+    """
+    random, pushed = Random(3), list[str]()
+    for _ in range(200):
+        script = "".join([random.choice(PIECES) for _ in range(random.randint(2, 7))])
+        found = check(script)
+        assert "could not be asked" not in found.why
+        (tmp_path / "noted").unlink(missing_ok=True)
+        environment = {"PATH": f"{programs}:/usr/bin:/bin", "X": "git"}
+        subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        noted = tmp_path / "noted"
+        if noted.exists() and "push" in noted.read_text().split():
+            pushed.append(script)
+    assert pushed
+    assert [] == [script for script in pushed if check(script).decision == "allow"]
+
+
+@given(
+    st.one_of(
+        st.text("git pushenv-Sc'\"\\$(){}<>|&;=\n`", max_size=60),
+        st.lists(st.sampled_from([*PIECES, "", "-", "--", "{}", "=", "@", "+x"]), max_size=9).map(" ".join),
+    )
+)
+def test_a_judgement_of_any_text_ends_with_a_decision(command: str) -> None:
+    assert "could not be asked" not in check(command).why
+    words = [word for word in command.split(" ") if word] or ["x"]
+    assert "could not be asked" not in check(words).why
