@@ -37,6 +37,7 @@ SECRET = PathRules(SECRETS, ())
 SHOWING = ("diff", "log", "show", "grep", "status")
 """What git shows files by."""
 KEPT_SCRIPTS = 16
+"""Every rule about commands asks for the words of the same scripts."""
 MAX_LEFT_OUT_NAMES = 500
 """How many names may be kept out of a listing one by one; a command line has no room for any number."""
 NO_RANGE = ("^!", "^@", "^-")

@@ -23,11 +23,13 @@ from stepengine.workspace.argv import COMMAND_WORDS, Argv, Script, split_argv
 Rest = Literal["command", "open", "line", "shell", "anywhere", "none"]
 
 MAX_COPIES = 8
+"""All that is derived from a command may be this many times as long, so that its time is linear."""
 MIN_DERIVED_CHARS = 200_000
-"""All that is derived from a command may have this many characters, or be ``MAX_COPIES`` times as long, so that its time is linear."""
+"""All that is derived from a short command may have this many characters, more than a person's wrappers have."""
 MIN_CHARS = 10
 """What a derived command counts at least."""
 CACHED = 16
+"""Every rule about commands asks about the same call; a command has at most 128 KiB."""
 
 
 @frozen
