@@ -917,7 +917,8 @@ def _names_only_allowed(call: Call, request: Request) -> bool:
 
 def _names_other_files(allowed: Sequence[str], request: Request) -> bool:
     """Return whether a text that no definition marks as a path may name a file that was not allowed."""
-    found = request.contained_paths(marked=False)
+    named = {text for _, text in _named_places(request)}  # these are compared as a whole
+    found = _find_contained_paths([text for text in request.other_texts if text not in named], "")
     known = {text for path in allowed for text in (contained_paths(path) or ())}
     return found is None or any(is_path_like(path) and path not in known for path in found)
 
