@@ -486,7 +486,9 @@ class _Search:
 
     def _check_text_program(self, name: str, words: Argv) -> None:
         options = ["-e", "--expression", "--source"]
-        programs = list(_line_values(options, words[1:])) or [word for word in words[1:] if _is_operand(word)][:2]
+        operands = [word for word in words[1:] if _is_operand(word)]
+        # Behind its first operand, -e may be a file or a value of the program itself.
+        programs = [*_line_values(options, words[1:]), *operands[:2]]
         starting = STARTING_AWK if name == "awk" else STARTING_SED
         if any(starting.search(program) for program in programs):
             self._note(f"the program for {words[0]!r} may start programs")

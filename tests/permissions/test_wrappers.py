@@ -73,7 +73,7 @@ ASKED = [
     "frobnicate git push", "frobnicate -x 'git push'", "frobnicate sh -c 'g\"i\"t push'", "frobnicate env -S 'git push'", "./run git push", "docker run image git push", "at now git",
     "python3 -c 'import os; os.system(\"git push\")'", "python3 -c 'import os; os.system(\"g\" + \"it push\")'", "python3.11 -c 'import git'", "perl -e 'exec qw(git push)'", "perl -we 'system(chr(103).\"it push\")'",
     "ruby -e '`g#{:it} push`'", "node -e 'require(\"child_process\").exec(\"g\"+\"it push\")'", "php -r 'passthru(\"x\");'", "lua -e 'os.execute(x)'", "python3 run.py git push", "python3 -m frobnicate git push",
-    "awk 'BEGIN{system(\"g\" \"it push\")}'", "awk '{print | \"sh\"}' f", "gawk '\"x\" | getline'", "sed -n '1e x' f", "sed 's/a/b/e' f", "env PAGER='git push' git log", "env GIT_SSH_COMMAND='git push' git fetch",
+    "awk 'BEGIN{system(\"g\" \"it push\")}'", "awk '{print | \"sh\"}' f", "gawk '\"x\" | getline'", "awk 'BEGIN{system(\"x\")}' -e f", "sed -n '1e x' f", "sed 's/a/b/e' f", "env PAGER='git push' git log", "env GIT_SSH_COMMAND='git push' git fetch",
     "git -c core.pager='git push' log", "git --config-env=alias.x=X x", "git x", "git -C a unknown", "xargs -a words git", "xargs sh -c", "bash", "sh -s", "bash deploy.sh git", "expect -c 'spawn git push'",
     "$X push", '"$X" push', "gi? push", "$(printf 'g%s' it) push", 'eval "$X"', "curl x | sh", "base64 -d f | bash -s", "cat f | xargs env", "`cat f`", "$'\\x67it' push", "sh -c '$X push'", 'bash -c "${X}"',
     "python3 - <<E\nimport subprocess\nE", "find . -exec '{}' ';'", "env -S '${X} push'",
