@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attrs import frozen
 
 from stepengine.errors import DataError
-from stepengine.journal.places import CAREFULLY
 from stepengine.redaction import GIVEN, RedactionRules, Redactor, digest_of, find_environment_secrets
+from stepengine.workspace.file_formats import read_regular_file
 
 SKIPPED_FOLDERS = frozenset({
     ".git", ".hg", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".venv", "__pycache__", "node_modules", "venv",
@@ -93,7 +92,14 @@ def scan(
 
 
 def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]:
-    data = _read(file)
+    try:
+        data = read_regular_file(file, MAX_SCANNED_BYTES)
+    except OSError as error:
+        msg = f"{str(file)!r} cannot be read: {error.strerror or error}"
+        raise DataError(msg) from error
+    if len(data) > MAX_SCANNED_BYTES:
+        msg = f"{str(file)!r} has more than {MAX_SCANNED_BYTES} bytes, which is the most that is scanned"
+        raise DataError(msg)
     is_text = b"\0" not in data[:8192]
     text = data.decode("utf-8" if is_text else "latin-1", errors="replace")
     line, counted = int(is_text), 0
@@ -102,22 +108,3 @@ def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]
             line, counted = line + text.count("\n", counted, start), start
         secret = text[start:end]
         yield Leak(str(file), line, rule, len(secret), digest_of(secret))
-
-
-def _read(file: Path) -> bytes:
-    """Return the content of a file; raise for what is too long or no file, such as a pipe, which is not waited for."""
-    try:
-        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | CAREFULLY)) as opened:
-            status = os.fstat(opened.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                msg = f"{str(file)!r} is not a regular file; give files or folders"
-                raise DataError(msg)
-            # One byte more than are scanned: the file may grow meanwhile.
-            data = opened.read(MAX_SCANNED_BYTES + 1)
-    except OSError as error:
-        msg = f"{str(file)!r} cannot be read: {error.strerror or error}"
-        raise DataError(msg) from error
-    if len(data) > MAX_SCANNED_BYTES:
-        msg = f"{str(file)!r} has {status.st_size} bytes; at most {MAX_SCANNED_BYTES} are scanned"
-        raise DataError(msg)
-    return data

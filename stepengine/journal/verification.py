@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.altered import JournalScan, listed, parse_head_line
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
-from stepengine.journal.places import CAREFULLY
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
 from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.open_files import describe_os_error
 
 TYPE = "ssh-ed25519"
@@ -127,12 +126,7 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
         JournalError: when it cannot be read, or a line of it is no ed25519 key.
     """
     try:
-        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | CAREFULLY)
-        try:
-            # What is no file, such as a pipe, is not waited for: it holds no key.
-            data = os.read(descriptor, MAX_KEY_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-        finally:
-            os.close(descriptor)
+        data = read_regular_file(Path(path).expanduser(), MAX_KEY_BYTES)
     except OSError as error:
         msg = f"the public key {os.fspath(path)!r} cannot be read: {describe_os_error(error)}"
         raise JournalError(msg) from error

@@ -26,6 +26,7 @@ from stepengine.testing.cassette_files import (
     RecordedRequest,
     dump_cassette,
     parse_cassette,
+    read_cassette,
 )
 from stepengine.testing.cassette_matching import (
     ComparedRequest,
@@ -204,7 +205,7 @@ class Cassette:
             FileNotFoundError: when there is no such file.
             DataError: naming file, interaction index and key, for whatever is not a cassette. No code in it is run.
         """
-        return cls(parse_cassette(Path(path).read_bytes(), str(path)), path=path, **options)
+        return cls(parse_cassette(read_cassette(path), str(path)), path=path, **options)
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path or 'in memory')!r}, {len(self)} interactions, {len(self.unused)} unused)"

@@ -10,6 +10,7 @@ plain vcrpy reads, JSON with one member per line.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
@@ -23,7 +24,7 @@ from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
 from stepengine.testing.cassette_bodies import STYLES, decode_body, indent_json, restore_json, write_indented_json
 from stepengine.testing.recorded_errors import error_from_json
-from stepengine.workspace.file_formats import FileFormat
+from stepengine.workspace.file_formats import NOT_REGULAR, FileFormat, read_regular_file
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -156,6 +157,23 @@ IN_FILE = {"json", "text", "headers"}
 """Our additions that say how a reply stands in its file, and are not a part of it in memory."""
 PAIR = 2
 RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_version", "protocol"}
+
+
+def read_cassette(path: str | os.PathLike[str]) -> bytes:
+    """
+    Return the bytes of the file of a cassette.
+
+    Raises:
+        DataError: when it is a pipe, a device or a folder.
+        OSError: when it cannot be read otherwise.
+    """
+    try:
+        return read_regular_file(path, MAX_BYTES)
+    except OSError as error:
+        if error.strerror != NOT_REGULAR:
+            raise
+        msg = f"{os.fspath(path)} is not a cassette: {NOT_REGULAR}"
+        raise DataError(msg) from None
 
 
 def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:

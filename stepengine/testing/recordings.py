@@ -381,9 +381,9 @@ def interactions_of(path: Path) -> tuple[Interaction, ...]:
 
 @lru_cache(maxsize=MAX_SHARED)
 def _parse_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
-    from stepengine.testing.cassette_files import parse_cassette
+    from stepengine.testing.cassette_files import parse_cassette, read_cassette
 
-    return tuple(parse_cassette(path.read_bytes(), str(path)))
+    return tuple(parse_cassette(read_cassette(path), str(path)))
 
 
 # --- journals ----------------------------------------------------------------------------------------------------------

@@ -3,13 +3,15 @@ Recognizes the files that stores wrote, by their first bytes.
 
 A store may create a file, or write to one of its own format. Any other file belongs to somebody else. The check comes before
 locks, changes of the mode, logs of SQLite and truncation, so that such a file stays as it is and gets no neighbours. An empty file is
-accepted, as its content cannot be lost.
+accepted, as its content cannot be lost. ``read_regular_file`` reads a file that a user names, and waits for no pipe.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +28,7 @@ APPLICATION_ID = 0x53746570
 READ_ID = "PRAGMA application_id"
 START_BYTES = 64 * 1024
 """A longer first line is read in full only if it starts like one of the format."""
+NOT_REGULAR = "it is not a regular file"
 CAREFULLY = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
@@ -151,3 +154,20 @@ def _read_application_id(path: Path) -> int | None:
 def _select_number(connection: sqlite3.Connection, query: str) -> int:
     found: int = connection.execute(query).fetchone()[0]
     return found
+
+
+def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """
+    Return the content of a file, of one that is longer *most* bytes and one more: the caller refuses it.
+
+    Raises:
+        OSError: when it cannot be read, or is a pipe, a device or a folder; none of these is waited for.
+    """
+    descriptor = os.open(path, CAREFULLY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, NOT_REGULAR)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    finally:
+        os.close(descriptor)

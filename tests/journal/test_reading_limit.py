@@ -18,6 +18,7 @@ from stepengine.errors import DataError, JournalCorrupt, JournalError
 from stepengine.evaluation import price
 from stepengine.journal import FileJournal, check, diff, scan, scrub, verify
 from stepengine.journal.origins import call_origins
+from stepengine.testing import Cassette
 
 FP = "ab" * 16
 HEAD = {"kind": "head", "format": "stepengine.journal/1", "engine": "0", "agent": "a", "definition": FP, "run": "r"}
@@ -166,7 +167,8 @@ def test_a_long_run_that_loses_messages_at_each_step_is_read(tmp_path: Path) -> 
     "command",
     [
         "show", "show --html", "replay", "resume", "fork --at #0", "undo", "debug", "journal check", "journal scrub new.jsonl",
-        "journal repair --seal", "compare diff", "compare price --model test/m", "send hello", "cancel",
+        "journal repair --seal", "compare diff", "compare price --model test/m", "send hello", "cancel", "test",
+        "journal import", "cassette record -- true",
     ],
 )  # fmt: skip
 def test_commands_refuse_a_pipe_and_do_not_wait(
@@ -183,11 +185,11 @@ def test_commands_refuse_a_pipe_and_do_not_wait(
     ended = CliRunner().invoke(app, [*words[:place], *files, *words[place:]])
 
     assert ended.exit_code in (1, 2), ended.output
-    assert "not a regular file" in " ".join(ended.stderr.split()), ended.stderr
+    assert "not a regular file" in " ".join(ended.output.split()), ended.output
 
 
 @pytest.mark.spec("reliability:JR17")
-def test_keys_and_scanned_files_are_no_pipes(tmp_path: Path) -> None:
+def test_keys_cassettes_and_scanned_files_are_no_pipes(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -195,5 +197,7 @@ def test_keys_and_scanned_files_are_no_pipes(tmp_path: Path) -> None:
         list(scan([pipe]))
     with pytest.raises(DataError, match="not a regular file"):
         list(scan(["/dev/zero"]))
-    with pytest.raises(JournalError, match="no public key"):
+    with pytest.raises(DataError, match="not a regular file"):
+        Cassette.load(pipe)
+    with pytest.raises(JournalError, match="not a regular file"):
         verify(slices_of_slices(tmp_path / "run.jsonl", 1), pipe)

@@ -26,7 +26,7 @@ import attrs
 
 from stepengine.errors import DataError, DefinitionError
 from stepengine.testing.cassette import Cassette, LeftOut, Slot
-from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras
+from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette
 from stepengine.testing.cassette_matching import find_key
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.placeholders import hosts_of, placeholder_variables
@@ -266,7 +266,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
-    key = find_key(parse_cassette(Path(path).read_bytes(), str(path))) if existed else None
+    key = find_key(parse_cassette(read_cassette(path), str(path))) if existed else None
     with Broker(Cassette(path=path, mark_key=key or None), replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
     run, cassette = broker.run, broker.run.cassette
@@ -309,7 +309,7 @@ def replay_program(
         changes = placeholder_variables(os.environ, hosts_of([i.request.url for i in cassette.interactions]))
         if twice:
             changes["PYTHONHASHSEED"] = str(number)
-        frozen = FrozenValues.from_extras(parse_extras(Path(path).read_bytes(), str(path)), str(path))
+        frozen = FrozenValues.from_extras(parse_extras(read_cassette(path), str(path)), str(path))
         with Broker(cassette, replays=True, allowed=allow_hosts, frozen=frozen, observed=one) as broker:
             _run_program(broker, command, changes)
         runs.append(broker.run)
