@@ -2109,6 +2109,7 @@ APART: dict[str, str] = {
     "evaluation/reply_book.py:REPLIES_FILE": "a fixed start of a file; each class takes what the text after it is not",
     "journal/files.py:JOURNAL_FILE": "a fixed text at the start of a file",
     "journal/mailbox.py:MAILBOX_FILE": "a fixed text at the start of a file",
+    "journal/line_macs.py:TAIL_FORM": "fixed lengths at the end of a line, of which no more is searched",
     "journal/provenance.py:NOTES_FILE": "64 characters of one class at the start of a file",
     "runtime/logs.py:EVENTS_FILE": "a fixed start of a file; each class takes what the text after it is not",
     "sessions/stores.py:CACHE_FILE": "a fixed text at the start of a file",

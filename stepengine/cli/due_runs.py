@@ -248,7 +248,10 @@ class _DueRunResumer:
         again = not self._trusts and must_ask_again(journal, history)
         bench = make_engine_setup(options, agent, asks_nobody=True, headless=False, recorded=history)
         limits = resume_limits(journal, attrs.evolve(options, settings=settings))
-        return (bench, {"agent": agent, "limits": limits, "in_doubt": "ask", "ask_again": again}), entry
+        return (
+            bench,
+            {"agent": agent, "limits": limits, "in_doubt": "ask", "trust": self._trusts or (False if again else None)},
+        ), entry
 
     def _load_recorded_agent(self, journal: Journal, options: Options, history: Any) -> AgentDefinition:
         return load_recorded_agent(journal, options, history, folders=self._agent_folders, option="--agents")

@@ -524,17 +524,19 @@ def _is_journal(file: Path) -> bool:
 
 
 def must_ask_again(journal: Journal, history: History) -> bool:
-    """Return whether approvals in an untrusted journal must be asked again; print which ones."""
+    """Return whether a person is asked about what only a journal asks for; print the approvals that do not count."""
     from stepengine.journal.permission_reset import find_effective_questions
     from stepengine.journal.provenance import has_trusted_permissions
 
-    ahead = find_effective_questions(history)
-    if not ahead or has_trusted_permissions(journal):
+    if has_trusted_permissions(journal):
         return _has_untrusted_answers(journal)
+    ahead = find_effective_questions(history)
+    if not ahead:
+        return True
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
     print_error(
         f"{journal_name(journal)} was written or changed by others, and approves calls that have not started: {listed} "
-        "asked again (--trust-answers accepts the recorded approvals)"
+        "asked again (--trust-journal accepts them)"
     )
     return True
 
@@ -575,7 +577,7 @@ def check_foreign_approvals(
         return
     where, how = (
         "behind its end",
-        "`stepengine resume` asks you first, and --trust-answers accepts the recorded approvals",
+        "`stepengine resume` asks you first, and --trust-journal accepts them",
     )
     if after is not None:
         where, how = f"behind {format_address(*after)}", "fork it at an effect before that, so that you are asked"

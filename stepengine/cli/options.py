@@ -242,8 +242,8 @@ Repeat = Annotated[
         "--allow-repeat", help="Continue although dropped effects changed the outside world and may happen again."
     ),
 ]
-TrustAnswers: TypeAlias = Annotated[
-    bool, typer.Option("--trust-answers", help="Accept the approvals in FILE, whoever wrote it.")
+TrustJournal: TypeAlias = Annotated[
+    bool, typer.Option("--trust-journal", help="Resume FILE as one of your own, whoever wrote it.")
 ]
 Answers = Annotated[
     list[str] | None,

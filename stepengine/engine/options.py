@@ -122,8 +122,9 @@ class ReplayOptions(TypedDict, total=False):
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content, or of
             another end (``.kind``, ``.address``, ``.diff``), and returns whether what is recorded serves nevertheless.
-        ask_again: Whether recorded permissions let none of the tools run that *live* names: for a journal that comes from
-            somebody else, who could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``.
+        trust: Whether the journal is this user's. If not, its permissions let none of the tools run that *live* names: who
+            wrote it could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``. By
+            default (``None``) the user's state folder says it, as for ``resume``.
     """
 
     agent: AgentLike | None
@@ -131,7 +132,7 @@ class ReplayOptions(TypedDict, total=False):
     speed: float | None
     complete: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
-    ask_again: bool
+    trust: bool | None
 
 
 class ResumeOptions(TypedDict, total=False):
@@ -157,10 +158,12 @@ class ResumeOptions(TypedDict, total=False):
             first difference on, and replaces the journal at the end unless the run failed.
         allow_repeat: With ``on_divergence="extend"``: continue although effects that are cut off changed the world and may
             happen again.
-        ask_again: Whether permissions are asked for again that are recorded for calls which have not begun, or for good:
-            for a journal that comes from somebody else, who could have written any yes into it. False by default: a
-            program knows its journals, wherever they were moved. What stood there is kept beside the journal. Permissions
-            that somebody posted into its mailbox are not believed then, either.
+        trust: Whether the journal is this user's. If not, a person is asked before anything runs that only the journal asks
+            for: calls that it has begun and not ended, calls that a recorded reply of a model asks for, and permissions that it
+            holds for calls which have not begun, or for good. What stood there is kept beside the journal. Permissions that
+            somebody posted into its mailbox are not believed then, either. By default (``None``) the user's state folder says
+            it: known are journals that this user's runs wrote from their first record on, also after a crash and wherever
+            they were moved, those in the folder of recorded runs, and those in memory.
         now: Whether what the run sleeps for, and its patience for messages and children, is over at once, whatever time it
             is; false by default. What begins after that takes its time.
     """
@@ -172,7 +175,7 @@ class ResumeOptions(TypedDict, total=False):
     in_doubt: InDoubt
     on_divergence: OnDivergence | Literal["extend"]
     allow_repeat: bool
-    ask_again: bool
+    trust: bool | None
     now: bool
 
 

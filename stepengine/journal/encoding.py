@@ -409,6 +409,10 @@ class Encoder:
         blobs: Fingerprints of blobs that are there already.
         stable: Whether what differs between two recordings of the same run is left out.
         inline: The longest text that a record holds itself, in characters; longer ones are blobs.
+        keeps_macs: Whether a record that was read is written with its keyed digest. It is valid where all before it is there, too.
+
+    Attributes:
+        add_mac: Returns the keyed digest of each line, in order; ``None`` (default) for lines without one.
     """
 
     def __init__(
@@ -420,6 +424,7 @@ class Encoder:
         blobs: Sequence[str] = (),
         stable: bool = False,
         inline: int = MAX_INLINE_CHARS,
+        keeps_macs: bool = True,
     ) -> None:
         self.prints = Fingerprints(redactor)
         self._redactor = redactor
@@ -428,7 +433,9 @@ class Encoder:
         self._blobs = set(blobs)
         self._stable = stable
         self._inline = inline
+        self._keeps_macs = keeps_macs
         self._bases = _KnownRequests(self.prints)
+        self.add_mac: Callable[[bytes], str] | None = None
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
@@ -449,18 +456,21 @@ class Encoder:
         # A record that was read is written with the members that it had, unknown ones included: an older version must
         # not remove what a newer one wrote (replay:J34).
         if line is not None:
-            kept = {name: value for name, value in line.items() if name != "crc"}
+            dropped = ("crc",) if self._keeps_macs and self.add_mac is None else ("mac", "crc")
+            kept = {name: value for name, value in line.items() if name not in dropped}
             return [self._encode_line(kept, record.kind, *where)]
         return [self._encode_line(members, record.kind, *where) for members in self._pack_record(record)]
 
     def line(self, text: str) -> bytes:
-        """Return the line of a record whose text is ready, such as a signature."""
+        """Return the line of a record whose text is ready, such as a signature. It has no digest of its own."""
+        if self.add_mac is not None:
+            self.add_mac(text[:-1].encode())
         line, crc = encode_line(text, self._previous)
         self._previous = crc if self._link else 0
         return line
 
     def _encode_line(self, members: Mapping[str, object] | str, what: str, path: str, seq: int) -> bytes:
-        line, crc = encode_line(members, self._previous)
+        line, crc = encode_line(members, self._previous, self.add_mac)
         if len(line) > MAX_LINE_BYTES:
             where = format_address(path, seq)
             msg = f"the {what} of {where} has {len(line)} bytes; a record has at most {MAX_LINE_BYTES}"

@@ -128,13 +128,15 @@ class JournaledRun:
         keep: bool = False,
         now: bool = False,
         asks_again: bool = False,
+        asks_about_calls: bool = False,
     ) -> JournaledRun:
         """
         Return a recorded run that resumes; it owns the journal until it is closed.
 
         With *keep*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
         *answers*, those given *ahead* need not fit an open question: they may be asked for later. With *now* recorded sleeps
-        and timeouts are over at once. With *asks_again* nobody is believed who posted a permission.
+        and timeouts are over at once. With *asks_again* nobody is believed who posted a permission. With *asks_about_calls* a person is
+        asked about calls that only the record asks for.
 
         Raises:
             JournalMissing: when there is none; nothing is made.
@@ -152,13 +154,15 @@ class JournaledRun:
         # From here on the journal is locked for this process, so whatever goes wrong must give it back: until the
         # process ends nobody else could go on with the run.
         try:
-            writer.is_own = is_written_by_user(journal)
-            run = cls(Resuming(), writer, given, history, AllowedDifferences(keeps=keep))
+            if is_written_by_user(journal):
+                writer.take_ownership()
+            leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
+            run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now
             journal.check_can_resume(history)
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
-            check_answers(history, {**given.by_question, **given.decisions})
+            check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
             run.mail.collect(history, asks_again=asks_again)
             given.add_recorded(history, ahead or {}, by_id=keep)
         except BaseException:

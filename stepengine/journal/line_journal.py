@@ -23,6 +23,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalError, JournalWriteFailed
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
+from stepengine.journal.line_macs import MacChain, load_key, split_into_lines
 from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox
 from stepengine.journal.places import FULL, RESERVE_BYTES, DiskReserve
@@ -233,6 +234,15 @@ class LineWriter(Writer):
         self._is_forked, self._storing = True, threading.Lock()
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
         self._broken = self._make_write_error(why)
+
+    def add_macs(self) -> None:
+        """Give each line from now on a keyed digest; without a usable state folder of the user nothing changes."""
+        key = load_key()
+        if key is not None:
+            chain = MacChain(key)
+            if self._is_stored:
+                chain.add_lines(split_into_lines(self._journal.read_piece))
+            self._encoder.add_mac = chain.add
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""

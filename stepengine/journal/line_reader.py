@@ -49,13 +49,14 @@ RESULT_FORM = re.compile(
     + rb'":'
 )
 BESIDE_FORM = re.compile(
-    rb'\}(?:,"gather":([0-9]{1,9}))?(?:,"program_line":([1-9][0-9]{0,8}))?,"crc":"[0-9a-f]{8}"\}\Z'
+    rb'\}(?:,"gather":([0-9]{1,9}))?(?:,"program_line":([1-9][0-9]{0,8}))?(?:,"mac":"[0-9a-f]{32}")?,"crc":"[0-9a-f]{8}"\}\Z'
 )
-BESIDE_TAIL_BYTES = 60
-"""Both members with numbers of nine digits have 45."""
+BESIDE_TAIL_BYTES = 100
+"""All three members, with numbers of nine digits, have 86."""
 AHEAD_BYTES = 256 * 1024
 """Some dozen ordinary records in one call; a larger window is read in vain when a reader jumps."""
 PLAIN_RESULT = {"kind", "path", "seq", "at", "value", "crc"}
+PLAIN_RESULTS = (PLAIN_RESULT, PLAIN_RESULT | {"mac"})
 # We never write it, but a line that was edited and sealed may hold it.
 ESCAPED_DOLLAR = rb"\u0024"
 
@@ -198,7 +199,7 @@ class RecordPosition(NamedTuple):
 def _is_plain_result(members: Mapping[str, object]) -> bool:
     """Return whether members are those of a plain result, of which only time and value are used."""
     at = members.get("at")
-    return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at < MAX_AT_MS
+    return members.keys() in PLAIN_RESULTS and members["kind"] == "result" and type(at) is int and 0 <= at < MAX_AT_MS
 
 
 def parse_members(line: bytes, where: object) -> Mapping[str, object]:

@@ -4,7 +4,7 @@ Provenance: whether this user's own runs wrote a journal, from notes in the user
 A journal is known by the hash of its content, not by its path or id. Everybody who received a journal knows its id, and an archive or a
 repository can put a file at any path. A run records the note when it ends. It does so only where it wrote the journal
 from its first record on, or resumed one that was known: a resumed third-party journal stays a third-party one.
-A run that was killed leaves no note, so its journal is unknown unless it is in the state folder.
+A run that was killed leaves no note. Its journal is known by the keyed digests of its lines (``line_macs``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
+from stepengine.journal.line_macs import are_written_by_user, split_into_lines
 from stepengine.journal.places import NO_LINK
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.workspace.atomic import make_folder, replace_path
@@ -39,7 +40,7 @@ def is_written_by_user(journal: Journal) -> bool:
     if isinstance(journal, MemoryJournal) and journal.is_own:
         return True
     try:
-        return _is_trusted_by_folder(journal) or _is_listed(journal, ("own",))
+        return _is_trusted_by_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own",))
     except (OSError, JournalError):
         return False
 
@@ -47,9 +48,35 @@ def is_written_by_user(journal: Journal) -> bool:
 def has_trusted_permissions(journal: Journal) -> bool:
     """Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again."""
     try:
-        return is_in_state_folder(journal) or _is_listed(journal, ("own", "seen"))
+        return is_in_state_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own", "seen"))
     except (OSError, JournalError):
         return False
+
+
+def is_resumed_as_own(journal: Journal) -> bool:
+    """
+    Return whether calls that only a journal asks for are this user's.
+
+    A journal in memory is: the program itself put there what it holds. That this user was asked for its permissions once says nothing
+    of its calls.
+    """
+    try:
+        return (
+            isinstance(journal, MemoryJournal)
+            or is_in_state_folder(journal)
+            or has_macs_of_user(journal)
+            or _is_listed(journal, ("own",))
+        )
+    except (OSError, JournalError):
+        return False
+
+
+def has_macs_of_user(journal: Journal) -> bool:
+    """Return whether the lines of a journal have the keyed digests of this user's runs, from the first one to the last."""
+    head = journal.head()
+    # Most journals in memory have none: nothing is encoded to find that out.
+    has_one = head is not None and head.line is not None and "mac" in head.line
+    return has_one and are_written_by_user(split_into_lines(journal.read_piece))
 
 
 def is_in_state_folder(journal: Journal) -> bool:

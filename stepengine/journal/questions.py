@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import changes_world_again, name_of, questions_of, restored
+from stepengine.journal.encoding import changes_world_again, encode_effect, name_of, questions_of, restored
 from stepengine.journal.history import History, get_start_address
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
@@ -109,9 +109,14 @@ class GivenAnswers:
         return self.decisions.get(f"{DOUBT}{format_address(*address)}")
 
 
-def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
+def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_known: bool = True) -> None:
     """
     Raise unless every answer fits an open question of a suspended run; nothing is changed.
+
+    Args:
+        history: What was recorded.
+        answers: By question id or text.
+        is_known: Whether this user's runs wrote it; of others every call is in question that has begun and not ended.
 
     Raises:
         AnswerRejected: it names the question, why, and the questions that are open.
@@ -120,7 +125,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
     by_text = {q.text: q for q in waiting.values()}
     for key, answer in answers.items():
         if key.startswith(DOUBT):
-            _check_decision(history, key, answer)
+            _check_decision(history, key, answer, is_known=is_known)
             continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
@@ -153,9 +158,19 @@ def in_doubt(history: History) -> list[str]:
     return [question.id.removeprefix(DOUBT) for question in make_doubt_questions(history)]
 
 
-def make_doubt_questions(history: History) -> list[Question]:
-    """Return the questions about effects in doubt, in start order; ``details`` holds their arguments."""
-    return _make_call_questions(history, lambda i: changes_world_again(i.effect) and i.address not in history.waiting)
+def make_doubt_questions(history: History, *, is_known: bool = True) -> list[Question]:
+    """
+    Return the questions about effects in doubt, in start order; ``details`` holds their arguments.
+
+    In a journal that is not known as this user's, each call is in doubt that has begun and not ended.
+    """
+    return _make_call_questions(
+        history,
+        lambda i: (
+            (changes_world_again(i.effect) and i.address not in history.waiting)
+            or (not is_known and i.type in ("tool_call", "perform"))
+        ),
+    )
 
 
 def make_pending_call_questions(history: History) -> list[Question]:
@@ -181,9 +196,9 @@ def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> 
     return found
 
 
-def _check_decision(history: History, key: str, answer: object) -> None:
+def _check_decision(history: History, key: str, answer: object, *, is_known: bool) -> None:
     """Raise unless *answer* decides clearly whether an effect in doubt is repeated."""
-    known = [question.id for question in make_doubt_questions(history)]
+    known = [question.id for question in make_doubt_questions(history, is_known=is_known)]
     if key not in (*known, *[question.id for question in make_pending_call_questions(history)]):
         msg = f"{key!r} is not an effect in doubt of this run; in doubt are: {list_names(known, key)}"
         raise AnswerRejected(msg)
@@ -229,6 +244,17 @@ def _make_doubt_question(what: str, address: str, path: str) -> Question:
     """Return the question about an effect that may or may not have happened; *what* names it."""
     text = f"{what} ({address}) was cut off and may have happened. Do it again?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, path=path)
+
+
+def make_unknown_call_question(item: Item) -> Question:
+    """Return the question about a call that only a journal of somebody else asks for."""
+    form: Any = encode_effect(item)
+    is_tool = not isinstance(item.effect, CallFunction)
+    what = form["tool_name" if is_tool else "name"]
+    details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
+    address = format_address(*item.address)
+    text = f"A journal that was written or changed by others asks for {what} ({address}), which you did not approve. Do it?"
+    return Question(f"{DOUBT}{address}", text, YES_OR_NO, details=details, path=item.path)
 
 
 IDEMPOTENT_TOOL = '@tool(idempotent=True), or @tool(category="read") of a tool that changes nothing,'

@@ -18,10 +18,13 @@ from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import UnknownOutcome
 from stepengine.journal.encoding import bare
 from stepengine.journal.history import History
+from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
+from stepengine.journal.recorded_permissions import is_permission
 from stepengine.journal.recorder import STARTS, Recorder, RunToRecord, add_ended_run, find_ended_run
 from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
+from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.innermost import is_deferred
 from stepengine.runtime.limits import RecordState
@@ -52,6 +55,7 @@ class RecordPlayer:
         self._replayer = replayer
         self._writer = run.writer
         self._timing = run.timing
+        self._unknown_calls = UnknownCalls(past, inner) if past.leeway.asks_about_calls else None
 
     # The order of these questions is the whole of resuming: a recorded outcome is given; a run that is recorded to its
     # end stops where the record does; what lost its race stays lost; what was begun and has no result is in doubt; and
@@ -68,6 +72,8 @@ class RecordPlayer:
             return self._start_background_child(item, io) if is_background else self._repeat_run(item, io)
         address = item.address
         known = replayer.result(address)
+        if self._unknown_calls is not None and type(item.effect) is CallModel:
+            self._unknown_calls.note_reply(item.path, is_recorded=known is not None)
         if known is not None:
             again = type(item.effect) not in CHILD_ENDS and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
@@ -75,11 +81,39 @@ class RecordPlayer:
             return self._make_record_end_stop(item, io)
         if item.gather is not None and replayer.ends.has_lost_race(item):
             return self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
-        return (
-            self._resume_effect_in_doubt(item, io)
-            if replayer.was_begun(address)
-            else self._recorder.perform_live(item, io)
-        )
+        if self._unknown_calls is not None:
+            return self._perform_unless_unknown(self._unknown_calls, item, io)
+        return self._perform_unanswered(item, io)
+
+    def _perform_unanswered(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Perform an effect without a recorded outcome."""
+        was_begun = self._replayer.was_begun(item.address)
+        return self._resume_effect_in_doubt(item, io) if was_begun else self._recorder.perform_live(item, io)
+
+    async def _perform_unless_unknown(self, unknown: UnknownCalls, item: Item, io: IO) -> Single:
+        """Perform an effect without a recorded outcome; first ask a person if only a record of others asks for it."""
+        if unknown.includes(item):
+            refused = await self._ask_about_unknown_call(unknown, item, io)
+            return await self._recorder.perform_live(item, io, again=True) if refused is None else refused
+        outcome = await self._perform_unanswered(item, io)
+        if is_permission(item):
+            unknown.note_answer(item, outcome)
+        return outcome
+
+    async def _ask_about_unknown_call(self, unknown: UnknownCalls, item: Item, io: IO) -> Single | None:
+        """Ask a person about a call; return ``None`` where it may start, else the recorded outcome."""
+        answers, history = self._run.answers, self._past.history
+        given = answers.find_decision(item.address)
+        if given is None:
+            asked = await unknown.ask(item, io)
+            if isinstance(asked, Stop):
+                return await self._recorder.commit(item, asked, [])
+            answers.decisions[make_unknown_call_question(item).id] = asked
+        decided = answers.decide(item, history)
+        if decided is None:
+            return None
+        self._record_stated_result(item, decided)
+        return await self._recorder.commit(item, convert_to_denial(item, decided), [])
 
     def find_record(self, item: Item) -> RecordState:
         """Return whether the record answers an effect, or has its start."""
@@ -194,7 +228,19 @@ class RecordPlayer:
                 if replayer.has_begun(address)
                 else await self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
             )
-        return await self._make_record_end_stop(item, io) if replayer.halts_before_run(address, item) else None
+        if replayer.halts_before_run(address, item):
+            return await self._make_record_end_stop(item, io)
+        return await self._find_refusal_of_body(item, io) if replayer.result(address) is None else None
+
+    async def _find_refusal_of_body(self, item: Item, io: IO) -> Single | None:
+        """Ask about a tool body that only a record of others asks for; return and record the outcome if it must not start."""
+        unknown = self._unknown_calls
+        if unknown is None or not unknown.includes(item):
+            return None
+        refused = await self._ask_about_unknown_call(unknown, item, io)
+        if refused is None:
+            unknown.note_reply(child_path(*item.address), is_recorded=False)
+        return refused
 
     def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:
         """Return the stop of a run whose child stopped where its record stops."""

@@ -215,6 +215,7 @@ class AllowedDifferences:
         accepts: Says whether one that is not quite the recorded one is.
         doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
             the call whose result is recorded with it, once, and for nothing else.
+        asks_about_calls: Whether a person is asked about each call that only the record asks for; see ``UnknownCalls``.
     """
 
     live: frozenset[str] = frozenset()
@@ -224,6 +225,7 @@ class AllowedDifferences:
     keeps_replies: bool = False
     accepts: Callable[[ReplayDivergence], bool] | None = None
     doubts_yes: bool = False
+    asks_about_calls: bool = False
 
     def performs_again(self, effect: Leaf) -> bool:
         """Return whether a recorded effect is performed anyway, to compare its result."""

@@ -604,15 +604,20 @@ def escape_separators(text: str) -> str:
     return text if text.isascii() else text.translate(SEPARATORS)
 
 
-def encode_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, int]:
+def encode_line(
+    members: Mapping[str, object] | str, previous: int, add_mac: Callable[[bytes], str] | None = None
+) -> tuple[bytes, int]:
     """
     Return the line of a record, with its newline, and its checksum.
 
     Args:
         members: Everything but the checksum, in order; or the text that ``to_compact_json`` made of it.
         previous: The checksum that this one starts from; 0 in a journal that is not linked.
+        add_mac: Returns the keyed digest of the line; ``None`` for a line without one.
     """
     body = (members if isinstance(members, str) else to_compact_json(members))[:-1].encode()
+    if add_mac is not None:
+        body += b',"mac":"%s"' % add_mac(body).encode()
     crc = zlib.crc32(body, previous)
     return body + b',"crc":"%08x"}\n' % crc, crc
 

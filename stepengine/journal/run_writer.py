@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.provenance import is_written_by_user, record_user_journal
+from stepengine.journal.provenance import has_macs_of_user, is_written_by_user, record_user_journal
 from stepengine.journal.record_order import sort_by_address
 from stepengine.journal.records import Input, Intent, Record
 from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer
@@ -86,7 +86,14 @@ class RunWriter:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
         # Recordings of tests keep nothing that could be undone.
-        self.is_own = not self.source.stable
+        if not self.source.stable:
+            self.take_ownership()
+
+    def take_ownership(self) -> None:
+        """Mark what is written from now on as written by this user's runs; all before it must be."""
+        self.is_own = True
+        if self._writer is not None:
+            self._writer.add_macs()
 
     def open_copy(self) -> None:
         """Open a journal in memory for the records of a repeated run."""
@@ -95,6 +102,8 @@ class RunWriter:
         # twice.
         source = self.source
         copy = MemoryJournal(redact="off", link=source.link, stable=source.stable)
+        # What equals the given journal has the same bytes.
+        copy.macs = "new" if source.macs == "new" or has_macs_of_user(source) else "none"
         self.journal = copy.with_rules_of(source)
         self.attach(copy.writer())
 

@@ -18,10 +18,11 @@ from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
+from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
-from stepengine.journal.store import Journal
+from stepengine.journal.store import Journal, MemoryJournal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -72,7 +73,7 @@ async def resume(
     in_doubt: InDoubt = "fail",
     on_divergence: OnDivergence | Literal["extend"] = "raise",
     allow_repeat: bool = False,
-    ask_again: bool = False,
+    trust: bool | None = None,
     now: bool = False,
 ) -> RunResult:
     """
@@ -91,7 +92,8 @@ async def resume(
             ``"extend"`` records anew from the first difference on, and replaces the journal unless the run fails. The journal's
             ``extended`` then says how much was kept, and where the old journal is.
         allow_repeat: With ``"extend"``: continue although effects that are cut off changed the world and may happen again.
-        ask_again: Whether recorded permissions for what has not begun are asked for again, as of a journal of somebody else.
+        trust: Whether the journal is this user's: if not, a person is asked about permissions and calls that only it holds.
+            ``None``: if the user's state folder knows it.
         now: Whether recorded sleeps, and patience for messages and children, are over at once.
 
     Raises:
@@ -108,16 +110,27 @@ async def resume(
         )
         raise JournalError(msg)
     taken = as_journal(journal)
-    if ask_again and taken.is_there():
+    asks_again = taken.is_there() and not _has_trusted_permissions(taken, trust=trust)
+    asks_about_calls = asks_again or (taken.is_there() and not (is_resumed_as_own(taken) if trust is None else trust))
+    if asks_again:
         from stepengine.journal.permission_reset import remove_approvals
 
         remove_approvals(taken)
     if on_divergence == "extend":
         return await _resume_and_rerecord(
-            taken, launch, answers, in_doubt, allow_repeat=allow_repeat, ask_again=ask_again, now=now
+            taken,
+            launch,
+            answers,
+            in_doubt,
+            allow_repeat=allow_repeat,
+            asks_again=asks_again,
+            asks_about_calls=asks_about_calls,
+            now=now,
         )
     keep = on_divergence == "keep"
-    run = JournaledRun.resume(taken, answers, in_doubt, keep=keep, now=now, asks_again=ask_again)
+    run = JournaledRun.resume(
+        taken, answers, in_doubt, keep=keep, now=now, asks_again=asks_again, asks_about_calls=asks_about_calls
+    )
     return await _run_to_end(run, launch, on_divergence)
 
 
@@ -128,13 +141,14 @@ async def _resume_and_rerecord(
     in_doubt: InDoubt,
     *,
     allow_repeat: bool,
-    ask_again: bool,
+    asks_again: bool,
+    asks_about_calls: bool,
     now: bool,
 ) -> RunResult:
     """Repeat a run while it matches its record, then continue it live; its journal is replaced."""
     from stepengine.journal.recorded_part import AllowedDifferences
 
-    leeway = AllowedDifferences(may_repeat=allow_repeat, doubts_yes=ask_again)
+    leeway = AllowedDifferences(may_repeat=allow_repeat, doubts_yes=asks_again, asks_about_calls=asks_about_calls)
     run = JournaledRun.rerecord(journal, answers, leeway=leeway)
     run.answers.in_doubt, run.wakes_now = in_doubt, now
     result = await _run_to_end(run, launch, "stop")
@@ -152,7 +166,7 @@ async def replay(
     speed: float | None = None,
     complete: bool = True,
     on_divergence: OnDivergence | Accepting = "raise",
-    ask_again: bool = False,
+    trust: bool | None = None,
 ) -> RunResult:
     """
     Repeat a run from its record without model, tools, network or key; nothing is performed.
@@ -170,7 +184,8 @@ async def replay(
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
             an effect of the same kind with another content, or the recorded end, serve nevertheless, or a function that looks
             at the error for one of these and returns whether it does; what it does not accept is raised.
-        ask_again: Whether recorded permissions let no tool run that *live* names, as of a journal of somebody else.
+        trust: Whether the journal is this user's: if not, its permissions let no tool run that *live* names. ``None``: if the
+            user's state folder knows it.
 
     Raises:
         JournalError: when the journal is damaged or of a newer version, or its own permission would let a tool run that may not.
@@ -190,8 +205,9 @@ async def replay(
         return await _replay_calling_models(source, launch, stops=on_divergence == "stop")
     accepts = on_divergence if callable(on_divergence) else None
     # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
+    doubts = bool(kinds) and not _has_trusted_permissions(source, trust=trust)
     leeway = AllowedDifferences(
-        live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=ask_again
+        live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=doubts
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
@@ -252,6 +268,12 @@ async def fork(
         if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
             made.discard()
         raise
+
+
+def _has_trusted_permissions(journal: Journal, *, trust: bool | None) -> bool:
+    if trust is not None:
+        return trust
+    return isinstance(journal, MemoryJournal) or has_trusted_permissions(journal)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

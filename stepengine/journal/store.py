@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import attrs
 from attrs import frozen
@@ -31,6 +31,7 @@ from stepengine.errors import (
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.follower import Again, NewRecords, OffsetTail, Tail
 from stepengine.journal.history import History
+from stepengine.journal.line_macs import MacChain, load_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.places import TO_RECORD
@@ -97,6 +98,9 @@ class Writer(abc.ABC):
     def announce(self) -> None:  # noqa: B027 - most have nobody to tell
         """Announce a ``commit``, which another writer's commit may then include."""
 
+    def add_macs(self) -> None:  # noqa: B027 - what only this process holds needs none
+        """Give each line from now on a keyed digest by which this user's journal is known again; see ``line_macs``."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Commit and release the journal; may be called twice."""
@@ -133,9 +137,12 @@ class Journal(abc.ABC):
         forks: How many forks were made of this journal.
         extended: What the last extending of this journal did; ``None`` when there was none.
         records_tools: Whether results of tools are recorded as effects; else only the requests to models hold them.
+        macs: Which keyed digests lines have that are encoded as a whole: those of the journal that records were read from, new
+            ones of this user, or none; see ``line_macs``.
     """
 
     records_tools: ClassVar[bool] = True
+    macs: Literal["kept", "new", "none"] = "kept"
 
     def __init__(
         self,
@@ -304,7 +311,15 @@ class Journal(abc.ABC):
             SecretFound: when shapes are looked for and one is left.
         """
         link = records[0].link if records and isinstance(records[0], Head) else self.link
-        encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
+        encoder = Encoder(
+            self.redactor,
+            link=link,
+            stable=self.stable,
+            inline=self.inline,
+            keeps_macs=self.macs == "kept" and not self.stable,
+        )
+        key = load_key(makes=False) if self.macs == "new" else None
+        encoder.add_mac = None if key is None else MacChain(key).add
         kept = (
             redact_records(History(records, self.name), self.redactor)
             if any(map(self._needs_redaction, records))

@@ -266,7 +266,7 @@ class RunLauncher:
         self._live.check_room()
         now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
         row = RunRow(run, caller.name, agent, "running", now, now, request)
-        options: dict[str, Any] = {"in_doubt": "ask", "ask_again": True, "wait_for_answers": self._patience}
+        options: dict[str, Any] = {"in_doubt": "ask", "trust": False, "wait_for_answers": self._patience}
         await self._engines.try_rebuild()
         async with self._quotas.use(row.owner, 0, runs=1):
             with self._engines.reserve() as engine:

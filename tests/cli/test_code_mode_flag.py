@@ -125,7 +125,7 @@ def test_a_question_of_a_program_is_answered_on_the_command_line(
     assert waiting.stdout, waiting.stderr
     (question,) = json.loads(waiting.stdout)["pending_questions"]
     assert not (folder / "ordered").exists()
-    again = ("resume", "run.jsonl", "--agent", "reader.py", "--config", "set.toml", "--trust-answers")
+    again = ("resume", "run.jsonl", "--agent", "reader.py", "--config", "set.toml", "--trust-journal")
     ended, _ = command(*again, "--answer", f"{question['id']}=yes", replies=[text("It is ordered.")])
 
     assert (0, "It is ordered.\n") == (ended.exit_code, ended.stdout), ended.stderr

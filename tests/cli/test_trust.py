@@ -599,9 +599,9 @@ def test_the_question_names_every_agent_file_and_their_number_last(
         ("agents", "trust", "--forget"),
         ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
         ("resume", "run.jsonl", "--answer", "q0=yes"),
-        ("resume", "run.jsonl", "--trust-answers"),
-        ("resume", "run.jsonl", "--on-divergence", "extend", "--trust-answers"),
-        ("replay", "run.jsonl", "--live", "tool_call", "--trust-answers"),
+        ("resume", "run.jsonl", "--trust-journal"),
+        ("resume", "run.jsonl", "--on-divergence", "extend", "--trust-journal"),
+        ("replay", "run.jsonl", "--live", "tool_call", "--trust-journal"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
         ("resume", "run.jsonl", "--on-divergence", "extend", "--answer", "q0=yes"),
         ("send", "run-1", "--answer", "q0=yes", "--db", "postgresql://127.0.0.1:9/none"),
@@ -705,15 +705,22 @@ def _paid(place: Place) -> str:
     return file.read_text() if file.exists() else ""
 
 
+def without_macs(lines: list[bytes]) -> MemoryJournal:
+    """Return a journal with these lines as somebody writes it who has not the user's key."""
+    journal = MemoryJournal(lines)
+    journal.macs = "none"
+    return MemoryJournal(journal.lines())
+
+
 def _cut_behind_its_yes(place: Place) -> None:
-    """Record a run, answer it, and leave a journal that ends with the yes, as a crash or a forger would."""
+    """Record a run, answer it, and leave a journal that ends with the yes, as a forger would."""
     place.type("run", "payer.py", "Go", "--journal", "whole.jsonl", "-q", code=3)
     place.type("resume", "whole.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
     assert "1;" == _paid(place)
     place.path.joinpath("paid.txt").unlink()
     lines = FileJournal("whole.jsonl").lines()
     yes = next(number for number, line in enumerate(lines) if b'"answer"' in line)
-    cut = MemoryJournal(lines[: yes + 1])
+    cut = without_macs(lines[: yes + 1])
     cut.copy_to(FileJournal("cut.jsonl"))
     end = records.Result("", -1, 99, Value(ChildResult(agent_id="payer", run_id=cut.records()[0].run), 99))
     FileJournal("ended.jsonl").replace([*cut.records(), end])
@@ -765,7 +772,7 @@ def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_ask
     words = ("journal", "import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
 
     assert "q0 would allow calls that you did not approve" in payer.type(*words, code=2).stderr
-    assert "nobody here allowed" not in payer.type(*words, "--trust-answers").stderr
+    assert "nobody here allowed" not in payer.type(*words, "--trust-journal").stderr
     assert "" == _paid(payer)
 
 
@@ -784,17 +791,36 @@ def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Pla
 @pytest.mark.spec("requirements:X72")
 def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
     _cut_behind_its_yes(payer)
-    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-journal", "-q", code=3)
     payer.type(
-        "resume", "ended.jsonl", "--on-divergence", "extend", "--agent", "payer.py", "--trust-answers", "-q", code=3
+        "resume", "ended.jsonl", "--on-divergence", "extend", "--agent", "payer.py", "--trust-journal", "-q", code=3
     )
-    payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "tool_call", "--trust-answers", "-q", code=3)
+    payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "tool_call", "--trust-journal", "-q", code=3)
 
     assert "1;1;1;" == _paid(payer)
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_journal_of_the_state_folder_or_as_it_was_left_is_known_and_one_with_a_yes_more_is_not(payer: Place) -> None:
+@pytest.mark.spec("requirements:X72")
+def test_a_begun_call_of_others_is_asked_about_and_one_of_this_user_is_repeated(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    lines = FileJournal("whole.jsonl").lines()
+    begun = next(number for number, line in enumerate(lines) if b'"type":"tool_call"' in line)
+    without_macs(lines[: begun + 1]).copy_to(FileJournal("theirs.jsonl"))
+    MemoryJournal(lines[: begun + 1]).copy_to(FileJournal("mine.jsonl"))
+    retry = ("--agent", "payer.py", "--in-doubt", "retry", "-q")
+
+    payer.type("resume", "theirs.jsonl", *retry, code=3)
+    payer.type("resume", "theirs.jsonl", *retry, code=3)
+    assert "" == _paid(payer)
+    payer.type("resume", "theirs.jsonl", *retry, "--answer", "doubt:#1=yes", code=3)
+    assert "1;" == _paid(payer)
+    payer.type("resume", "mine.jsonl", *retry, code=3)
+    assert "1;1;" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_journal_of_this_user_is_known_and_one_with_a_yes_more_is_not(payer: Place) -> None:
     payer.type("run", "payer.py", "Go", "--journal", "run.db#one", "-q", code=3)
     payer.type("run", "payer.py", "Go", "-q", code=0)
     _cut_behind_its_yes(payer)
@@ -805,6 +831,6 @@ def test_a_journal_of_the_state_folder_or_as_it_was_left_is_known_and_one_with_a
     assert has_trusted_permissions(FileJournal(kept))
     assert not has_trusted_permissions(FileJournal("cut.jsonl"))
     shutil.copy(kept, "elsewhere.jsonl")
-    assert not has_trusted_permissions(FileJournal("elsewhere.jsonl"))
+    assert has_trusted_permissions(FileJournal("elsewhere.jsonl"))
     _state().chmod(0o777)
     assert not has_trusted_permissions(FileJournal("whole.jsonl"))

@@ -441,7 +441,7 @@ async def test_a_permission_by_letter_is_not_believed_where_the_journal_is_someb
         first = await engine.run("shipper", journal=journal)
         letter = Letter(kind="answer", topic=first.pending_questions[0].id, value="yes")
         journal.mailbox().post(letter)
-        doubted = await engine.resume(journal, ask_again=True)
+        doubted = await engine.resume(journal, trust=False)
         journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
         believed = await engine.resume(journal)
 

@@ -19,7 +19,7 @@ from stepengine.cli.code_trust import refuse_inside_tool, refuse_untrusted_modul
 from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.deployment import App, Db, Pool, Run, resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.options import Json, TrustAnswers
+from stepengine.cli.options import Json, TrustJournal
 from stepengine.cli.screen.render import format_error, to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import JournalError, ReplayDivergence
@@ -85,7 +85,7 @@ def import_(
     *,
     agents: Agents = "agents",
     release: Annotated[str, typer.Option(help="Release that resumes it; default: that of these agents.")] = "",
-    trust_answers: TrustAnswers = False,
+    trust_journal: TrustJournal = False,
     db: Db = "",
     app: App = "stepengine",
     pool: Pool = "default",
@@ -97,15 +97,15 @@ def import_(
     resumed elsewhere. Prints the run's id.
 
     FILE is refused if it approves calls that have not started and was written or changed by others. `stepengine
-    resume` asks again; --trust-answers accepts the recorded approvals.
+    resume` asks again; --trust-journal accepts them.
 
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
     """
     from stepengine.cli.journals import check_foreign_approvals, open_journal
 
-    if trust_answers:
-        refuse_inside_tool("import --trust-answers")
+    if trust_journal:
+        refuse_inside_tool("import --trust-journal")
     else:
         journal = open_journal(file)
         check_foreign_approvals(journal, journal.history())

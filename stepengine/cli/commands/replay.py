@@ -21,7 +21,7 @@ from stepengine.cli.journals import (
     perform_run,
     run_on_journal,
 )
-from stepengine.cli.options import Last, Options, TrustAnswers, with_options
+from stepengine.cli.options import Last, Options, TrustJournal, with_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.waiting_runs import replay_waiting
@@ -52,7 +52,7 @@ def replay(
     pdb: Annotated[
         bool, typer.Option("--pdb", help="Open the debugger at the first difference; breakpoint() opens pdb.")
     ] = False,
-    trust_answers: TrustAnswers = False,
+    trust_journal: TrustJournal = False,
     waiting: Annotated[
         bool,
         typer.Option("--waiting", help="Replay every waiting run, and report which ones the current code can resume."),
@@ -70,7 +70,7 @@ def replay(
     --speed replays results at their recorded pace, or faster, to watch a run again. --live performs some effects:
     tool_call and perform must give the recorded results; model_call calls the model anew against recorded tool
     results, and stops at the first call without a record. With --live tool_call, approvals in FILE count only if
-    FILE is as your own commands wrote it. --trust-answers accepts them.
+    FILE is as your own commands wrote it. --trust-journal accepts them.
 
     --waiting checks before a deployment which waiting runs the current code can resume. Nothing is performed or
     changed, and no key is needed. FILE is a journal, a folder, an SQLite file or a run's name; default: the runs of
@@ -105,7 +105,7 @@ def replay(
       stepengine replay --waiting runs.db --on-divergence keep --json
     """
     if waiting:
-        for name, given in (("--live", live), ("--speed", speed), ("--pdb", pdb), ("--trust-answers", trust_answers)):
+        for name, given in (("--live", live), ("--speed", speed), ("--pdb", pdb), ("--trust-journal", trust_journal)):
             if given:
                 msg = f"{name} is for one run; leave it out with --waiting"
                 raise UsageProblem(msg)
@@ -117,15 +117,15 @@ def replay(
     if others:
         msg = f"{file!r} and {others[0]!r} are several runs; `stepengine test` replays any number"
         raise UsageProblem(msg)
-    if trust_answers:
-        refuse_inside_tool("replay --trust-answers")
+    if trust_journal:
+        refuse_inside_tool("replay --trust-journal")
     options = attrs.evolve(options, journal=file, last=last)
     if pdb:
         return run_on_journal(
             attrs.evolve(options, quiet=True), lambda options: _replay_in_debugger(options, live or (), speed or None)
         )
     return run_on_journal(
-        options, lambda options: _run_replay(options, live or (), speed or None, trusts=trust_answers)
+        options, lambda options: _run_replay(options, live or (), speed or None, trusts=trust_journal)
     )
 
 
@@ -167,7 +167,7 @@ def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, t
     agent = load_recorded_agent(journal, options, history)
     bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
     doubts = bool(live) and not trusts and not has_trusted_permissions(journal)
-    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, ask_again=doubts)
+    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=not doubts)
     run = perform_run(bench, lambda: replayed(journal))
     if ended_at_crash(journal, run.result):
         print_error(f"{options.journal} ends before its run did; what it holds was repeated")

@@ -25,7 +25,7 @@ from stepengine.cli.journals import (
     run_on_journal,
     start_and_wait,
 )
-from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustAnswers, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustJournal, with_options
 from stepengine.cli.perform import format_resume_command, print_questions, print_result
 from stepengine.cli.screen.render import is_terminal, visible
 from stepengine.cli.scripts import ScriptFile
@@ -64,7 +64,7 @@ def resume(
     allow_repeat: Repeat = False,
     script: ScriptFile = "",
     now: Annotated[bool, typer.Option("--now", help="Wake the run now, whatever its wake time.")] = False,
-    trust_answers: TrustAnswers = False,
+    trust_journal: TrustJournal = False,
     sign: Sign = "",
     due: Annotated[bool, typer.Option("--due", help="Resume all due runs of a store; FILE is the store.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="With --due: keep running until stopped.")] = False,
@@ -136,11 +136,12 @@ def resume(
       1    a run failed or could not be resumed
       2    wrong usage: the store does not exist
 
-    Approvals in FILE for calls that have not started are asked for again if FILE was written or changed by others.
-    A copy of the old FILE is kept next to it. --trust-answers accepts the recorded approvals.
+    If FILE was written or changed by others, you are asked about its approvals of calls that have not started, and about
+    the calls that only FILE asks for. A copy of the old FILE is kept next to it if approvals are dropped. --trust-journal
+    resumes FILE as one of your own.
     """
-    if answer or trust_answers:
-        refuse_inside_tool("resume --answer" if answer else "resume --trust-answers")
+    if answer or trust_journal:
+        refuse_inside_tool("resume --answer" if answer else "resume --trust-journal")
     only_one = (
         ("--last", last), ("--answer", answer), ("--in-doubt", in_doubt), ("--on-divergence", on_divergence != "raise"),
         ("--allow-repeat", allow_repeat), ("--script", script), ("--now", now), ("--sign", sign), ("--agent", options.agent),
@@ -153,7 +154,7 @@ def resume(
     if due:
         return resume_due(
             options, file, agents=agents or (), every=(every or 1.0) if watch else None, at_once=concurrency or 4,
-            trusts=trust_answers,
+            trusts=trust_journal,
         )  # fmt: skip
     how = {
         "in_doubt": check_choice("--in-doubt", in_doubt or ("ask" if can_ask() else "fail"), ("fail", "retry", "ask")),
@@ -168,7 +169,7 @@ def resume(
     options = attrs.evolve(options, journal=file, last=last, script=script)
     return run_on_journal(
         options,
-        lambda options: _run_resume(options, answer or (), how, trusts=trust_answers, sign=sign),
+        lambda options: _run_resume(options, answer or (), how, trusts=trust_journal, sign=sign),
         is_waiting=not extends,
     )
 
@@ -234,7 +235,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
         _check_external_results(history, given)
     if how["in_doubt"] == "ask" and can_ask():
         given |= ask_in_doubt_questions(history, given)
-    how |= {"agent": agent, "limits": limits, "ask_again": again}
+    how |= {"agent": agent, "limits": limits, "trust": trusts or (False if again else None)}
     models = options.models or None
     try:
         run = start_and_wait(

@@ -1,0 +1,160 @@
+"""
+Keyed digests on the lines of a journal, by which a user's own journal is known again, also after its run was killed.
+
+The key is in the user's state folder, and made once. The digest of a line covers every line before it: who has not the key cannot add,
+change or reorder what comes before a line that has a valid one. It cannot tell that lines are missing at the end, as after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from stepengine.journal.places import NO_LINK
+from stepengine.workspace.atomic import make_folder
+from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE
+from stepengine.workspace.user_state import is_writable_only_by_user, state_folder
+
+KEY_FILE = "journal-key"
+KEY_BYTES = 32
+MAC_BYTES = 16
+"""128 bits cannot be guessed, and 32 digits keep a line readable."""
+TAIL_FORM: Final = re.compile(rb'(?:,"mac":"([0-9a-f]{32})")?,"crc":"[0-9a-f]{8}"\}\n?\Z')
+MAX_TAIL_BYTES = 61
+"""The length of both members, the closing brace and the newline."""
+
+PIECE_BYTES = 1 << 20
+"""Hundreds of ordinary lines for one call of a store."""
+
+_keys: dict[Path, bytes] = {}
+
+
+class MacChain:
+    """
+    The state of the digests of one journal, from which the next one is made.
+
+    Args:
+        key: The user's key.
+    """
+
+    __slots__ = ("_key", "_last")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._last = bytes(MAC_BYTES)
+
+    def add(self, body: bytes) -> str:
+        """Add a line and return its digest; *body* is the line without digest, checksum and closing brace."""
+        digest = hashlib.blake2b(self._last, key=self._key, digest_size=MAC_BYTES)
+        digest.update(body)
+        self._last = digest.digest()
+        return self._last.hex()
+
+    def add_lines(self, lines: Iterable[bytes]) -> bool:
+        """Add the lines of a journal up to one that is torn; return whether the last one has a valid digest."""
+        is_valid = False
+        for line in lines:
+            tail = TAIL_FORM.search(line, max(0, len(line) - MAX_TAIL_BYTES))
+            if tail is None:
+                break
+            expected = self.add(line[: tail.start()])
+            if tail[1] is not None:
+                is_valid = hmac.compare_digest(tail[1], expected.encode())
+            elif not _is_signature(line):
+                is_valid = False
+        return is_valid
+
+
+def _is_signature(line: bytes) -> bool:
+    """Return whether a line is a signature and nothing else. It authorises nothing, and has no digest."""
+    # Loaded for signed journals only.
+    from stepengine.journal.signing import JournalSignature
+
+    return JournalSignature.from_line(line.removesuffix(b"\n")) is not None
+
+
+def split_into_lines(read_piece: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    """Yield the lines of a journal, of which no more than a piece and a line are in memory; see ``Journal.read_piece``."""
+    at, rest = 0, b""
+    while piece := read_piece(at, PIECE_BYTES):
+        at += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from [line + b"\n" for line in lines]
+    if rest:
+        yield rest
+
+
+def are_written_by_user(lines: Iterable[bytes]) -> bool:
+    """Return whether this user's runs wrote these lines of a journal, all of them from the first one on."""
+    key = load_key(makes=False)
+    return key is not None and MacChain(key).add_lines(lines)
+
+
+def load_key(*, makes: bool = True) -> bytes | None:
+    """
+    Return this user's key; ``None`` without a state folder that belongs to this user and to which only this user can write.
+
+    It is read once for each process and folder.
+
+    Args:
+        makes: Whether a missing one is made.
+    """
+    folder = state_folder()
+    if folder is None:
+        return None
+    try:
+        if makes:
+            make_folder(folder, 0o700)
+        # Asked each time, as the folder may have been opened to others since the key was read.
+        if not is_writable_only_by_user(folder):
+            return None
+        if folder not in _keys:
+            key = _read_or_make_key(folder / KEY_FILE, makes=makes)
+            if key is None:
+                return None
+            _keys[folder] = key
+        return _keys[folder]
+    except OSError:
+        return None  # no journal is known then, which costs a question
+
+
+def _read_or_make_key(path: Path, *, makes: bool) -> bytes | None:
+    try:
+        return _read_key(path)
+    except FileNotFoundError:
+        if not makes:
+            return None
+    # The name comes with the whole content, and another process that was first keeps its key.
+    new = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | NO_LINK, OWNER_FILE_MODE)
+    try:
+        try:
+            os.write(descriptor, secrets.token_bytes(KEY_BYTES))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink()
+    return _read_key(path)
+
+
+def _read_key(path: Path) -> bytes | None:
+    """Return the key in a file of this user that nobody else can read, else ``None``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | NO_LINK)
+    try:
+        status = os.fstat(descriptor)
+        is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & OTHERS_BITS
+        data = os.read(descriptor, KEY_BYTES + 1) if is_private and status.st_uid == os.geteuid() else b""
+    finally:
+        os.close(descriptor)
+    return data if len(data) == KEY_BYTES else None

@@ -1,0 +1,98 @@
+"""
+``UnknownCalls``: the calls that only a journal of somebody else asked for, about which a person is asked before they start.
+
+A record can hold a call that has begun and not ended, or a reply of a model that asks for calls. In a journal that this user's runs did
+not write, neither is a reason to perform anything: for this user the call has never happened, and no policy has judged who asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallTool
+from stepengine.data.messages import ToolResult
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import Answer
+from stepengine.journal.history import get_start_address
+from stepengine.journal.questions import make_unknown_call_question
+from stepengine.journal.recorded_part import RecordedPart
+from stepengine.runtime.effect_events import make_end_events, started
+from stepengine.runtime.performer import IO, Item, Performer
+
+HARMLESS_CATEGORIES = ("read", "control")
+"""Tools of these categories change nothing and start nothing; one that reaches beyond this machine is asked about all the same."""
+
+
+class UnknownCalls:
+    """
+    The calls of a resumed run that only its record asked for.
+
+    Args:
+        past: What was recorded.
+        inner: Asks people.
+    """
+
+    def __init__(self, past: RecordedPart, inner: Performer) -> None:
+        self._past = past
+        self._inner = inner
+        self._approved = set[tuple[str, str]]()
+        self._replies: dict[str, bool] = {}
+
+    def note_reply(self, path: str, *, is_recorded: bool) -> None:
+        """Note who asks for the next calls of the run at *path*: the record, or a model or a person now."""
+        self._replies[path] = is_recorded
+
+    def note_answer(self, item: Item, outcome: Single) -> None:
+        """Note a permission that a person gives now, so that nobody is asked twice about one call."""
+        effect: Any = item.effect
+        if isinstance(outcome, Value) and all(answer.agrees for answer in outcome.value):
+            self._approved.add((item.path, effect.tool_call_id))
+
+    def includes(self, item: Item) -> bool:
+        """Return whether a person has to be asked about an effect before it starts."""
+        effect = item.effect
+        if not isinstance(effect, CallTool | CallBody | CallFunction):
+            return False
+        has_begun = self._past.intent(item.address) is not None
+        if isinstance(effect, CallFunction):
+            return has_begun
+        if (item.path, effect.tool_call_id) in self._approved or _is_harmless(item, effect.tool_name):
+            return False
+        return has_begun or self._comes_from_record(item.path)
+
+    async def ask(self, item: Item, io: IO) -> Answer | Stop:
+        """Ask a person whether an effect may start; return the answer, or a stop with the open question."""
+        question = make_unknown_call_question(item)
+        asking = item._replace(effect=AskPerson(item.effect.seq, (question,)), gather=None)
+        for event in started(asking):
+            io.emit(event)
+        outcome = await self._inner.perform(asking, io)
+        for event in make_end_events(asking, outcome, 0):
+            io.emit(event)
+        if isinstance(outcome, Stop):
+            return outcome
+        answer: object = outcome.value[0] if isinstance(outcome, Value) else Answer(declined=True)
+        assert isinstance(answer, Answer)  # noqa: S101 - one for the one question
+        return answer
+
+    def _comes_from_record(self, path: str) -> bool:
+        """Return whether the last reply of a model in the run at *path* is the record's; without one, of the run around it."""
+        while path and path not in self._replies:
+            path = get_start_address(path)[0]
+        return self._replies.get(path, False)
+
+
+def convert_to_denial(item: Item, decided: Single) -> Single:
+    """Return the outcome of a call about which a person said no: of a tool a denial, as for a first call."""
+    if isinstance(decided, Failure) and type(item.effect) is CallTool:
+        return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
+    return decided
+
+
+def _is_harmless(item: Item, tool: str) -> bool:
+    """Return whether a tool neither changes nor starts anything, nor reaches beyond this machine."""
+    binding = item.plan.tools.get(tool)
+    if binding is None:
+        return False
+    spec = binding.spec
+    return spec.category in HARMLESS_CATEGORIES and not spec.annotations.open_world

@@ -1,0 +1,252 @@
+"""
+A journal that this user's runs did not write performs nothing unasked; a run of this user that was killed goes on as ever.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Perform, RunResult, ToolCall, tool
+from stepengine.data.tools import ToolAnnotations
+from stepengine.journal import FileJournal, Journal, SqliteJournal
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytestmark = pytest.mark.spec("requirements:X72")
+
+STORES: dict[str, Callable[[Path, str], Any]] = {
+    "file": lambda folder, name: FileJournal(folder / f"{name}.jsonl"),
+    "sqlite": lambda folder, name: SqliteJournal(folder / "runs.db", name),
+}
+
+
+class World:
+    """An agent with tools and a handler that act on the world, and what they did."""
+
+    def __init__(self, *, by_model: bool = False) -> None:
+        self.done: list[str] = []
+
+        @tool(category="write", annotations=ToolAnnotations(idempotent=True), requires_permission=False)
+        def put(text: str) -> str:
+            """Write."""
+            self.done.append(f"put {text}")
+            return "written"
+
+        @tool(category="execute", requires_permission=False)
+        def run(text: str) -> str:
+            """Run."""
+            self.done.append(f"run {text}")
+            return "ran"
+
+        @tool(category="read", requires_permission=False)
+        def look(text: str) -> str:
+            """Look."""
+            self.done.append(f"look {text}")
+            return "seen"
+
+        @tool(category="execute", requires_permission=False)
+        def both(text: str) -> Generator[Any, Any, str]:
+            """Run, and run again."""
+            yield ToolCall("run", {"text": f"{text} 1"})
+            yield ToolCall("run", {"text": f"{text} 2"})
+            return "both"
+
+        def note(text: str) -> str:
+            self.done.append(f"note {text}")
+            return text
+
+        def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
+            yield ToolCall("look", {"text": "a"})
+            yield ToolCall("put", {"text": "b"})
+            yield ToolCall("run", {"text": "c"})
+            yield ToolCall("both", {"text": "d"})
+            yield Perform(note, "e")
+            yield Perform.idempotent(note, "f")
+
+        tools: list[Any] = [put, run, look, both]
+        calls = [
+            tool_call(name, {"text": each}) for name, each in zip(("look", "put", "run", "both"), "abcd", strict=True)
+        ]
+        self.model = ScriptedModel([*calls, text("done")])
+        steps = None if by_model else handle_steps
+        self.agent = AgentDefinition("actor", tools=tools, handle_steps=steps)
+
+    def engine(self, interactor: Any = None) -> Engine:
+        return Engine([self.agent], models=self.model, interactor=interactor)
+
+
+class Says:
+    """A person who gives the same answer to everything."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer, self.asked = answer, list[Any]()
+
+    def ask(self, question: Any) -> Any:
+        self.asked.append(question)
+        return self.answer
+
+
+def resumed(
+    journal: Journal, *, by_model: bool, person: Any = None, **options: Any
+) -> tuple[list[str], RunResult[Any]]:
+    world = World(by_model=by_model)
+    with world.engine(person) as engine:
+        return world.done, engine.resume_sync(journal, on_divergence="stop", **options)
+
+
+def killed_everywhere(store: str, folder: Path, *, by_model: bool) -> Iterator[Any]:
+    """Yield the journal of a run as it is after each of its lines, as if the run had been killed there."""
+    make = STORES[store]
+    whole = make(folder, "whole")
+    with World(by_model=by_model).engine() as engine:
+        engine.run_sync("actor", "act", journal=whole).unwrap()
+    lines = whole.content().splitlines(keepends=True)
+    for count in range(2, len(lines)):
+        cut = make(folder, f"cut-{count}")
+        cut.lock()()
+        cut.append_bytes(b"".join(lines[:count]), 0)
+        yield cut
+
+
+def become_somebody_else(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(folder / "another-state"))
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+@pytest.mark.parametrize("in_doubt", ["fail", "retry", "ask"])
+def test_a_journal_of_others_acts_on_nothing_it_asks_for(
+    by_model: bool, in_doubt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the handler asks for now is asked for by this user's own code, and is done; what the record asks for is not."""
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    become_somebody_else(monkeypatch, tmp_path)
+    suspended = 0
+    for cut in cuts:
+        history = cut.history()
+        begun = [
+            i for a, i in history.intents.items() if a not in history.results and i.type in ("tool_call", "perform")
+        ]
+        done, result = resumed(cut, by_model=by_model, in_doubt=in_doubt)
+        if begun and begun[0].subject != "look":
+            assert [] == done
+            assert "suspended" == result.status
+            assert result.pending_questions[0].id.startswith("doubt:")
+            suspended += 1
+        elif by_model and "suspended" == result.status:
+            assert [] == done
+            suspended += 1
+
+    assert suspended >= 4
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("by_model", [True, False])
+def test_a_killed_run_of_this_user_resumes_without_a_question(store: str, by_model: bool, tmp_path: Path) -> None:
+    for cut in killed_everywhere(store, tmp_path, by_model=by_model):
+        person = Says("no")
+        _, result = resumed(cut, by_model=by_model, person=person, in_doubt="retry")
+
+        assert "completed" == result.status
+        assert [] == person.asked
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+@pytest.mark.parametrize("said", ["yes", "no"])
+def test_a_person_decides_about_each_call_of_others(
+    said: str, by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    become_somebody_else(monkeypatch, tmp_path)
+    for cut in cuts:
+        person = Says(said)
+        done, result = resumed(cut, by_model=by_model, person=person, in_doubt="retry")
+        asked = [q.details["text"] if "text" in q.details else q.details["args"][0] for q in person.asked]
+        texts = [each.partition(" ")[2] for each in done]
+
+        assert "suspended" != result.status
+        assert len(asked) <= 2
+        if said == "no" and asked:
+            # A model that is told of the denial goes on with its script, which begins here with a look.
+            assert (
+                ["look a"] == done[:1] if by_model else not any(each.startswith(one) for each in texts for one in asked)
+            )
+
+
+def test_trust_resumes_a_journal_of_others_without_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = list(killed_everywhere("file", tmp_path, by_model=True))
+    become_somebody_else(monkeypatch, tmp_path)
+    for cut in cuts:
+        assert "completed" == resumed(cut, by_model=True, in_doubt="retry", trust=True)[1].status
+
+
+def test_an_answer_to_the_open_question_resumes_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = list(killed_everywhere("file", tmp_path, by_model=True))
+    become_somebody_else(monkeypatch, tmp_path)
+    answered = 0
+    for cut in cuts[8::5]:
+        result = resumed(cut, by_model=True)[1]
+        for _ in range(9):
+            if result.status != "suspended":
+                break
+            answered += 1
+            result = resumed(cut, by_model=True, answers={q.id: "yes" for q in result.pending_questions})[1]
+        assert "completed" == result.status
+
+    assert answered >= 2
+
+
+def test_a_changed_line_makes_a_journal_unknown(tmp_path: Path) -> None:
+    """Though its checksums are right again; what comes before the change counts no more than what comes after it."""
+    cut = list(killed_everywhere("file", tmp_path, by_model=False))[-1]
+    lines = cut.content().splitlines(keepends=True)
+    copy = FileJournal(tmp_path / "copy.jsonl")
+    copy.path.write_bytes(b"".join(lines))
+    assert "completed" == resumed(copy, by_model=False, in_doubt="retry")[1].status
+
+    begun = next(n for n, line in enumerate(lines) if b'"tool_name":"put"' in line)
+    forged = FileJournal(tmp_path / "forged.jsonl")
+    forged.replace(cut.records()[: begun + 1])
+    forged.path.write_bytes(forged.path.read_bytes().replace(b'"text":"b"', b'"text":"z"'))
+    reseal(forged.path)
+    done, result = resumed(forged, by_model=False)
+
+    assert "suspended" == result.status
+    assert [] == done
+
+
+def reseal(path: Path) -> None:
+    """Make the checksums of a changed file right."""
+    made, previous = list[bytes](), 0
+    for body in [line[:-18] for line in path.read_bytes().splitlines()]:
+        previous = zlib.crc32(body, previous)
+        made.append(body + b',"crc":"%08x"}\n' % previous)
+    path.write_bytes(b"".join(made))
+
+
+@pytest.mark.parametrize("why", ["none", "open to others"])
+def test_without_a_private_state_folder_nothing_is_known(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "none":
+        for name in ("STEPENGINE_STATE_DIR", "XDG_STATE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+    else:
+        folder = tmp_path / "state"
+        folder.mkdir()
+        folder.chmod(0o777)
+        monkeypatch.setenv("STEPENGINE_STATE_DIR", str(folder))
+    statuses = [resumed(cut, by_model=True)[1].status for cut in killed_everywhere("file", tmp_path, by_model=True)]
+
+    assert "suspended" in statuses
+
+
+def test_a_recording_that_is_committed_has_no_digests(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "stable.jsonl", stable=True)
+    with World(by_model=True).engine() as engine:
+        engine.run_sync("actor", "act", journal=journal).unwrap()
+
+    assert b'"mac"' not in journal.path.read_bytes()
