@@ -25,6 +25,7 @@ from stepengine.workspace.user_state import is_writable_only_by_user, state_fold
 
 KEY_FILE = "journal-key"
 KEY_BYTES = 32
+"""256 bits cannot be guessed."""
 MAC_BYTES = 16
 """128 bits cannot be guessed, and 32 digits keep a line readable."""
 TAIL_FORM: Final = re.compile(rb'(?:,"mac":"([0-9a-f]{32})")?,"crc":"[0-9a-f]{8}"\}\n?\Z')

@@ -20,7 +20,7 @@ from stepengine.cli.app import app
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.engine.trust import trust_folder
 from stepengine.errors import JournalError
-from stepengine.journal import FileJournal, list_runs, recorded_runs
+from stepengine.journal import FileJournal, MemoryJournal, list_runs, recorded_runs
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.environment import MARKER
@@ -425,12 +425,18 @@ def test_undo_refuses_what_was_changed_since_and_leaves_it_when_asked_to(project
     assert "below another folder" in command("undo", "--last", "--cwd", ".", code=1).stdout
 
 
+def _send_journal() -> None:
+    """Write a journal that restores the same files, as somebody makes it who has not the user's key."""
+    journal = MemoryJournal(next(runs().glob("*.jsonl")).read_bytes())
+    journal.macs = "none"
+    Path("sent.jsonl").write_bytes(journal.content())
+
+
 @pytest.mark.spec("requirements:X122")
 def test_undo_shows_and_asks_what_an_unknown_journal_would_write(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = next(runs().glob("*.jsonl"))
-    Path("sent.jsonl").write_bytes(kept.read_bytes())
+    _send_journal()
     refused = command("undo", "sent.jsonl", "--cwd", "project", code=1)
 
     assert "restored  a.txt\nremoved   new/b.txt\na.txt would have this content:\n  | as it was\n" == refused.stdout
@@ -449,8 +455,7 @@ def test_undo_shows_and_asks_what_an_unknown_journal_would_write(
 def test_trust_journal_undoes_an_unknown_journal_and_no_tool_may_type_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = next(runs().glob("*.jsonl"))
-    Path("sent.jsonl").write_bytes(kept.read_bytes())
+    _send_journal()
     with monkeypatch.context() as inside:
         inside.setenv(MARKER, "1")
         command("undo", "sent.jsonl", "--cwd", "project", "--trust-journal", code=2)
