@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -174,16 +175,17 @@ def cut_error(error: E) -> E:
         error.__notes__ = [cut_end(note, MAX_ERROR_CHARS) for note in notes]
     if not isinstance(error, StepEngineError):
         return error
-    if len(error.message) > MAX_ERROR_CHARS:
-        error.message = cut_end(error.message, MAX_ERROR_CHARS)
+    # Read with a default and set where that is possible: a subclass of the author's may have made them in a way of its own.
+    message = getattr(error, "message", "")
+    if len(message) > MAX_ERROR_CHARS:
+        error.message = cut_end(message, MAX_ERROR_CHARS)
         error.args = (error.message, *error.args[1:])
-    for name in error.fields:
+    for name in (*error.fields, "where"):
         value = getattr(error, name, None)
         short = _cut_member(value)
         if short is not value:
-            setattr(error, name, short)
-    if len(error.where) > MAX_ERROR_CHARS:
-        error.where = cut_end(error.where, MAX_ERROR_CHARS)
+            with suppress(AttributeError):
+                setattr(error, name, short)
     return error
 
 
