@@ -85,14 +85,13 @@ class RunWriter:
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
-        # Recordings of tests keep nothing that could be undone.
-        if not self.source.stable:
-            self.take_ownership()
+        self.take_ownership()
 
     def take_ownership(self) -> None:
         """Mark what is written from now on as written by this user's runs; all before it must be."""
         self.is_own = True
-        if self._writer is not None:
+        # A stable recording is the same for every user; it is known by the note that its run leaves.
+        if self._writer is not None and not self.source.stable:
             self._writer.add_macs()
 
     def open_copy(self) -> None:
@@ -176,7 +175,7 @@ class RunWriter:
 
     def replace_source(self) -> None:
         """Replace the records of the journal that was given by the new ones."""
-        was_own = not self.source.stable and is_written_by_user(self.source)
+        was_own = is_written_by_user(self.source)
         self.copy_records_to(self.source)
         self.journal = self.source
         if was_own:

@@ -93,7 +93,7 @@ def one_text_often(path: Path, times: int = 2_000, chars: int = 2_500_000, *, to
     return written(path, records)
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show --step", "show --step as text", "show --left-out", "scrub", "price"])
 def test_slices_of_slices_are_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
     path = slices_of_slices(tmp_path / "run.jsonl")
@@ -103,21 +103,21 @@ def test_slices_of_slices_are_refused_by_record_and_limit(tmp_path: Path, reader
         READERS[reader](path)
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub", "diff"])
 def test_a_text_that_many_results_name_is_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
         READERS[reader](one_text_often(tmp_path / "run.jsonl"))
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub"])
 def test_a_text_that_one_call_names_often_is_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
         READERS[reader](one_text_often(tmp_path / "run.jsonl", together=True))
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 def test_many_inputs_at_one_address_count_each(tmp_path: Path) -> None:
     blob = {"kind": "blob", "fp": FP, "data": "y" * 2_500_000}
     prompt = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": {"type": "system_prompt", "text": {"$blob": FP}}}
@@ -127,7 +127,7 @@ def test_many_inputs_at_one_address_count_each(tmp_path: Path) -> None:
         FileJournal(path).history()
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 def test_the_page_and_the_check_report_the_limit(tmp_path: Path) -> None:
     path = one_text_often(tmp_path / "run.jsonl", together=True)
 
@@ -136,7 +136,7 @@ def test_the_page_and_the_check_report_the_limit(tmp_path: Path) -> None:
         render_run(path)
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 def test_a_record_that_is_read_again_counts_once(tmp_path: Path) -> None:
     history = FileJournal(one_text_often(tmp_path / "run.jsonl", times=20)).history()
 
@@ -144,7 +144,7 @@ def test_a_record_that_is_read_again_counts_once(tmp_path: Path) -> None:
         assert all(len(history.outcome(one).value.text) == 2_500_000 for one in history.results.values())
 
 
-@pytest.mark.spec("replay:J53")
+@pytest.mark.spec("replay:J54")
 def test_a_long_run_that_loses_messages_at_each_step_is_read(tmp_path: Path) -> None:
     """Its requests name pieces of earlier ones that name pieces of earlier ones, and none of them has many messages."""
     messages, length = [[user("first")]], 1
