@@ -207,6 +207,7 @@ class ForkOptions(TypedDict, total=False):
         restore_files: The folder that ``file_tools`` was given, or several: the files that were written after that place are
             brought back to what they were then, or ``UndoRefused`` is raised; by default files stay as they are.
         run_id: The id of the new run; by default one that begins with the id of its parent.
+        trust: Whether the journal is this user's, as for ``resume``.
     """
 
     at: Required[int | str]
@@ -219,6 +220,7 @@ class ForkOptions(TypedDict, total=False):
     into: JournalLike | None
     restore_files: Roots | None
     run_id: str
+    trust: bool | None
 
 
 class RecordedForkOptions(TypedDict, total=False):

@@ -29,7 +29,7 @@ from stepengine.journal.modes import (
     Resuming,
     Walking,
 )
-from stepengine.journal.provenance import is_written_by_user
+from stepengine.journal.provenance import is_resumed_as_own, is_written_by_user
 from stepengine.journal.questions import GivenAnswers, InDoubt, check_answers
 from stepengine.journal.recorded_clock import ReplayPace, RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -128,7 +128,7 @@ class JournaledRun:
         keep: bool = False,
         now: bool = False,
         asks_again: bool = False,
-        asks_about_calls: bool = False,
+        asks_about_calls: bool | None = None,
     ) -> JournaledRun:
         """
         Return a recorded run that resumes; it owns the journal until it is closed.
@@ -136,7 +136,7 @@ class JournaledRun:
         With *keep*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
         *answers*, those given *ahead* need not fit an open question: they may be asked for later. With *now* recorded sleeps
         and timeouts are over at once. With *asks_again* nobody is believed who posted a permission. With *asks_about_calls* a person is
-        asked about calls that only the record asks for.
+        asked about calls that only the record asks for; by default (``None``) if the journal is not known as this user's.
 
         Raises:
             JournalMissing: when there is none; nothing is made.
@@ -156,6 +156,8 @@ class JournaledRun:
         try:
             if is_written_by_user(journal):
                 writer.take_ownership()
+            if asks_about_calls is None:
+                asks_about_calls = not is_resumed_as_own(journal)
             leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
             run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now

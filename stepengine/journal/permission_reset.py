@@ -58,7 +58,7 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
     found = find_effective_questions(history)
     if found:
         journal.set_aside()
-        journal.replace(list(_drop_approvals(history)))
+        journal.replace(list(drop_approvals(history)))
     return tuple(found)
 
 
@@ -111,10 +111,16 @@ def _has_ended(history: History, path: str, cut: JournalCut) -> bool:
     return False
 
 
-def _drop_approvals(history: History) -> Iterator[Record]:
-    """Yield the records without approvals of later calls; lasting approvals become approvals for one call."""
+def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator[Record]:
+    """
+    Yield the records without approvals of later calls; lasting approvals become approvals for one call.
+
+    Args:
+        history: What was recorded.
+        keep: The address of a question whose answers stay as they are.
+    """
     cut = JournalCut(history)
-    asked = {intent.address: intent for intent in _find_effective_permissions(history, cut)}
+    asked = {intent.address: intent for intent in _find_effective_permissions(history, cut) if intent.address != keep}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
     for record in history.records:
         if isinstance(record, Input) and _is_answer_to(record, ids):

@@ -233,10 +233,11 @@ async def fork(
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
     run_id: str = "",
+    trust: bool | None = None,
     now: datetime | None = None,
 ) -> RunResult:
     """
-    Continue a run from the middle in a journal of its own; see ``branch`` for the arguments.
+    Continue a run from the middle in a journal of its own; see ``branch`` for the arguments, and ``resume`` for *trust*.
 
     Raises:
         InputError: when *at* is missing.
@@ -252,14 +253,18 @@ async def fork(
     from stepengine.journal.forks import branch
 
     given, _ = split_answers(answers)
+    source = as_journal(journal)
+    asks_about_calls = not (is_resumed_as_own(source) if trust is None else trust)
     made = branch(
-        journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
+        source, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
     )
+    if asks_about_calls:
+        _drop_approvals_of_others(made, at if edit is not None else None)
     waiting = open_questions(made.history())
     texts = {question.text for _, question in waiting.values()}
     asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
     # What is asked only after the fork may be answered up front, as in a new run.
-    run = JournaledRun.resume(made, asked, ahead=given)
+    run = JournaledRun.resume(made, asked, ahead=given, asks_about_calls=asks_about_calls)
     branched = len(made.records())
     try:
         return await _run_to_end(run, launch, "raise")
@@ -268,6 +273,17 @@ async def fork(
         if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
             made.discard()
         raise
+
+
+def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
+    """Remove the recorded approvals of later calls from a fork, except that at *edited*, which the caller gave."""
+    from stepengine.journal.permission_reset import drop_approvals, find_effective_questions
+    from stepengine.journal.recorded_part import parse_result_address
+
+    history = made.history()
+    if find_effective_questions(history):
+        keep = None if edited is None else parse_result_address(history, edited)
+        made.replace(list(drop_approvals(history, keep=keep)))
 
 
 def _has_trusted_permissions(journal: Journal, *, trust: bool | None) -> bool:

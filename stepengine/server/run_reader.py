@@ -16,6 +16,7 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.usage import Spending
 from stepengine.errors import JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.provenance import is_resumed_as_own
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
@@ -172,12 +173,13 @@ class RunReader:
         return await asyncio.to_thread(self._details_from_journal, row)
 
     def _details_from_journal(self, row: RunRow) -> ServedRun:
-        history = self._store.journal(row.run).history()
+        journal = self._store.journal(row.run)
+        history = journal.history()
         ended, spending = find_root_end(history), spending_of(history)
         questions = [] if ended is not None else [one for _, one in open_questions(history).values()]
         if ended is None and row.status == "suspended":
             # Only of a suspended run: every effect that another process executes now would look in doubt.
-            questions += make_doubt_questions(history)
+            questions += make_doubt_questions(history, is_known=is_resumed_as_own(journal))
         error = row.error if ended is None or ended.error is None else str(ended.error)
         handle = self._live.find_ended_handle(row.run)
         return ServedRun(

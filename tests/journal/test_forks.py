@@ -208,7 +208,7 @@ def test_a_fork_goes_into_a_file_or_a_store_of_its_own(recorded, fresh_world, tm
     store = SqliteJournal(tmp_path / "runs.db")
     for into in (tmp_path / "fork.jsonl", store, store):
         made = branch(journal, 7, allow_repeat=True, into=into)
-        assert fresh_world().rig().resume(made).output == expected.output
+        assert fresh_world().rig().resume(made, asks_about_calls=False).output == expected.output
     assert len(store.runs()) == 2
     with pytest.raises(JournalError, match="a fork needs a journal of its own"):
         branch(journal, 7, allow_repeat=True, into=tmp_path / "fork.jsonl")

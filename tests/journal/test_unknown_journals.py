@@ -14,6 +14,7 @@ import pytest
 from stepengine import AgentDefinition, Engine, Perform, RunResult, ToolCall, tool
 from stepengine.data.tools import ToolAnnotations
 from stepengine.journal import FileJournal, Journal, SqliteJournal
+from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = pytest.mark.spec("requirements:X72")
@@ -181,6 +182,60 @@ def test_trust_resumes_a_journal_of_others_without_a_question(tmp_path: Path, mo
     become_somebody_else(monkeypatch, tmp_path)
     for cut in cuts:
         assert "completed" == resumed(cut, by_model=True, in_doubt="retry", trust=True)[1].status
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_fork_asks_about_calls_that_only_a_journal_of_others_asks_for(
+    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a reply of the model, whose call then comes from the record alone."""
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    world = World(by_model=True)
+    with world.engine() as engine:
+        engine.run_sync("actor", "act", journal=whole).unwrap()
+    replies = [a[1] for a, i in whole.history().intents.items() if i.type == "model_call" and not a[0]]
+    if not is_own:
+        become_somebody_else(monkeypatch, tmp_path)
+    forked = World(by_model=True)
+    with forked.engine() as engine:
+        for at in replies[1:4]:
+            result = engine.fork_sync(whole, at=at, allow_repeat=True)
+            assert is_own == (result.status != "suspended")
+    assert is_own == bool(forked.done)
+    trusted = World(by_model=True)
+    with trusted.engine() as engine:
+        assert "suspended" != engine.fork_sync(whole, at=replies[1], allow_repeat=True, trust=True).status
+
+
+@pytest.mark.parametrize("is_edited", [True, False])
+def test_a_fork_believes_an_approval_of_others_only_if_the_caller_gives_it(
+    is_edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is the handler's own, so only the recorded yes could let it run."""
+    done = list[str]()
+
+    @tool(category="write")
+    def keep(text: str) -> str:
+        """Write."""
+        done.append(text)
+        return "kept"
+
+    def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
+        yield ToolCall("keep", {"text": "a"})
+
+    agent = AgentDefinition("keeper", tools=[keep], handle_steps=handle_steps)
+    policy = Policy([Rule.ask_for_tool("keep")])
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with Engine([agent], interactor=Says("yes"), permissions=policy) as engine:
+        engine.run_sync("keeper", "act", journal=whole).unwrap()
+    (asked,) = [address[1] for address, intent in whole.history().intents.items() if intent.type == "ask"]
+    become_somebody_else(monkeypatch, tmp_path)
+    with Engine([agent], permissions=policy) as engine:
+        options: dict[str, Any] = {"edit": ["yes"]} if is_edited else {}
+        result = engine.fork_sync(whole, at=asked, allow_repeat=True, **options)
+
+    assert (["a", "a"] if is_edited else ["a"]) == done
+    assert is_edited == (result.status != "suspended")
 
 
 def test_an_answer_to_the_open_question_resumes_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
