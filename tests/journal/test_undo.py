@@ -129,17 +129,19 @@ with Engine([agent]) as engine:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X122")
-def test_the_journal_of_a_killed_run_is_undone_only_where_it_is_trusted(root, tmp_path):
+def test_the_journal_of_a_killed_run_is_undone_unasked_for_its_user_alone(root, tmp_path, monkeypatch):
     """
-    Nothing outside of it says how far the run came: whoever has a copy of it can write more behind its beginning.
+    Its lines have digests of this user: whoever has a copy of it can write nothing behind its beginning that counts.
     """
     journal = tmp_path / "run.jsonl"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(root), str(journal)], check=False)
 
     assert 9 == ended.returncode
-    with pytest.raises(UndoRefused, match="no run of yours"):
-        undo(journal, root)
-    assert ("a.txt",) == undo(journal, root, trust=True).removed
+    with monkeypatch.context() as patch:
+        patch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "another-state"))
+        with pytest.raises(UndoRefused, match="no run of yours"):
+            undo(journal, root)
+    assert ("a.txt",) == undo(journal, root).removed
 
 
 @pytest.mark.spec("requirements:X122")
