@@ -146,7 +146,7 @@ def program(folder: Path, source: str, name: str = "agent.py") -> list[str]:
 @pytest.mark.parametrize(
     ("source", "count"),
     [
-        pytest.param(ASK + "print(ask(sys.argv[1]))", 1, id="requests"),
+        pytest.param(ASK + "print(ask(sys.argv[1]))", 1, id="requests", marks=pytest.mark.smoke),
         pytest.param(OPENAI, 7, id="openai", marks=pytest.mark.deep),
         pytest.param(ANTHROPIC, 3, id="anthropic", marks=pytest.mark.deep),
         pytest.param(GOOGLE, 3, id="google", marks=pytest.mark.deep),

@@ -69,9 +69,11 @@ async def check_all(client: Client, server: Served) -> None:
             assert value in str(view["output"]), (where, value, view)
 
 
-async def under_load(servers: list[Served], *, clients: int, kills: int, seed: int) -> list[Client]:
+async def under_load(servers: list[Served], *, clients: int, kills: int, seed: int, least: int = 0) -> list[Client]:
     """
     Let clients use the servers, kill one of these at a time, and return the clients when all of their runs have ended.
+
+    Each client starts every agent once, and *least* runs, however slow the machine is.
     """
     # In a database no call of a deferred tool waits.
     agents = [agent for agent in AGENTS if not (servers[0].db and agent == "ordering")]
@@ -84,7 +86,7 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
 
     async def use(client: Client) -> None:
         number = 0
-        while goes_on or number < len(agents):
+        while goes_on or number < max(least, len(agents)):
             agent = agents[(number + len(client.name)) % len(agents)] if number < len(agents) else chance.choice(agents)
             number += 1
             run = await client.start(agent, number)
@@ -333,7 +335,7 @@ async def test_nothing_is_lost_under_load_by_servers_that_are_killed_fifty_times
 ) -> None:
     servers += [Served(tmp_path, tmp_path / place, patience=0.5) for _ in range(number)]
 
-    users = await under_load(servers, clients=20, kills=50, seed=3)
+    users = await under_load(servers, clients=20, kills=50, seed=3, least=11)
 
     for client in users:
         await check_all(client, servers[0])

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-LIBRARIES = frozenset({"httpcore2", "httpcore", "httpx2", "httpx", "aiohttp", "http.client"})
+LIBRARIES = frozenset({"httpcore2", "httpcore", "httpx2", "httpx", "aiohttp", "http.client", "urllib3", "httplib2"})
+"""Those of ``stepengine.testing.patching``: patching has to start before the first line of any of them runs."""
 HERE = Path(__file__).parent
 FAILED, DIVERGED = 1, 5
 SITE = """\
@@ -152,6 +153,7 @@ class _StartOnImport(MetaPathFinder):
         self._channel = channel
         self._before_request = before_request
         self._started = False
+        self._is_starting = False
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -163,10 +165,15 @@ class _StartOnImport(MetaPathFinder):
         if self._started or fullname not in LIBRARIES:
             return None
         with self._lock:
-            if self._started:
+            # What patches imports some of the libraries itself, in this thread.
+            if self._started or self._is_starting:
                 return None
-            first = self._start()
-            self._started = True
+            self._is_starting = True
+            try:
+                first = self._start()
+                self._started = True
+            finally:
+                self._is_starting = False
         return None if first is None else first.find_spec(fullname, path, target)
 
     def _start(self) -> Any:
