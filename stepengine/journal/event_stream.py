@@ -341,7 +341,12 @@ class EventProjection:
             yield _make_failed_event("", child.error)
         self.is_over = True
         yield self._finished_event(
-            status=child.status, output=child.output, text=child.text, error=child.error, spending=child.spending
+            status=child.status,
+            output=child.output,
+            text=child.text,
+            error=child.error,
+            spending=child.spending,
+            warnings=child.warnings,
         )
 
     def _finished_event(self, **told: Any) -> RunFinished:

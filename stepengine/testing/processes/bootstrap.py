@@ -166,7 +166,7 @@ class _StartOnImport(MetaPathFinder):
             return None
         with self._lock:
             # What patches imports some of the libraries itself, in this thread.
-            if self._started or self._is_starting:
+            if self._is_starting or self._started:
                 return None
             self._is_starting = True
             try:
