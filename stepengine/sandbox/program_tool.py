@@ -50,6 +50,10 @@ MOST = 10**15
 """Of any limit; there is a number from which on the sandbox can count none of them."""
 AFRESH = "\nThis run of yours began without variables: those of your programs before it are gone."
 GONE = " The variables of earlier programs are gone."
+BUSY = (
+    "Nothing was run: another program of this run has not ended yet. Programs share their variables and run one after another; "
+    "send this one when that has ended."
+)
 
 
 def _check_positive(_: object, field: attrs.Attribute[Any], value: Any) -> None:
@@ -221,6 +225,24 @@ class _RunSession(ProgramVariables):
         self.is_new = True
         self.programs: _Programs | None = None
         self.other: ReplayDivergence | None = None
+        self._running: _ProgramRun | None = None
+
+    def is_busy(self, run: _ProgramRun, known: Any) -> bool:
+        """Note that a program runs, and return False; True if another one does, or did where this one is recorded."""
+        if known is not None and known.get("refused") == BUSY:
+            return True
+        with _LOCK:
+            # What is recorded has run, whichever program is noted.
+            if self._running is not None:
+                return known is None
+            self._running = run
+            return False
+
+    def end(self, run: _ProgramRun) -> None:
+        """Note that a program does not run any more."""
+        with _LOCK:
+            if self._running is run:
+                self._running = None
 
     def catch_up(self, programs: _Programs) -> ProgramSession:
         """
@@ -302,6 +324,7 @@ class _Programs:
         finally:
             if "calls" in turn:  # it was left in its middle, and nobody goes on with it here
                 run.close()
+            run.leave()
         return run.ended(turn)
 
 
@@ -341,6 +364,8 @@ class _ProgramRun(RunningProgram):
 
         def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
             kept: _RunSession = keeps.get(self._programs, _RunSession)
+            if kept.is_busy(self, known):
+                return {"refused": BUSY}
             self._kept, kept.programs = kept, self._programs
             self._is_first, kept.is_new = kept.is_new and not restart, False
             if restart:
@@ -483,6 +508,11 @@ class _ProgramRun(RunningProgram):
         self._check.send()
         if self._kept is not None:
             self._kept.close()
+
+    def leave(self) -> None:
+        """Let the next program of the session begin."""
+        if self._kept is not None:
+            self._kept.end(self)
 
     # --- what is seen of it -------------------------------------------------------------------------------------------
 

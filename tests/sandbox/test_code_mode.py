@@ -775,6 +775,35 @@ def generated(rng: random.Random, depth: int = 0) -> list[str]:
     return lines or ["pass"]
 
 
+@pytest.mark.spec("programs:PG22")
+async def test_programs_that_a_handler_sends_at_once_run_or_are_refused(tmp_path: Path) -> None:
+    """They share a session, in which one runs at a time; a replay comes to the same."""
+
+    def handle_steps(ctx: Any) -> Any:
+        codes = [f"await price('{'tea' * number}')" for number in range(1, 5)]
+        results = yield from Parallel([ToolCall("run_code", {"code": code}) for code in codes])
+        again = yield from ToolCall("run_code", {"code": "1 + 1"})
+        return [result.text for result in [*results, again]]
+
+    @tool
+    def price(item: str) -> int:
+        """Return the price of an item."""
+        return len(item)
+
+    agent = AgentDefinition("analyst", tools=[code_mode(price)], handle_steps=handle_steps)
+    journal = FileJournal(tmp_path / "run.jsonl")
+    async with Engine([agent]) as engine:
+        result = await engine.run("analyst", "go", journal=journal)
+        again = await engine.replay(journal)
+
+    texts = result.unwrap()
+    assert again.output == texts
+    assert "2" == texts[-1]
+    for number, said in enumerate(texts[:-1], 1):
+        assert said == f"{3 * number}" or "another program of this run has not ended" in said
+    assert any(said.isdecimal() for said in texts[:-1])
+
+
 @pytest.mark.spec("programs:PG22", "programs:PG26")
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.deep)])
 @pytest.mark.deep
