@@ -193,7 +193,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "git filter-branch": _wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
     "git bisect run": _wrapper(),
     "git submodule foreach": _wrapper("-q --quiet --recursive", rest="line"),
-    "uv run": _wrapper(f"{_RUN} -U -m --module --active --all-extras --all-groups --all-packages --dev --exact --frozen --isolated --locked --no-cache --no-config --no-dev --no-env-file --no-project --no-sync --offline --script --env-file= --extra= --group= --index= --index-url= --no-extra= --no-group= --only-group= --with= --with-editable= --with-requirements="),
+    "uv run": _wrapper(f"{_RUN} -U -m --module --active --all-extras --all-groups --all-packages --dev --exact --frozen --isolated --locked --no-cache --no-config --no-dev --no-env-file --no-project --no-sync --offline --script --env-file= --extra= --group= --index= --no-extra= --no-group= --only-group= --with= --with-editable= --with-requirements="),
     "uv tool run": _wrapper(f"{_RUN} --isolated --offline --with= --from="),
     **{f"{name} run": _wrapper("-q -v --quiet --verbose -C= -P= --directory= --project=") for name in ("hatch", "pdm", "pipenv", "pipx", "poetry", "rye")},
     **{f"{name} run": _wrapper("-v --live-stream --no-capture-output --no-banner -n= -p= --cwd= --name= --prefix=") for name in ("conda", "mamba", "micromamba")},
