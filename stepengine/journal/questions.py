@@ -164,13 +164,14 @@ def make_doubt_questions(history: History, *, is_known: bool = True) -> list[Que
 
     In a journal that is not known as this user's, each call is in doubt that has begun and not ended.
     """
-    return _make_call_questions(
-        history,
-        lambda i: (
-            (changes_world_again(i.effect) and i.address not in history.waiting)
-            or (not is_known and i.type in ("tool_call", "perform"))
-        ),
-    )
+
+    def is_in_doubt(intent: Intent) -> bool:
+        if changes_world_again(intent.effect) and intent.address not in history.waiting:
+            return True
+        is_call = intent.type in ("tool_call", "perform")
+        return not is_known and (is_call or (intent.type == "agent_call" and "tool_call_id" in history.form(intent)))
+
+    return _make_call_questions(history, is_in_doubt)
 
 
 def make_pending_call_questions(history: History) -> list[Question]:
@@ -187,13 +188,19 @@ def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> 
     cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not history.has_ended(intent.path)]:
-        form = history.form(intent)
-        is_tool = intent.type == "tool_call"
-        details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
-        what = form["tool_name" if is_tool else "name"]
+        what, details = _describe_call(history.form(intent))
         asked = _make_doubt_question(what, format_address(intent.path, intent.seq), intent.path)
         found.append(attrs.evolve(asked, details=details))
     return found
+
+
+def _describe_call(form: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of what the stored form of an effect calls, and its arguments."""
+    if form["type"] == "tool_call":
+        return form["tool_name"], form["input"]
+    if form["type"] == "agent_call":
+        return f"the agent {form['agent_id']}", {"prompt": form["prompt"], "params": form["params"]}
+    return form["name"], {"args": form["args"], "kwargs": form["kwargs"]}
 
 
 def _check_decision(history: History, key: str, answer: object, *, is_known: bool) -> None:
@@ -248,10 +255,7 @@ def _make_doubt_question(what: str, address: str, path: str) -> Question:
 
 def make_unknown_call_question(item: Item) -> Question:
     """Return the question about a call that only a journal of somebody else asks for."""
-    form: Any = encode_effect(item)
-    is_tool = not isinstance(item.effect, CallFunction)
-    what = form["tool_name" if is_tool else "name"]
-    details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
+    what, details = _describe_call(encode_effect(item))
     address = format_address(*item.address)
     text = f"A journal that was written or changed by others asks for {what} ({address}), which you did not approve. Do it?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, details=details, path=item.path)

@@ -181,6 +181,10 @@ class RecordPlayer:
             return refused
         if known is None and replayer.halts(item):
             return await self._make_record_end_stop(item, io)
+        if known is None and (denied := await self._find_refusal_of_start(item, io)) is not None:
+            return denied
+        if known is not None and self._unknown_calls is not None:
+            self._unknown_calls.note_start(item)
         outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
         if self._writer.fatal is not None:
             return self._make_divergence_stop()
@@ -230,10 +234,10 @@ class RecordPlayer:
             )
         if replayer.halts_before_run(address, item):
             return await self._make_record_end_stop(item, io)
-        return await self._find_refusal_of_body(item, io) if replayer.result(address) is None else None
+        return await self._find_refusal_of_start(item, io) if replayer.result(address) is None else None
 
-    async def _find_refusal_of_body(self, item: Item, io: IO) -> Single | None:
-        """Ask about a tool body that only a record of others asks for; return and record the outcome if it must not start."""
+    async def _find_refusal_of_start(self, item: Item, io: IO) -> Single | None:
+        """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
         unknown = self._unknown_calls
         if unknown is None or not unknown.includes(item):
             return None

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallTool
+from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallTool, Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Answer
+from stepengine.errors import PermissionDenied
 from stepengine.journal.history import get_start_address
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.runtime.effect_events import make_end_events, started
-from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performer import IO, Item, Performer, child_path
 
 HARMLESS_CATEGORIES = ("read", "control")
 """Tools of these categories change nothing and start nothing; one that reaches beyond this machine is asked about all the same."""
@@ -37,10 +38,17 @@ class UnknownCalls:
         self._inner = inner
         self._approved = set[tuple[str, str]]()
         self._replies: dict[str, bool] = {}
+        self._started = set[str]()
 
     def note_reply(self, path: str, *, is_recorded: bool) -> None:
         """Note who asks for the next calls of the run at *path*: the record, or a model or a person now."""
         self._replies[path] = is_recorded
+
+    def note_start(self, item: Item) -> None:
+        """Note that a child runs because the record says that it was started: its calls are asked about, unless it is the handler's."""
+        effect: Any = item.effect
+        if effect.tool_call_id:
+            self._started.add(child_path(*item.address))
 
     def note_answer(self, item: Item, outcome: Single) -> None:
         """Note a permission that a person gives now, so that nobody is asked twice about one call."""
@@ -51,14 +59,18 @@ class UnknownCalls:
     def includes(self, item: Item) -> bool:
         """Return whether a person has to be asked about an effect before it starts."""
         effect = item.effect
-        if not isinstance(effect, CallTool | CallBody | CallFunction):
+        if not isinstance(effect, CallTool | CallBody | CallFunction | Spawn):
             return False
         has_begun = self._past.intent(item.address) is not None
         if isinstance(effect, CallFunction):
-            return has_begun
-        if (item.path, effect.tool_call_id) in self._approved or _is_harmless(item, effect.tool_name):
+            return has_begun or item.path in self._started
+        if isinstance(effect, Spawn):
+            is_own = not effect.tool_call_id  # of the handler
+        else:
+            is_own = _is_harmless(item, effect.tool_name)
+        if is_own or (item.path, effect.tool_call_id) in self._approved:
             return False
-        return has_begun or self._comes_from_record(item.path)
+        return has_begun or item.path in self._started or self._comes_from_record(item.path)
 
     async def ask(self, item: Item, io: IO) -> Answer | Stop:
         """Ask a person whether an effect may start; return the answer, or a stop with the open question."""
@@ -83,9 +95,11 @@ class UnknownCalls:
 
 
 def convert_to_denial(item: Item, decided: Single) -> Single:
-    """Return the outcome of a call about which a person said no: of a tool a denial, as for a first call."""
+    """Return the outcome of a call about which a person said no: of a tool or child a denial, as for a first call."""
     if isinstance(decided, Failure) and type(item.effect) is CallTool:
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
+    if isinstance(decided, Failure) and isinstance(item.effect, Spawn):
+        return Failure(PermissionDenied(f"A person denied the start of the agent {item.effect.agent_id!r}."), 0)
     return decided
 
 

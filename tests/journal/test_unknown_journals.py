@@ -16,6 +16,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.journal import FileJournal, Journal, SqliteJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools.bundled import child_tools, spawn_tools
 
 pytestmark = pytest.mark.spec("requirements:X72")
 
@@ -236,6 +237,52 @@ def test_a_fork_believes_an_approval_of_others_only_if_the_caller_gives_it(
 
     assert (["a", "a"] if is_edited else ["a"]) == done
     assert is_edited == (result.status != "suspended")
+
+
+@pytest.mark.parametrize("way", ["spawn_agents", "start_agents"])
+@pytest.mark.parametrize("said", ["yes", "no", None])
+def test_a_child_that_only_a_journal_of_others_asks_for_is_asked_about(
+    said: str | None, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each line, so that the child has not begun, or has begun and not ended."""
+    sent = list[str]()
+
+    def steps(ctx: Any) -> Generator[Any, Any, Any]:
+        yield Perform(sent.append, ctx.prompt)
+
+    mailer = AgentDefinition("mailer", handle_steps=steps)
+    lead = AgentDefinition("lead", tools=[way], spawnable_agents=["mailer"])
+    spawns = tool_call(way, {"agents": [{"agent_type": "mailer", "prompt": "evil"}]})
+
+    def make(*replies: Any, interactor: Any = None) -> Engine:
+        model = ScriptedModel([*replies, *[text("done")] * 5])
+        return Engine([lead, mailer], [*spawn_tools(), *child_tools()], models=model, interactor=interactor)
+
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with make(spawns) as engine:
+        engine.run_sync("lead", "go", journal=whole).unwrap()
+    lines = whole.path.read_bytes().splitlines(keepends=True)
+    replied = next(number for number, line in enumerate(lines) if b'"type":"model_reply"' in line)
+    done = next(number for number, line in enumerate(lines) if b'"kind":"result","path":"1","seq":0' in line)
+    become_somebody_else(monkeypatch, tmp_path)
+    asked = 0
+    for count in range(replied + 1, done):
+        cut = FileJournal(tmp_path / f"{count}.jsonl")
+        cut.path.write_bytes(b"".join(lines[:count]))
+        sent.clear()
+        person = Says(said) if said else None
+        with make(interactor=person) as engine:
+            result = engine.resume_sync(cut, on_divergence="stop")
+            if said is None and result.status == "suspended":
+                assert [] == sent
+                answers = {question.id: "no" for question in result.pending_questions}
+                result = engine.resume_sync(cut, answers=answers, on_divergence="stop")
+                asked += 1
+        asked += len(person.asked) if person else 0
+        assert (["evil"] if said == "yes" else []) == sent[:1], lines[count - 1]
+        assert "completed" == result.status, result.error
+
+    assert asked
 
 
 def test_an_answer_to_the_open_question_resumes_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
