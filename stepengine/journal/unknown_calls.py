@@ -64,11 +64,9 @@ class UnknownCalls:
         has_begun = self._past.intent(item.address) is not None
         if isinstance(effect, CallFunction):
             return has_begun or item.path in self._started
-        if isinstance(effect, Spawn):
-            is_own = not effect.tool_call_id  # of the handler
-        else:
-            is_own = _is_harmless(item, effect.tool_name)
-        if is_own or (item.path, effect.tool_call_id) in self._approved:
+        # A child without a call is the handler's.
+        is_free = not effect.tool_call_id if isinstance(effect, Spawn) else _is_harmless(item, effect.tool_name)
+        if is_free or (item.path, effect.tool_call_id) in self._approved:
             return False
         return has_begun or item.path in self._started or self._comes_from_record(item.path)
 

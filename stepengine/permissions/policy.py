@@ -256,51 +256,31 @@ class Policy:
                 path = rule.matcher.find_possible_path(request)
                 possible = None if path is None else (rule, path)
         verdict = self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
-        doubted = verdict if possible is None else self._decide_possible_path(*possible, verdict)
-        return self._decide_doubt(request, first, doubted)
+        return self._decide_doubt(request, first, possible, verdict)
 
-    def _decide_doubt(self, request: Request, first: Rule | None, verdict: PolicyDecision) -> PolicyDecision:
-        """Return a question about an allowed call that may run a denied command, else *verdict*; *first* is the rule that decides."""
-        doubt = self._find_doubt(request, first) if verdict.decision == "allow" else None
+    def _decide_doubt(
+        self, request: Request, first: Rule | None, possible: tuple[Rule, str] | None, verdict: PolicyDecision
+    ) -> PolicyDecision:
+        """
+        Return a question about an allowed call that may name a denied path or run a denied command, else *verdict*.
+
+        Args:
+            request: The call.
+            first: The rule that decides; ``None`` if the mode does.
+            possible: The rule that denies a path which the call may name, and that path.
+            verdict: What the rules and the mode say about what the call names plainly.
+        """
+        if verdict.decision != "allow":
+            return verdict
+        if possible is not None:
+            return _ask_about_path(*possible, self.mode)
+        doubt = _find_doubt(self._ordered, request, first)
         if doubt is None:
             return verdict
         rule, reason = doubt
         return self._decide_question(
             request, rule, f"the rule {rule.id!r} may mean it: {reason}", DOUBT.format(rule.id, reason)
         )
-
-    def _find_doubt(self, request: Request, first: Rule | None) -> tuple[Rule, str] | None:
-        """
-        Return the rule against commands that a call may break although its words do not say so, and why; ``None`` without one.
-
-        There is none where *first*, the rule that decides, allows commands of that program.
-        """
-        commands = request.commands
-        if not commands or (first is not None and _allows_program(first)):
-            return None
-        # A question behind the rule that decides would not be asked; a deny holds wherever it is.
-        end = len(self._ordered) if first is None else self._ordered.index(first)
-        for at, rule in enumerate(self._ordered):
-            counts = rule.decision == "deny" or (rule.decision == "ask" and at < end)
-            if counts and isinstance(rule.matcher, Command) and rule.holds(request):
-                reasons = [reason for one in commands if (reason := find_doubt(rule.matcher.form, one))]
-                if reasons:
-                    return rule, reasons[0]
-        return None
-
-    def _decide_possible_path(self, rule: Rule, path: str, verdict: PolicyDecision) -> PolicyDecision:
-        """Return a question about an allowed call that may name a denied path, in every mode, as the rule does, else *verdict*."""
-        if verdict.decision != "allow":
-            return verdict
-        why = POSSIBLE_PATH.format(path[:MAX_SHOWN_CHARS], rule.id)
-        if self.mode == "dont_ask":
-            return PolicyDecision(
-                "deny",
-                rule,
-                f"{why}, and the mode 'dont_ask' denies where it would have to ask",
-                f"{ASKED} {why[0].upper()}{why[1:]}.",
-            )
-        return PolicyDecision("ask", rule, why, f"{why[0].upper()}{why[1:]}. Allow the call?")
 
     def _decide_by_rule(self, rule: Rule, request: Request) -> PolicyDecision:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
@@ -401,7 +381,7 @@ class Policy:
         """
         scope = Scope("user", request.user_id)
         rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.wider_than(request))]
-        if self._find_doubt(request, None) is not None:
+        if _find_doubt(self._ordered, request, None) is not None:
             rules = rules[:1]  # what may be a denied command is allowed as it was seen
         # An "always" that does not help, because another rule asks all the same, would teach people that it means
         # nothing.
@@ -721,6 +701,36 @@ def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
     values = {path: [value for _, value in find_values(request.input, path)] for path in names}
     rule = Rule("allow", Values(tool.name, values), scope=Scope("user", request.user_id))
     return freeze_object(_rule_to_json(rule))
+
+
+def _find_doubt(ordered: Sequence[Rule], request: Request, first: Rule | None) -> tuple[Rule, str] | None:
+    """
+    Return the rule against commands that a call may break although its words do not say so, and why; ``None`` without one.
+
+    There is none where *first*, the rule that decides, allows commands of that program.
+    """
+    commands = request.commands
+    if not commands or (first is not None and _allows_program(first)):
+        return None
+    # A question behind the rule that decides would not be asked; a deny holds wherever it is.
+    end = len(ordered) if first is None else ordered.index(first)
+    for at, rule in enumerate(ordered):
+        counts = rule.decision == "deny" or (rule.decision == "ask" and at < end)
+        if counts and isinstance(rule.matcher, Command) and rule.holds(request):
+            reasons = [reason for one in commands if (reason := find_doubt(rule.matcher.form, one))]
+            if reasons:
+                return rule, reasons[0]
+    return None
+
+
+def _ask_about_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
+    """Return the verdict about a call that may name a path which *rule* denies: a question in every mode but ``dont_ask``."""
+    why = POSSIBLE_PATH.format(path[:MAX_SHOWN_CHARS], rule.id)
+    said = f"{why[0].upper()}{why[1:]}."
+    if mode == "dont_ask":
+        reason = f"{why}, and the mode 'dont_ask' denies where it would have to ask"
+        return PolicyDecision("deny", rule, reason, f"{ASKED} {said}")
+    return PolicyDecision("ask", rule, why, f"{said} Allow the call?")
 
 
 def _allows_program(rule: Rule) -> bool:

@@ -12,6 +12,8 @@ import re
 import attrs
 from attrs import frozen
 
+from stepengine.workspace.argv import ASSIGNMENT
+
 WORD = re.compile(r"[^\s;&|<>()`$\"'{},=!]+")
 """A word that may be the name of a program, wherever it is in a text."""
 RESERVED = frozenset(("!", "{", "}", "do", "done", "elif", "else", "esac", "fi", "if", "then", "until", "while"))
@@ -19,7 +21,6 @@ HEADS = frozenset(("[[", "case", "for", "function", "select"))
 """Words that start no command: the words behind them are values."""
 BRACKETS = frozenset(("[", "[[", "{", "}"))
 EXPANDED = frozenset("*?[{")
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 MAX_HEREDOC_DEPTH = 8
 """How deep here-documents in substitutions of here-documents are read; no person writes more than two."""
 HEREDOC = re.compile(r"<<(?!<)-?[ \t]*([\\'\"]?)([A-Za-z0-9_.-]+)")

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 from attrs import frozen
 
-from stepengine.permissions.script_commands import ASSIGNMENT, split_script
-from stepengine.workspace.argv import COMMAND_WORDS, Argv, Script, split_argv
+from stepengine.permissions.script_commands import split_script
+from stepengine.workspace.argv import ASSIGNMENT, COMMAND_WORDS, Argv, Script, split_argv
 
 Rest = Literal["command", "open", "line", "shell", "anywhere", "none"]
 
