@@ -15,7 +15,7 @@ import pytest
 from tests import of
 
 SEED = 35
-DRAWN = 6
+DRAWN = 3
 SLACK = 15
 """Percent points: which cases of a property are drawn differs between versions of Python."""
 

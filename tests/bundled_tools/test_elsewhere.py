@@ -39,6 +39,8 @@ SUITE = {
     "programs": ("test_shell_tools.py", "test_shell_runs.py", "test_shell_git.py", "test_watch.py"),
 }  # fmt: skip
 """Not those of terminals of an editor and of ``sandbox=True``, which belong to this machine."""
+MAIN = {"files": ("test_file_tools.py",), "programs": ("test_shell_tools.py",)}
+"""Over ways that differ in nothing but how the program there is reached; each test starts a container."""
 INSIDE = {
     "test_the_name_that_a_repository_sets_counts_before_that_of_the_user": "the configuration of a repository is read on this machine alone",
     "nothing_is_started": "it looks at what this process starts",
@@ -68,9 +70,10 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
     if why:
         pytest.skip(why)
     left_out = " and ".join([f"not {name}" for name in (*INSIDE, *(OF_SSH if way == "ssh" else {}))])
+    suite = SUITE if way in ("old", "bubblewrap") else MAIN
     words = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'b'}", "-k", left_out]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, *[str(HERE / name) for name in SUITE[part]]],
+        [sys.executable, "-m", "pytest", *words, *[str(HERE / name) for name in suite[part]]],
         env={**os.environ, "STEPENGINE_TEST_WORKSPACE": way}, capture_output=True, text=True, check=False, cwd=HERE.parents[1],
     )  # fmt: skip
 

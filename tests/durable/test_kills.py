@@ -245,7 +245,7 @@ async def test_sessions_keep_their_order_while_both_workers_are_killed_in_and_af
 @pytest.mark.spec("durable:UF18", "durable:UF5", "reliability:I11")
 def test_runs_among_kills_of_workers_and_restarts_of_the_database_end_as_if_nothing_had_happened():
     said = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kills", "--runs", "80", "--kills", "9", "--restarts", "4", "--pace", "2"],
+        [sys.executable, "-m", "benchmarks.kills", "--runs", "40", "--kills", "6", "--restarts", "3", "--pace", "2"],
         cwd=WORKER.parents[2],
         capture_output=True,
         text=True,

@@ -23,7 +23,7 @@ from stepengine.sandbox import MontySandbox
 
 from .generated import ALIKE, POLICY, agent_of, model_of, said, to_end
 
-MANY = int(os.environ.get("STEPENGINE_TESTS_PROGRAMS", "160"))
+MANY = int(os.environ.get("STEPENGINE_TESTS_PROGRAMS", "80"))
 """How many programs are generated; 2,000 take some minutes on two cores."""
 PARTS = 8
 

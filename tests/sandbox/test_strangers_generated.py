@@ -24,7 +24,7 @@ from .handler_texts import file_of
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-MANY = int(os.environ.get("STEPENGINE_TESTS_HANDLERS", "120"))
+MANY = int(os.environ.get("STEPENGINE_TESTS_HANDLERS", "64"))
 MOST_RESUMED = 80
 RESULTS = {"note": lambda given: f"noted {given.get('n')}", "broken": ToolResult.error("it is broken")}
 Agents = Sequence[AgentDefinition[Any]]

@@ -4,7 +4,6 @@ The kit as a whole: what it exports, what importing it costs, and how its cost g
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -14,8 +13,7 @@ import stepengine.testing
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
-from stepengine.testing import Cassette, ScriptedModel
-from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing import ScriptedModel
 
 LATE = ("anthropic", "google.genai", "httpx2", "openai", "pytest", "vcr", "yaml")
 
@@ -60,24 +58,3 @@ async def test_a_scripted_step_costs_the_same_however_long_the_conversation_is()
     model = ScriptedModel(["hi"] * 3)
 
     assert ["hi"] * 3 == [(await model.complete(request)).text for _ in range(3)]
-
-
-@pytest.mark.spec("replay:C11")
-@pytest.mark.speed
-def test_a_lookup_reads_its_own_request_and_not_the_recorded_ones(monkeypatch):
-    """
-    200 steps of a growing conversation are 200 keys at load and 200 at play, whatever the order.
-    """
-    from stepengine.testing.cassette_matching import Matcher
-
-    computed = []
-    key = Matcher.key
-    monkeypatch.setattr(Matcher, "key", lambda self, request: computed.append(1) or key(self, request))
-    bodies = [json.dumps({"messages": [f"{'x' * 1_000} {n}" for n in range(step)]}).encode() for step in range(200)]
-    requests = [RecordedRequest("POST", "http://a/b", (), body) for body in bodies]
-
-    held = Cassette([Interaction(r, RecordedResponse(200, "OK", (), b"%d" % n)) for n, r in enumerate(requests)])
-    answers = [int(held.take(request).response.body) for request in reversed(requests)]
-
-    assert list(range(199, -1, -1)) == answers
-    assert 400 == len(computed)
