@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.effects import CallFunction
+from stepengine.data.messages import UserMessage
 from stepengine.data.placeholders import PROJECT_NAMES, RUN_NAMES, STEPS, Placeholders, fill_placeholders
 from stepengine.data.yields import Perform
 from stepengine.errors import PerformError
@@ -18,7 +19,7 @@ def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
     plan = run.plan
     of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
     found = (yield from _read_project(run, placeholders, of_project)) if of_project else {}
-    prompts = {"USER_INPUT_PROMPT": plan.prompt, "INITIAL_AGENT_PROMPT": plan.prompt}
+    prompts = {"USER_INPUT_PROMPT": _find_user_prompt(run), "INITIAL_AGENT_PROMPT": plan.prompt}
     date = f"{plan.created:%B} {plan.created.day}, {plan.created.year}"
     known = {"AGENT_NAME": plan.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
     values = {**dict.fromkeys(RUN_NAMES, ""), **known, **prompts, **found}
@@ -29,6 +30,16 @@ def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
     # A prompt that is inherited, or made by an object, is no text of this definition.
     if run.prompt.system == plan.definition.system_prompt:
         run.prompt.replace_system(fill_placeholders(run.prompt.system, values))
+
+
+def _find_user_prompt(run: RunState) -> str:
+    """Return the last user prompt of the conversation that a child inherits, else the run's own prompt."""
+    plan = run.plan
+    # A reviewer that inherits the conversation refers to the user's request; its own prompt only says what to review.
+    if not (plan.path and (plan.definition.include_message_history or plan.is_inline)):
+        return plan.prompt
+    prompts = (m for m in reversed(run.history.record) if isinstance(m, UserMessage) and "USER_PROMPT" in m.tags)
+    return next((prompt.text for prompt in prompts), "")
 
 
 def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -> Flow[dict[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, RunStatus, StepContext, Steps, Workspace
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, RunStatus, StepContext, Steps, ToolCall, Workspace
 from stepengine.data.placeholders import PROJECT_NAMES, RUN_NAMES
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
@@ -159,6 +159,36 @@ def test_a_child_that_inherits_the_prompt_sends_it_as_filled(project: Path) -> N
 
     assert [f"In {project}."] * 2 == [call.system_prompt for call in model.calls]
     assert model.calls[1].messages[-1].text.startswith("Help. is all.")
+
+
+@pytest.mark.parametrize(
+    ("tool", "inherits", "replaced", "expected"),
+    [
+        ("spawn_agents", True, False, "Fix the tax."),
+        ("spawn_agents", False, False, "Review it."),
+        ("spawn_agents", True, True, ""),
+        ("spawn_agent_inline", False, False, "Fix the tax."),
+    ],
+)
+def test_a_child_with_history_is_shown_the_users_request(
+    tool: str, inherits: bool, replaced: bool, expected: str
+) -> None:
+    def handle_steps(_: StepContext) -> Steps[None]:
+        yield STEP
+        if replaced:
+            note = [{"role": "user", "content": "Earlier work."}]
+            yield ToolCall("set_messages", {"messages": note}, include_tool_call=False)
+        entry = {"agent_type": "kid", "prompt": "Review it."}
+        asked = entry if tool == "spawn_agent_inline" else {"agents": [entry]}
+        yield ToolCall(tool, asked, include_tool_call=False)
+
+    kid = AgentDefinition("kid", include_message_history=inherits, instructions_prompt="[{CODEBUFF_USER_INPUT_PROMPT}]")
+    agent = AgentDefinition("worker", model="x/y", spawnable_agents=[kid], handle_steps=handle_steps)
+    model = ScriptedModel([text("One."), text("Two.")])
+    with Engine([agent], models=model) as engine:
+        engine.run_sync(agent, "Fix the tax.").unwrap()
+
+    assert model.calls[1].messages[-1].text.startswith(f"[{expected}]")
 
 
 def test_a_resumed_run_keeps_the_prompt_that_was_filled_first(project: Path) -> None:
