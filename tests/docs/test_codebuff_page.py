@@ -382,6 +382,107 @@ def find_files_asks_no_model(root: Path) -> None:
     assert ["session_store.py"] == list(found.data["files"])
 
 
+def prompts_are_not_wrapped(_: Path) -> None:
+    model = ScriptedModel(["Done."])
+    with Engine([AgentDefinition("asker", model="t/m")], models=model) as engine:
+        engine.run_sync("asker", "go").unwrap()
+    assert ["go"] == [message.text for message in model.calls[0].messages]
+
+
+def wrong_calls_of_models_are_stored(_: Path) -> None:
+    agent = AgentDefinition("asker", model="t/m", tools=[ask_user_tool()])
+    replies = [tool_call("no_such_tool", {}), tool_call("ask_user", {"questions": 1}), "Done."]
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        result = engine.run_sync(agent, "go")
+    called, refused = result.state.message_history[1:5:2], result.state.message_history[2:5:2]
+    assert ["no_such_tool", "ask_user"] == [message.tool_calls[0].tool_name for message in called]
+    assert [("no_such_tool", True), ("ask_user", True)] == [(m.tool_name, m.result.is_error) for m in refused]
+
+
+def empty_replies_complete(_: Path) -> None:
+    kid = AgentDefinition("kid", model="t/m")
+
+    def handle_steps(_: Any) -> Any:
+        return (yield ToolCall("spawn_agents", {"agents": [{"agent_type": "kid", "prompt": "go"}]})).tool_result.data
+
+    (entry,) = run(handle_steps, "spawn_agents", replies=[""], spawnable_agents=[kid]).output
+    assert ("completed", "") == (entry["status"], entry["output"])
+
+
+def direct_calls_keep_their_name(_: Path) -> None:
+    kid = AgentDefinition("kid", model="t/m", description="Helps.")
+    agent = AgentDefinition("asker", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
+    with Engine([agent], models=ScriptedModel([tool_call("kid", {"prompt": "go"}), "Yes.", "Done."])) as engine:
+        history = engine.run_sync(agent, "go").state.message_history
+    calls = [
+        call.tool_name for message in history if isinstance(message, AssistantMessage) for call in message.tool_calls
+    ]
+    assert ["kid"] == calls
+
+
+def inline_prompts_are_removed(_: Path) -> None:
+    kid = AgentDefinition("kid", instructions_prompt="Be brief.")
+
+    def handle_steps(_: Any) -> Any:
+        inline = ToolCall("spawn_agent_inline", {"agent_type": "kid", "prompt": "Help."}, include_tool_call=False)
+        return [message.text for message in (yield inline).agent_state.message_history]
+
+    assert run(handle_steps, replies=["Yes."], spawnable_agents=[kid]).output == ["go", "Yes."]
+
+
+def replacements_are_exact(root: Path) -> None:
+    (root / "a").write_text("if x:\n    return 1\n")
+    value = {"path": "a", "replacements": [{"oldString": "if x:\n  return 1", "newString": "pass"}]}
+    assert called("str_replace", value, *file_tools(root, write=True)).is_error
+
+
+def missing_servers_fail_the_run(root: Path) -> None:
+    from stepengine.adapters.mcp import mcp_tools  # a second to import, for one line
+
+    agent = AgentDefinition("asker", model="t/m", tools=[mcp_tools([str(root / "none")], name="shop")])
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        result = engine.run_sync(agent, "go")
+    assert RunStatus.FAILED is result.status
+    assert "the MCP server 'shop' did not start" in str(result.error)
+
+
+def pruned(words: int, reply: str, **params: Any) -> list[str]:
+    """
+    Return the conversation after the pruner was asked about a reply of so many words, and another question.
+    """
+    pruner = load_agent("context-pruner")
+    agent = AgentDefinition("asker", model="t/m", tools=["spawn_agents"], spawnable_agents=[pruner])
+    with Engine([agent], models=ScriptedModel([reply * words])) as engine:
+        first = engine.run_sync(agent, "go")
+
+    def handle_steps(_: Any) -> Any:
+        call = ToolCall(
+            "spawn_agent_inline", {"agent_type": "context-pruner", "params": params}, include_tool_call=False
+        )
+        return [message.text for message in (yield call).agent_state.message_history]
+
+    output: list[str] = run(handle_steps, spawnable_agents=[pruner], previous=first.state).output
+    return output
+
+
+def pruner_defaults() -> Any:
+    schema: Any = load_agent("context-pruner").input_schema
+    return schema.params.model_validate({})
+
+
+def pruning_waits_for_its_params(_: Path) -> None:
+    minutes = {"idle_ms": 45 * 60_000}
+    assert "<conversation_summary>" not in pruned(3_000, "word ", **minutes)[0]
+    assert "<conversation_summary>" in pruned(3_000, "word ", **minutes, cacheExpiryMs=300_000)[0]
+    assert "<conversation_summary>" not in pruned(3, "word ", **minutes, cacheExpiryMs=300_000)[0]
+    assert "<conversation_summary>" not in pruned(3, "word ", maxContextLength=10)[0]
+    assert 200_000 == pruner_defaults().max_context_length
+
+
+def outputs_are_forgotten_by_name(_: Path) -> None:
+    assert [] == pruner_defaults().forgotten_agents
+
+
 def echo(value: Any) -> Any:
     yield from ()
     return value
@@ -410,6 +511,15 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`add_message` is offered to models": add_message_is_for_handlers,
     "candidates may hold calls": candidates_are_texts,
     "`find_files` asks a model": find_files_asks_no_model,
+    "prompts are wrapped in `<user_message>`": prompts_are_not_wrapped,
+    "a model's wrong call becomes a user message with `<system>Error`": wrong_calls_of_models_are_stored,
+    "a child without a reply is an error": empty_replies_complete,
+    "a direct call of an agent is stored as `spawn_agents`": direct_calls_keep_their_name,
+    "prompt and instructions of an inline child stay in the history": inline_prompts_are_removed,
+    "`str_replace` also finds text with other white space": replacements_are_exact,
+    "tools of an MCP server that does not start are left out": missing_servers_fail_the_run,
+    "`context-pruner` also prunes after 5 idle minutes, and from 400,000 tokens": pruning_waits_for_its_params,
+    "`context-pruner` forgets outputs of `file-picker`, `basher` and others": outputs_are_forgotten_by_name,
 }
 
 
@@ -424,6 +534,15 @@ def test_strings_fail_the_run(tmp_path: Path) -> None:
     strings_are_refused(tmp_path)
 
 
-@pytest.mark.parametrize("line", OTHERWISE)
+SLOW = [pytest.mark.deep]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=SLOW if check is missing_servers_fail_the_run else [])
+        for line, check in OTHERWISE.items()
+    ],
+)
 def test_what_was_decided_otherwise_is_so(line: str, tmp_path: Path) -> None:
     OTHERWISE[line](tmp_path)
