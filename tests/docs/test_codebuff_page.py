@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -303,6 +304,31 @@ def paths_start_at_the_root(root: Path) -> None:
     assert ["src/a.ts"] == [match["path"] for match in found["matches"]]
 
 
+def patterns_start_at_cwd(root: Path) -> None:
+    (root / "src").mkdir()
+    (root / "src" / "a.ts").write_text("")
+    found = [called("glob", {"pattern": p, "cwd": "src"}, *search_tools(root)).data["files"] for p in ("*.ts", "src/*")]
+    assert [["src/a.ts"], []] == found
+
+
+def files_are_read_in_parts(root: Path) -> None:
+    (root / "a").write_text("short\n" * 2_001)
+    (root / "b").write_text("x" * 3_000)
+    tools = file_tools(root)
+    long, wide = called("read_files", {"paths": ["a", "b"]}, *tools).data
+    (more,) = called("read_files", {"paths": ["a"], "offset": 2_001}, *tools).data
+    assert (2_000, True, False) == (long["content"].count("\n"), long["has_more"], more["has_more"])
+    assert wide["content"].startswith("x" * 2_000)
+    assert "x" * 2_001 not in wide["content"]
+
+
+def commands_end_after_their_limit(root: Path) -> None:
+    command = {"command": "sleep 60", "timeout_seconds": -1}
+    result = called("run_terminal_command", command, *shell_tools(root, timeout=0.1, max_timeout=0.1))
+    assert "stopped" in result.data["message"]
+    assert 600 == inspect.signature(shell_tools).parameters["max_timeout"].default
+
+
 def glob_gives_a_hundred_files(root: Path) -> None:
     for n in range(101):
         (root / f"{n}.ts").write_text("")
@@ -503,7 +529,10 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "any file of the system can be read": paths_stay_below_the_root,
     "the content of `.env` and ignored files is `[BLOCKED]`": secrets_are_not_read,
     "`code_search` gives paths from `cwd`, as in `./a.ts`": paths_start_at_the_root,
+    "`glob` matches paths from the root, also with `cwd`": patterns_start_at_cwd,
     "`glob` gives all files": glob_gives_a_hundred_files,
+    "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
+    "`timeout_seconds: -1` waits without end": commands_end_after_their_limit,
     "`write_file` and `str_replace` report `Created file successfully.` and the like": edits_report_a_diff,
     "a wrong call of a handler is a result": wrong_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
