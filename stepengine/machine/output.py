@@ -129,7 +129,8 @@ class Output:
             f". The model gave none with output_retries={definition.output_retries}; raise that, or say in the prompt to call "
             "set_output"
         )
-        msg = f"agent {definition.id!r}{where} ended without the output that its output_schema requires{why}{remedy}"
+        source = "output_schema" if self.is_checked else "output_mode='structured_output'"
+        msg = f"agent {definition.id!r}{where} ended without the output that its {source} requires{why}{remedy}"
         return OutputMissing(msg, issues=self.issues)
 
     def decoded(self) -> object:

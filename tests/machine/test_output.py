@@ -395,6 +395,14 @@ def test_a_missing_output_is_asked_for_and_the_handler_is_not_started_again():
     )
 
 
+@pytest.mark.spec("generator-contract:S12")
+def test_a_missing_output_without_schema_names_the_output_mode():
+    missing = play(
+        agent(output_mode="structured_output", tools=["set_output"], output_retries=0), World(replies=[reply("done")])
+    )
+    assert "that its output_mode='structured_output' requires" in missing.error.message
+
+
 @pytest.mark.spec("generator-contract:S12", "generator-contract:S9")
 def test_the_reminder_and_the_error_say_why_the_output_was_refused():
     played = scoring(score("x"), reply("enough"), output_retries=1)
