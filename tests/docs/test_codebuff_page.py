@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
@@ -27,12 +28,13 @@ from stepengine import (
     Transcript,
     UserMessage,
     load_agent,
+    tool,
 )
 from stepengine.data.limits import DEFAULT_LIMITS
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
 from stepengine.tools.bundled import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
 
 from .pages import ROOT, page
@@ -408,6 +410,26 @@ def find_files_asks_no_model(root: Path) -> None:
     assert ["session_store.py"] == list(found.data["files"])
 
 
+def spawns_of_a_reply_run_together(_: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    @tool(timeout=20)
+    async def meet() -> str:
+        """Wait for the other child."""
+        await both.wait()
+        return "met"
+
+    def meets(ctx: Any) -> Any:
+        return [ctx.prompt, (yield ToolCall("meet", {})).tool_result.text]
+
+    kid = AgentDefinition("kid", tools=[meet], handle_steps=meets)
+    spawns = [tool_call("spawn_agents", {"agents": [{"agent_type": "kid", "prompt": p}]}) for p in ("one", "two")]
+    agent = AgentDefinition("asker", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
+    with Engine([agent], models=ScriptedModel([tool_calls(*spawns), "Done."])) as engine:
+        calls = engine.run_sync(agent, "go").tool_calls
+    assert [["one", "met"], ["two", "met"]] == [list(call.result.data[0]["output"]) for call in calls]
+
+
 def prompts_are_not_wrapped(_: Path) -> None:
     model = ScriptedModel(["Done."])
     with Engine([AgentDefinition("asker", model="t/m")], models=model) as engine:
@@ -540,6 +562,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`add_message` is offered to models": add_message_is_for_handlers,
     "candidates may hold calls": candidates_are_texts,
     "`find_files` asks a model": find_files_asks_no_model,
+    "several `spawn_agents` of a reply run one after another": spawns_of_a_reply_run_together,
     "prompts are wrapped in `<user_message>`": prompts_are_not_wrapped,
     "a model's wrong call becomes a user message with `<system>Error`": wrong_calls_of_models_are_stored,
     "a child without a reply is an error": empty_replies_complete,
