@@ -570,7 +570,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "prompt and instructions of an inline child stay in the history": inline_prompts_are_removed,
     "`str_replace` also finds text with other white space": replacements_are_exact,
     "tools of an MCP server that does not start are left out": missing_servers_fail_the_run,
-    "`context-pruner` also prunes after 5 idle minutes, and from 400,000 tokens": pruning_waits_for_its_params,
+    "`context-pruner` prunes after 5 idle minutes or from 400,000 tokens": pruning_waits_for_its_params,
     "`context-pruner` forgets outputs of `file-picker`, `basher` and others": outputs_are_forgotten_by_name,
 }
 
