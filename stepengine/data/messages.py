@@ -491,6 +491,7 @@ class ToolCallLog:
         duration_ms: Milliseconds by the run's clock, 0 for control tools.
         tool_call_id: The call's id, also when it is not in the history.
         source: Who asked for it.
+        path: The path of the run that made it; ``""`` for the run itself, another one after a hand-off.
     """
 
     tool_name: str
@@ -500,6 +501,7 @@ class ToolCallLog:
     duration_ms: int
     tool_call_id: str
     source: Source = "model"
+    path: str = ""
 
     @property
     def is_error(self) -> bool:

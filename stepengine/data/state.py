@@ -309,7 +309,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
         error: Why it failed, or the limit that ended it as ``max_steps``.
         spending: What it and its own children spent; ``usage``, ``cost`` and the others are those of ``RunResult``.
         questions: Its open questions when it is suspended.
-        left: Of an inline child, the state that it leaves to its parent; never stored.
+        left: Of an inline child, its whole end, with the state that it leaves to its parent; never stored.
         trust: ``"trusted"`` where the output can hold no text of third parties, in a run whose policy follows data.
         warnings: Its warnings and those of the runs below it, each with the path of its run.
     """
@@ -322,7 +322,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
     error: StepEngineError | None = None
     spending: Spending = Spending()
     questions: tuple[Question, ...] = attrs.field(default=(), converter=to_tuple)
-    left: AgentState | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
+    left: EndedRun | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
     trust: Trust = attrs.field(default="untrusted", kw_only=True)
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False, converter=to_tuple)
 
@@ -440,7 +440,8 @@ class RunResult(EndedRun[Out]):
             text, or the results of a call of the handler that ends the run. ``""`` when suspended or when there is none.
         state: The final state, ready to be stored and passed back as ``previous=``.
         spending: Usage, cost and credits, children and failed attempts included.
-        tool_calls: All tool calls in order, those of the handler included.
+        tool_calls: All tool calls in order, those of the handler included. After a hand-off those of the later agents follow,
+            and likewise in ``thinking`` and ``children``.
         pending_questions: Open questions when it is suspended.
         thinking: The thinking texts in order, also those that a model wrote into its text.
         children: The results of the children in spawn order.

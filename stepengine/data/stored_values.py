@@ -86,7 +86,7 @@ VALUE_TYPES: tuple[StoredType, ...] = (
     StoredType("side_effect", SideEffect, "kind target details"),
     StoredType("text", TextPart, "text provider_data"),
     StoredType("thinking", ThinkingPart, "text provider_data"),
-    StoredType("tool_call_log", ToolCallLog, "tool_name input result step duration_ms tool_call_id source"),
+    StoredType("tool_call_log", ToolCallLog, "tool_name input result step duration_ms tool_call_id source path"),
     StoredType("tool_call", ToolCallPart, "tool_call_id tool_name input raw_input input_error provider_data"),
     StoredType("tool_message", ToolMessage, "tool_call_id tool_name content status trust"),
     StoredType("tool_reference", ToolReferencePart, "tool_name"),

@@ -143,7 +143,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
         form = encode_body_end(finished, given, started=run.started, rules=rules)
         ended = {"status": form["status"], "result": form["result"]}
     elif order.spawns:
-        form = encode_child_end(finished, is_inline=plan.is_inline, started=run.started, rules=rules)
+        form = encode_child_end(finished, plan, started=run.started, rules=rules)
     else:
         form = encode_result(result)
     if order.turn and not order.spawns:

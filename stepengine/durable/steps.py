@@ -58,6 +58,7 @@ from stepengine.durable.wire import (
     parse_answers,
     parse_body_end,
     parse_child_end,
+    parse_left,
     parse_outcome,
 )
 from stepengine.errors import AgentError, DataError, ReplayDivergence, StepEngineError, UnknownOutcome
@@ -862,7 +863,7 @@ class Steps:
             return outcome
         run.started += form.get("started", 0) + bool(child.run_id)
         self._count_usage(item, child.usage, child.cost, form.get("started", 0))
-        left = restored(form["left"]) if "left" in form else None
+        left = parse_left(form["left"]) if "left" in form else None
         return attrs.evolve(
             cast("Value", outcome), value=attrs.evolve(child, output=self._decode_child_output(item, child), left=left)
         )

@@ -23,11 +23,11 @@ from stepengine.data.messages import Source, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Answer, AnswerLike, Question, to_answer
-from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, RunStatus
+from stepengine.data.state import AgentState, ChildResult, EndedRun, RunInfo, RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, StepEngineError
 from stepengine.journal.encoding import outcome_members, outcome_of, to_storable_error
-from stepengine.machine.plan import Finished
+from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 
 SCHEMA_VERSION = 1
@@ -341,24 +341,35 @@ def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> 
 
 
 def encode_child_end(
-    finished: Finished, *, is_inline: bool, started: int, rules: Sequence[object] = ()
+    finished: Finished, plan: RunPlan, *, started: int, rules: Sequence[object] = ()
 ) -> dict[str, Any]:
     """
     Return the stored form of a child's end; *started* counts its descendants, *rules* are lasting approvals.
 
-    What it leaves to its parent when it is inline stands beside: no ``ChildResult`` is stored with it.
+    What it leaves to its parent when it is inline is stored next to it: no ``ChildResult`` is stored with it.
     """
-    child = finished.as_child(is_inline=is_inline)
+    child = finished.as_child(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
-    left: dict[str, object] = {} if child.left is None else {"left": bare(child.left)}
+    left: dict[str, object] = {} if child.left is None else {"left": _encode_left(child.left, plan)}
     left |= {"rules": list(rules)} if rules else {}
     return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
 
 
-def parse_child_end(form: Mapping[str, object]) -> ChildResult:
+def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
     """Parse the stored form of a child's end; its output is JSON."""
     child: ChildResult = restored(form["child"])
-    return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child
+    return attrs.evolve(child, left=parse_left(form["left"])) if "left" in form else child
+
+
+def _encode_left(left: EndedRun, plan: RunPlan) -> dict[str, object]:
+    # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
+    listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
+    return {"status": left.status.value, "state": bare(left.state), **_encode_log(listed)}
+
+
+def parse_left(form: Mapping[str, Any]) -> EndedRun:
+    """Parse what an inline child leaves to its parent."""
+    return EndedRun(status=RunStatus(form["status"]), state=restored(form["state"]), **_parse_log(form))
 
 
 def encode_body_end(
@@ -429,7 +440,22 @@ def parse_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: restored_any(value) for name, value in (form or {}).items()}
 
 
-LISTS = ("tool_calls", "thinking", "children")
+def _encode_log(ended: EndedRun) -> dict[str, object]:
+    return {
+        "stop_reason": ended.stop_reason and ended.stop_reason.value,
+        "tool_calls": [bare(call) for call in ended.tool_calls],
+        "thinking": list(ended.thinking),
+        "children": [outcome_members(Value(child))["value"] for child in ended.children],
+    }
+
+
+def _parse_log(form: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "stop_reason": None if form["stop_reason"] is None else StopReason(form["stop_reason"]),
+        "tool_calls": tuple([restored(call) for call in form["tool_calls"]]),
+        "thinking": tuple(form["thinking"]),
+        "children": tuple([restored(child) for child in form["children"]]),
+    }
 
 
 def encode_result(result: RunResult) -> dict[str, Any]:
@@ -441,13 +467,7 @@ def encode_result(result: RunResult) -> dict[str, Any]:
         "text": result.text,
         "output": output,
     }
-    form |= {
-        "stop_reason": result.stop_reason and result.stop_reason.value,
-        "state": bare(result.state),
-        "spending": bare(result.spending),
-    }
-    form |= {"tool_calls": [bare(call) for call in result.tool_calls], "thinking": list(result.thinking)}
-    form |= {"children": [outcome_members(Value(child))["value"] for child in result.children]}
+    form |= {"state": bare(result.state), "spending": bare(result.spending), **_encode_log(result)}
     form |= {"session_id": result.session_id, "warnings": list(result.warnings), "leaked": list(result.leaked)}
     form |= {} if result.error is None else {"error": encode_error(result.error)}
     return to_portable_json(form)
@@ -457,14 +477,11 @@ def parse_result(form: Mapping[str, Any], output: object = None) -> RunResult:
     """Parse the stored result of a root run; *output* replaces the stored JSON if its type is known."""
     return RunResult(
         status=RunStatus(form["status"]),
-        stop_reason=None if form["stop_reason"] is None else StopReason(form["stop_reason"]),
         state=restored(form["state"]),
         output=freeze(form["output"]) if output is None else output,
         text=form["text"],
         spending=restored(form["spending"]),
-        tool_calls=tuple([restored(call) for call in form["tool_calls"]]),
-        thinking=tuple(form["thinking"]),
-        children=tuple([restored(child) for child in form["children"]]),
+        **_parse_log(form),
         session_id=form["session_id"],
         error=parse_error(form.get("error")),
         warnings=tuple(form["warnings"]),

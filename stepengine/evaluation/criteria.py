@@ -305,10 +305,14 @@ class JudgedRun:
     @property
     def tool_calls(self) -> tuple[MadeCall, ...]:
         """The tool calls of the run in order, denied ones included, followed by those of its children."""
-        own = [MadeCall(call.tool_name, plain(call.input)) for call in self.result.tool_calls]
+        # After a hand-off the result lists the calls of the later agents too, which are children in the journal.
+        own = [MadeCall(call.tool_name, plain(call.input), call.path) for call in self.result.tool_calls]
+        listed = {"", *[call.path for call in self.result.tool_calls]}
         history = self.journal.history()
         intents = [
-            (address, i) for address, i in sorted(history.intents.items()) if address[0] and i.type == "tool_call"
+            (address, i)
+            for address, i in sorted(history.intents.items())
+            if address[0] not in listed and i.type == "tool_call"
         ]
         forms = [(address[0], history.form(intent)) for address, intent in intents]
         return (*own, *[MadeCall(str(form["tool_name"]), plain(form["input"]), path) for path, form in forms])

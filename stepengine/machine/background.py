@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from stepengine.data.alike import list_names
+from stepengine.data.state import EndedRun
 from stepengine.data.waits import ChildRef
 from stepengine.errors import AgentError
 
@@ -75,9 +76,10 @@ class Children:
         background: Its children in the background; ``NO_CHILDREN`` until it may start some.
         successor: The agent that continues the conversation when the run's own agent has ended; ``None`` for none.
         handed_to: The agent to which the conversation was handed over, in this run or before it.
+        successor_end: How that agent ended; ``None`` until it did.
     """
 
-    __slots__ = ("background", "handed_to", "successor")
+    __slots__ = ("background", "handed_to", "successor", "successor_end")
 
     def __init__(self, handed_to: str | None) -> None:
         """Start with *handed_to*, the agent to which an earlier run handed the conversation over."""
@@ -85,6 +87,7 @@ class Children:
         # NO_CHILDREN` at each step costs no call.
         self.background: BackgroundChildRefs = NO_CHILDREN
         self.successor: str | None = None
+        self.successor_end: EndedRun | None = None
         self.handed_to = handed_to
 
     def ensure_background(self) -> BackgroundChildRefs:
@@ -96,3 +99,7 @@ class Children:
     def hand_over(self, agent_id: str) -> None:
         """Hand the conversation over to *agent_id*."""
         self.successor = self.handed_to = agent_id
+
+    def end_successor(self, end: EndedRun | None) -> None:
+        """Store how the agent ended that continued the conversation; ``None`` if it never started."""
+        self.successor_end = end

@@ -1068,7 +1068,7 @@ class ToolMember(EffectMember):
         # (generator-contract:L23).
         left = children[0].left if runs.is_inline and not children[0].is_error else None
         if left is not None:
-            run.apply_inline_child(left, self.asked.tool_call_id)
+            run.apply_inline_child(left.state, self.asked.tool_call_id)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
@@ -1152,6 +1152,7 @@ class ToolMember(EffectMember):
                     self._duration,
                     asked.tool_call_id,
                     self.source,
+                    run.plan.path,
                 )
             )
 

@@ -80,7 +80,7 @@ def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
 
 def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
     own, wanted = run.plan.definition.id, value["agent"]
-    if run.plan.is_inline and run.plan.sent is not None:
+    if run.plan.is_inline and not run.plan.is_hand_off:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
     found = resolve_agent_id(run, wanted)
     if found is None:

@@ -159,6 +159,11 @@ class RunPlan:
     clean: Callable[[Any], Any] | None = attrs.field(default=None, eq=False, repr=False)
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_hand_off(self) -> bool:
+        """Whether the run continues a conversation that was handed over to its agent, with its own prompt and tools."""
+        return self.is_inline and self.sent is None
+
     def resolve_model(self, override: str | None = None) -> str:
         """Return the model string in force, or raise ``UnknownModel`` when there is none."""
         model = override or self.model
@@ -191,6 +196,7 @@ class Finished(EndedRun[Any]):
         computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
         trust: Of a child, whether its output may hold text of third parties.
         own_warnings: Its warnings without those of its children, which ``warnings`` holds as well.
+        successor: How the agent ended to which the conversation was handed over, a child as well.
     """
 
     limit: LimitExceeded | None = None
@@ -202,6 +208,7 @@ class Finished(EndedRun[Any]):
     computed: tuple[JsonValue, ...] = ()
     trust: Trust = "untrusted"
     own_warnings: tuple[str, ...] = ()
+    successor: EndedRun | None = attrs.field(default=None, repr=False)
 
     def add_warnings(self, texts: Iterable[str]) -> Finished:
         """Return this end with more warnings of the run itself."""
@@ -215,10 +222,19 @@ class Finished(EndedRun[Any]):
         warnings = join_warnings(self.own_warnings, every)
         return attrs.evolve(self, spending=spending, children=every, warnings=warnings)
 
+    def _whole_run(self) -> dict[str, Any]:
+        """Return the fields of ``EndedRun``, with what the agents did to which the conversation was handed over."""
+        known = {name: getattr(self, name) for name in COMMON_FIELDS}
+        later = self.successor
+        if later is not None:
+            known["stop_reason"] = later.stop_reason or self.stop_reason
+            for name in ("tool_calls", "thinking", "children"):
+                known[name] += getattr(later, name)
+        return known
+
     def as_result(self, **more: object) -> RunResult:
         """Return the caller's result of this run; *more* are the fields that its machine does not know."""
-        known = {name: getattr(self, name) for name in COMMON_FIELDS}
-        return RunResult(**{**known, "pending_questions": self.pending, **more})
+        return RunResult(**{**self._whole_run(), "pending_questions": self.pending, **more})
 
     def as_tool_result(self, runs: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the tool call whose body this run was; *is_typed* if the caller may read it by its type."""
@@ -242,6 +258,10 @@ class Finished(EndedRun[Any]):
             warnings=self.own_warnings,
         )
 
+    def _as_left(self) -> EndedRun:
+        """Return what this inline run leaves to its parent."""
+        return EndedRun(**{**self._whole_run(), "state": state_without_opening(self.state, self.opening)})
+
     def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return the parent's result of this run."""
         why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
@@ -255,7 +275,7 @@ class Finished(EndedRun[Any]):
             error=error,
             spending=self.spending,
             questions=self.pending,
-            left=state_without_opening(self.state, self.opening) if is_inline else None,
+            left=self._as_left() if is_inline else None,
             trust=self.trust,
             warnings=self.warnings,
         )

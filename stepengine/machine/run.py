@@ -333,12 +333,16 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
         at=run.effects.now,
         provenance=known,
     )
-    child: ChildResult = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+    outcome: Any = yield effect
+    if isinstance(outcome, Stop) and outcome.child is not None:
+        run.children.end_successor(outcome.child.left)
+    child: ChildResult = run.effects.unwrap(outcome)
     run.spent.count_child(child)
     if child.left is not None:
-        run.apply_inline_child(child.left)
+        run.children.end_successor(child.left)
+        run.apply_inline_child(child.left.state)
         # It may have handed the conversation on, and then the next message is for that agent.
-        run.children.hand_over(child.left.handed_to or agent_id)
+        run.children.hand_over(child.left.state.handed_to or agent_id)
     error = child.error
     if child.status is RunStatus.FAILED and error is None:
         error = StepEngineError(f"agent {agent_id!r}, to which the conversation was handed over, failed")
@@ -549,6 +553,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         own_warnings=own,
         warnings=join_warnings(own, children) if own or children else (),
         opening=run.history.opening,
+        successor=run.children.successor_end,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),
         trust="untrusted" if run.sources is None else run.sources.trust_of_output(ending.output),

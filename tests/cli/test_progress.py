@@ -18,7 +18,7 @@ from stepengine.cli.bench import make_progress
 from stepengine.cli.options import Options
 from stepengine.cli.screen.progress import LEVELS, SHOWN, ProgressDisplay, diff_lines
 from stepengine.data import events as ev
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolCallLog, ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
@@ -330,6 +330,9 @@ def test_the_summary_counts_the_whole_tree() -> None:
     progress = ProgressDisplay(Console(file=out, highlight=False, width=200))
     for event in [spawned(1, 9), *work_of(1), ended(1), *[ev.StepStarted(path="2", step=0, steps_remaining=9)]]:
         progress.on_event(event)
-    progress.finish(RunResult(status=RunStatus.COMPLETED, state=AgentState(run_id="r", agent_id="a", step_index=3)))
+    # After a hand-off the result lists the call of the child, which its event has counted.
+    listed = (ToolCallLog("t", {}, ToolResult.error("no"), 0, 0, "c1", path="1"),)
+    state = AgentState(run_id="r", agent_id="a", step_index=3)
+    progress.finish(RunResult(status=RunStatus.COMPLETED, state=state, tool_calls=listed))
 
     assert "agents kid: 1/9\ncompleted | 5 steps | 1 tool call | 2 child runs | no model call | " in out.getvalue()

@@ -30,6 +30,24 @@ async def test_a_durable_run_hands_its_conversation_over(db: str) -> None:
     assert "For tea: 12 euros." == second.output
 
 
+@pytest.mark.spec("requirements:D10")
+async def test_durable_result_lists_calls_after_a_hand_off(db: str) -> None:
+    clerk = AgentDefinition("clerk", model="clerk/m")
+    billing = AgentDefinition("billing", model="billing/m", tools=["spawn_agents"], spawnable_agents=[clerk])
+    desk = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[billing])
+    models = {
+        "desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]),
+        "billing": ScriptedModel([tool_call("clerk", {"prompt": "2"}), text("Done.")]),
+        "clerk": ScriptedModel(["Hm."]),
+    }
+    async with worker_of([desk], db, models=models) as worker:
+        result = await worker.run(desk, "A bill, please.")
+
+    assert [("hand_off", ""), ("clerk", "1")] == [(call.tool_name, call.path) for call in result.tool_calls]
+    assert ["billing", "clerk"] == [child.agent_id for child in result.children]
+    assert "end_turn" == result.stop_reason
+
+
 @pytest.mark.deep
 @pytest.mark.spec("generator-contract:L41")
 async def test_a_durable_session_stays_with_the_agent_that_has_the_conversation(db: str) -> None:

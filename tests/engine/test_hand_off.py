@@ -7,7 +7,7 @@ import pytest
 from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, Hooks, Limits, Perform, RunStatus, ToolCall, tool
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
-from stepengine.testing import ScriptedModel, simulate, text, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, simulate, text, thinking, tool_call, tool_calls
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +72,55 @@ async def test_the_conversation_goes_on_with_the_prompt_the_tools_and_the_model_
     assert 3 == result.usage.requests
     replayed = await engine.replay(journal)
     assert (result.output, result.state) == (replayed.output, replayed.state)
+
+
+@tool
+def look_up(order: str) -> str:
+    """Look up an order."""
+    return f"order {order}"
+
+
+def ask_first(ctx):
+    yield from Ask("Continue?", key="sure")
+    yield STEP_ALL
+
+
+@pytest.mark.spec("requirements:D10", "generator-contract:L41")
+@pytest.mark.parametrize("way", ["run", "replay", "resume"])
+async def test_result_lists_calls_and_children_of_all_agents(way):
+    clerk = AgentDefinition("clerk", model="clerk/m")
+    last = AgentDefinition("last", model="last/m", tools=[look_up], handle_steps=ask_first if way == "resume" else None)
+    billing = AgentDefinition(
+        "billing", model="billing/m", tools=[look_up, "hand_off", "spawn_agents"], spawnable_agents=[last, clerk]
+    )
+    desk = AgentDefinition("desk", model="desk/m", tools=[look_up, "hand_off"], spawnable_agents=[billing])
+    models = {
+        "desk": ScriptedModel([tool_call("look_up", {"order": "1"}), HANDS]),
+        "billing": ScriptedModel([tool_call("clerk", {"prompt": "2"}), tool_call("hand_off", {"agent": "last"})]),
+        "clerk": ScriptedModel(["Hm."]),
+        "last": ScriptedModel([thinking("Which?", tool_call("look_up", {"order": "3"})), text("Done.")]),
+    }
+    journal = MemoryJournal()
+    async with Engine([desk], models=models) as engine:
+        result = await engine.run(desk, "Order 1.", journal=journal)
+        if way == "resume":
+            assert ["look_up", "hand_off", "clerk", "hand_off"] == [call.tool_name for call in result.tool_calls]
+            result = await engine.resume(journal, answers={result.pending_questions[0].id: "yes"})
+        if way == "replay":
+            replayed = await engine.replay(journal)
+            assert replayed == result
+            result = replayed
+
+    assert [("look_up", ""), ("hand_off", ""), ("clerk", "3"), ("hand_off", "3")] == [
+        (call.tool_name, call.path) for call in result.tool_calls[:-1]
+    ]
+    last_call = result.tool_calls[-1]
+    assert ("look_up", {"order": "3"}) == (last_call.tool_name, last_call.input)
+    assert last_call.path.startswith("3.")
+    assert [("billing", "Done."), ("clerk", "Hm."), ("last", "Done.")] == [
+        (child.agent_id, child.output) for child in result.children
+    ]
+    assert ("end_turn", ("Which?",), 7) == (result.stop_reason, result.thinking, result.usage.requests)
 
 
 @pytest.mark.spec("generator-contract:L41")

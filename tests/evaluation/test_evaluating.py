@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 from pydantic import BaseModel
 
-from stepengine import AgentDefinition, Engine, Perform
+from stepengine import AgentDefinition, Engine, Perform, tool
 from stepengine.cli.exits import Exit
 from stepengine.evaluation import equals, evaluate_sync, fits
 from stepengine.evaluation.case_runs import Case, Evaluation, Outcome, _find_interruption
@@ -24,7 +24,7 @@ from stepengine.evaluation.report_pages import summary_lines
 from stepengine.evaluation.scoring import Pair, Row, Scores
 from stepengine.evaluation.statistics import estimate_difference, estimate_mean
 from stepengine.journal import MemoryJournal
-from stepengine.testing import text
+from stepengine.testing import text, tool_call
 
 GREETING = '''
 from stepengine import AgentDefinition
@@ -716,3 +716,26 @@ def test_a_check_receives_the_output_as_its_type() -> None:
 
     assert [Total(n=3)] == seen
     assert report.passed, report
+
+
+def test_each_call_after_a_hand_off_is_judged_once(tmp_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def look(run: Any) -> bool:
+        seen.extend([(call.tool, call.path) for call in run.tool_calls])
+        return True
+
+    @tool
+    def price(article: str) -> float:
+        """Return a price."""
+        return 12
+
+    billing = AgentDefinition("billing", model="t/m", tools=[price])
+    desk = AgentDefinition("desk", model="t/m", tools=["hand_off"], spawnable_agents=[billing])
+    replies = [tool_call("hand_off", {"agent": "billing"}), tool_call("price", {"article": "tea"}), text("12.")]
+    evaluation = Evaluation(
+        "desk", cases=[Case("bill", "A bill.", checks=[look], replies=replies)], agents={"one": desk}
+    )
+    evaluate_sync(evaluation, n=1, folder=tmp_path)
+
+    assert [("hand_off", ""), ("price", "1")] == seen

@@ -349,7 +349,7 @@ class _RunCounts:
         return [
             result.status.value.replace("_", " "),
             format_count(result.state.step_index + self._steps, "step"),
-            format_count(len(result.tool_calls) + self._tool_calls, "tool call"),
+            format_count(sum(not call.path for call in result.tool_calls) + self._tool_calls, "tool call"),
             format_count(self._agents, "child run") if self._agents else "",
             format_tokens(result.usage),
             format_cost(result.cost, of=result.usage) if result.usage.requests else "no model call",

@@ -238,6 +238,7 @@ def _call_to_json(call: Any) -> dict[str, Any]:
         "input": plain(call.input),
         "status": call.result.status,
         "source": call.source,
+        "path": call.path,
         "step": call.step,
         "duration_ms": call.duration_ms,
     }
