@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, Hooks, Limits, Perform, RunStatus, ToolCall, tool
@@ -137,6 +138,15 @@ async def test_the_next_message_of_the_conversation_goes_to_the_other_agent():
     assert (1, 3) == (len(models["desk"].calls), len(models["billing"].calls))
     assert "You write bills." == models["billing"].calls[1].system_prompt
     assert (await engine.replay(journal)).state == result.state
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_state_without_handed_to_returns_to_first_agent():
+    desk, _ = agents()
+    engine, _ = engine_of(desk, [HANDS, text("Welcome back.")], [text("Which order?")])
+    first = await engine.run(desk, "My money, please.")
+    second = await engine.run(desk, "Hello?", previous=attrs.evolve(first.state, handed_to=None))
+    assert ("Welcome back.", None) == (second.output, second.state.handed_to)
 
 
 @pytest.mark.spec("generator-contract:L41")
