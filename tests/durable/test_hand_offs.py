@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepengine import AgentDefinition, Perform, RunStatus
+from stepengine import STEP_ALL, AgentDefinition, Perform, RunStatus, ToolCall
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import task_tool
 
@@ -46,6 +46,23 @@ async def test_durable_result_lists_calls_after_a_hand_off(db: str) -> None:
     assert [("hand_off", ""), ("clerk", "1")] == [(call.tool_name, call.path) for call in result.tool_calls]
     assert ["billing", "clerk"] == [child.agent_id for child in result.children]
     assert "end_turn" == result.stop_reason
+
+
+def review_inline(ctx):
+    yield ToolCall("spawn_agent_inline", {"agent_type": "critic", "prompt": "Review it."}, include_tool_call=False)
+    yield STEP_ALL
+
+
+@pytest.mark.spec("generator-contract:L25")
+async def test_durable_inline_child_leaves_its_messages_to_its_parent(db: str) -> None:
+    critic = AgentDefinition("critic", model="critic/m")
+    writer = AgentDefinition("writer", model="writer/m", spawnable_agents=[critic], handle_steps=review_inline)
+    models = {"critic": ScriptedModel(["Too long."]), "writer": ScriptedModel(["Shorter."])}
+    async with worker_of([writer], db, models=models) as worker:
+        result = await worker.run(writer, "Write.")
+
+    assert ["Too long.", "Shorter."] == [m.text for m in result.state.message_history if m.role == "assistant"]
+    assert ["spawn_agent_inline"] == [call.tool_name for call in result.tool_calls]
 
 
 @pytest.mark.deep
