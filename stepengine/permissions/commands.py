@@ -3,7 +3,8 @@ What a rule about commands compares: argument lists word by word, never the text
 
 Allowing errs on the narrow side and denying on the wide one. An allow needs the program by the very name that the rule
 gives, so a ``./git`` of the working folder is not ``git``. A deny also finds the program under a path, in another case,
-behind programs that start others (``wrappers``), behind options before a sub-command, and anywhere in a shell script.
+behind programs that start others (``wrappers``), behind options before a sub-command, and in each command of a shell script.
+If not all commands of a script are known, it is found anywhere in its text.
 Where a command may start it although its words do not say so, ``find_doubt`` gives the reason, and the policy asks. That is
 help against accidents, no boundary: a program that may run can start any other.
 """
@@ -21,7 +22,7 @@ from attrs import frozen
 
 from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.permissions.script_commands import WORD, split_script
+from stepengine.permissions.script_commands import EXPANSION, WORD, split_script
 from stepengine.permissions.wrappers import find_started, option_ends, program_name
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script
@@ -445,11 +446,13 @@ def find_doubt(form: CommandForm, command: Argv | Script) -> str:
     started = find_started(command)
     if any(_is_meant(form, possible) for possible in started.possible):
         return f"it names {program_name(form.prefix[0])!r} behind a program that may start it"
+    if any(_may_be_meant(form, one) for one in started.commands):
+        return f"the shell reads from somewhere what {form.prefix[0]!r} is to do"
     return started.unclear
 
 
 def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether a deny rule means a command, wrappers aside: an argument list by its first words, a script by any word."""
+    """Return whether a deny rule means a command, wrappers aside: an argument list by its first words, a text by any word."""
     program = program_name(form.prefix[0])
     if isinstance(command, Script):
         return program in _find_script_words(command.text)
@@ -460,10 +463,22 @@ def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
     return _contains_prefix(form.prefix[1:], command)
 
 
+def _may_be_meant(form: CommandForm, command: Argv | Script) -> bool:
+    """Return whether a word of the rule may be what a shell puts in its place."""
+    if isinstance(command, Script) or program_name(command[0]) != program_name(form.prefix[0]):
+        return False
+    for wanted, word in zip(form.prefix[1:], command[1:], strict=False):
+        if word.endswith(EXPANSION):
+            return True
+        if word != wanted:
+            return False
+    return False
+
+
 @lru_cache(KEPT_SCRIPTS)
 def _find_script_words(text: str) -> frozenset[str]:
     """Return the words of a script that may be programs, as they are written and without their quotes."""
-    words = [word for simple in split_script(text) for word in simple.words]
+    words = [word for simple in split_script(text).commands for word in simple.words]
     return frozenset([program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
 
 

@@ -1,8 +1,9 @@
 """
 The simple commands of a shell script, for rules that deny: quotes and backslashes removed, nothing expanded.
 
-The grammar is read leniently. Commands in substitutions, subshells and here-documents are found as well. Whether a command runs,
-and with which values, only the shell knows.
+Commands in substitutions, subshells and here-documents are found as well. Whether a command runs, and with which values, only the
+shell knows. Where the reader may read something else than a shell does, the script is not understood: then its words count, wherever
+they are. Where that could hide a command, it is unclear.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from attrs import frozen
 
 from stepengine.workspace.argv import ASSIGNMENT
 
-WORD = re.compile(r"[^\s;&|<>()`$\"'{},=!]+")
+WORD = re.compile(r"[^\s\0;&|<>()`$\"'{},=!]+")
 """A word that may be the name of a program, wherever it is in a text."""
 RESERVED = frozenset(("!", "{", "}", "do", "done", "elif", "else", "esac", "fi", "if", "then", "until", "while"))
 HEADS = frozenset(("[[", "case", "for", "function", "select"))
@@ -23,7 +24,21 @@ BRACKETS = frozenset(("[", "[[", "{", "}"))
 EXPANDED = frozenset("*?[{")
 MAX_HEREDOC_DEPTH = 8
 """How deep here-documents in substitutions of here-documents are read; no person writes more than two."""
-HEREDOC = re.compile(r"<<(?!<)-?[ \t]*([\\'\"]?)([A-Za-z0-9_.-]+)")
+EXPANSION = "\0"
+"""Ends a word that a shell expands: its value is not known. No command has this character."""
+HEREDOC = re.compile(r"<<(-?)[ \t]*([\\'\"]?)([A-Za-z0-9_.-]+)(['\"]?)(?![^\s;&|<>()])")
+REDIRECTION = re.compile(r"<<<|<<-?|<>|<&|>&|>>|>\||<|>")
+PARAMETER = re.compile(
+    r"\$(?:\w|[#?@*!$-]|\{(?:[#?@*!$-]|[#!]?\w+(?:\[[@*\w]*\])?(?:[:#%/^,+=?-][^\s'\"`$\\{}()@]*)?)\})"
+)
+"""The expansions of variables in which nothing else is expanded."""
+ARITHMETIC = re.compile(r"\$?\(\((?:[\w\s+*/%<>=&|^~!?:,$-]|\([\w\s+*/%<>=&|^~!?:,$-]*\))*\)\)")
+"""Arithmetic without quotes, indexes and substitutions: no command is in it."""
+ESCAPED_QUOTE = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
+
+
+INDEX = re.compile(r"\w\[[^\]\n]{0,200}(?:\$\(|`)")
+"""An index of an array, in which builtins of shells such as ``test -v`` run what is substituted, even if it is quoted."""
 
 
 @frozen
@@ -32,12 +47,34 @@ class SimpleCommand:
     A command of a script.
 
     Attributes:
-        words: The program and its arguments; what a shell would expand is as it is written.
-        is_literal: Whether the program is written out, and not the value of a variable, pattern or command.
+        words: The program and its arguments, as they are written; the ones that a shell expands end with ``EXPANSION``.
+        settings: The assignments in front of it.
+        is_piped: Whether it may read what another command of the script writes.
+        has_heredoc: Whether it reads text of the script.
     """
 
     words: tuple[str, ...]
-    is_literal: bool
+    settings: tuple[str, ...] = ()
+    is_piped: bool = False
+    has_heredoc: bool = False
+
+
+@frozen
+class ParsedScript:
+    """
+    What a script runs.
+
+    Attributes:
+        commands: In the order in which they end.
+        written: The files that it writes by redirections.
+        is_understood: Whether the commands are all that it runs, apart from what they start.
+        is_unclear: Whether a command may be hidden from the reader.
+    """
+
+    commands: tuple[SimpleCommand, ...]
+    written: frozenset[str]
+    is_understood: bool
+    is_unclear: bool
 
 
 @attrs.define
@@ -45,12 +82,14 @@ class _Frame:
     """The command that is being read, at one depth of substitutions."""
 
     closer: str = ""
-    is_arithmetic: bool = False
     in_quotes: bool = False
     skips_word: bool = False
+    writes: bool = False
+    has_heredoc: bool = False
     is_expanded: bool = False
     word: list[str] | None = None
-    words: list[tuple[str, bool]] = attrs.field(factory=list)
+    words: list[str] = attrs.field(factory=list)
+    written: list[str] = attrs.field(factory=list)
 
     def append(self, text: str) -> None:
         if self.word is None:
@@ -62,15 +101,20 @@ class _Frame:
             return
         text, is_expanded = "".join(self.word), self.is_expanded
         self.word, self.is_expanded = None, False
+        if is_expanded and text not in BRACKETS:
+            text += EXPANSION
         if self.skips_word:
-            self.skips_word = False
+            self.written += [text] if self.writes else []
+            self.skips_word = self.writes = False
         else:
-            self.words.append((text, is_expanded and text not in BRACKETS))
+            self.words.append(text)
 
 
-def split_script(text: str) -> list[SimpleCommand]:
-    """Return the simple commands of a script, in the order in which they end."""
-    return _Reader(text).read()
+def split_script(text: str) -> ParsedScript:
+    """Return the simple commands of a script, and whether these are all."""
+    reader = _Reader(text)
+    commands = reader.read()
+    return ParsedScript(tuple(commands), frozenset(reader.written), reader.is_understood, reader.is_unclear)
 
 
 class _Reader:
@@ -80,12 +124,20 @@ class _Reader:
         self._depth = depth
         # The text of a here-document is no command, only what is substituted in it.
         self._frames = [_Frame(in_quotes=depth > 0, skips_word=depth > 0)]
-        self._heredocs: list[tuple[str, bool]] = []
+        self._heredocs: list[tuple[str, bool, bool]] = []
+        self._backticks = 0
+        self._is_piped = self._has_arithmetic = False
+        self._expands_twice = "@P}" in text
         self._found: list[SimpleCommand] = []
+        self.written: list[str] = []
+        self.is_understood = True
+        self.is_unclear = False
 
     def read(self) -> list[SimpleCommand]:
         while self._at < len(self._text):
             self._read_char(self._text[self._at])
+        if len(self._frames) > 1 or self._frames[0].in_quotes != (self._depth > 0) or self._heredocs:
+            self.is_understood = False
         while self._frames:
             self._finish_command()
             self._frames.pop()
@@ -110,6 +162,7 @@ class _Reader:
             self._read_unquoted(frame, char)
 
     def _read_escaped(self, frame: _Frame) -> None:
+        self.is_unclear = self.is_unclear or self._backticks > 0
         char = self._text[self._at + 1 : self._at + 2]
         if char != "\n":
             frame.append(f"\\{char}" if frame.in_quotes and char not in '$`"\\' else char)
@@ -118,18 +171,33 @@ class _Reader:
     def _read_backtick(self, frame: _Frame) -> None:
         self._at += 1
         if frame.closer == "`":
+            self._backticks -= 1
             self._close_frame()
         else:
             frame.append("`")
             frame.is_expanded = True
+            self.is_unclear = self.is_unclear or self._backticks > 0
+            self._backticks += 1
             self._frames.append(_Frame("`"))
 
     def _read_dollar(self, frame: _Frame) -> None:
         following = self._text[self._at + 1 : self._at + 3]
         frame.append("$")
+        whole = ARITHMETIC.match(self._text, self._at) or PARAMETER.match(self._text, self._at)
+        if not whole and not frame.in_quotes:
+            whole = ESCAPED_QUOTE.match(self._text, self._at)
+        if whole:
+            frame.is_expanded = True
+            frame.append(whole[0][1:])
+            self._at = whole.end()
+            return
+        if following[:1] == "{" or following == "((":
+            self.is_understood = False
+            self._has_arithmetic = True
+            self.is_unclear = self.is_unclear or self._expands_twice
         if following[:1] == "(":
             frame.is_expanded = True
-            self._frames.append(_Frame(")", is_arithmetic=following == "(("))
+            self._frames.append(_Frame(")"))
             self._at += 2
             return
         frame.is_expanded = frame.is_expanded or bool(following.strip())
@@ -139,6 +207,7 @@ class _Reader:
         self._at += 1
         if char == "'":
             frame.append(self._read_until("'"))
+            self.is_understood = self.is_understood and self._at < len(self._text)
             self._at += 1
         elif char in " \t":
             frame.finish_word()
@@ -162,11 +231,25 @@ class _Reader:
         if char == ")":
             self._read_closing(frame)
             return
-        self._finish_command()
         if char == "(":
-            self._frames.append(_Frame(")", is_arithmetic=frame.is_arithmetic))
+            self._read_parenthesis(frame)
+            return
+        self._finish_command()
+        if char == "|":
+            is_or = "|" in self._text[self._at : self._at + 1] + self._text[max(self._at - 2, 0) : self._at - 1]
+            self._is_piped = self._is_piped or not is_or
         elif char == "\n" and self._heredocs:
             self._read_heredocs()
+
+    def _read_parenthesis(self, frame: _Frame) -> None:
+        frame.finish_word()
+        if any(word not in RESERVED for word in frame.words):  # a function, an array, a pattern
+            self.is_understood = False
+        self._finish_command()
+        if self._text[self._at : self._at + 1] == "(":  # arithmetic for bash, two subshells for dash
+            self._has_arithmetic = True
+            self.is_understood = self.is_understood and ARITHMETIC.match(self._text, self._at - 1) is not None
+        self._frames.append(_Frame(")"))
 
     def _read_redirection(self, frame: _Frame, char: str) -> None:
         if self._text[self._at : self._at + 1] == "(":  # of a process
@@ -174,29 +257,41 @@ class _Reader:
             self._frames.append(_Frame(")"))
             self._at += 1
             return
-        found = HEREDOC.match(self._text, self._at - 1)
-        if found and char == "<":
-            self._heredocs.append((found[2], bool(found[1])))
+        operator = REDIRECTION.match(self._text, self._at - 1)
+        assert operator is not None  # noqa: S101  (the character is one)
+        if operator[0] in {"<<", "<<-"}:
+            found = HEREDOC.match(self._text, self._at - 1)
+            if not found or self._has_arithmetic or (found[2] in {"'", '"'}) != (found[4] != ""):
+                self.is_unclear = True
+            if found:
+                self._heredocs.append((found[3], bool(found[2]), bool(found[1])))
+            frame.has_heredoc = True
         if frame.word is not None and "".join(frame.word).isdecimal():
             frame.word = None  # the number of a file
         frame.finish_word()
-        frame.skips_word = True
-        while self._text[self._at : self._at + 1] in {"<", ">", "&", "|", "-"}:
-            self._at += 1
+        frame.skips_word, frame.writes = True, operator[0] in {">", ">>", ">|", ">&", "<>"}
+        frame.has_heredoc = frame.has_heredoc or operator[0] == "<<<"
+        self._at = operator.end()
 
     def _read_heredocs(self) -> None:
         """Skip the lines of here-documents, but for the commands in them."""
-        for end, is_quoted in self._heredocs:
+        for end, is_quoted, strips_tabs in self._heredocs:
             start = stop = self._at
             while stop < len(self._text):
                 line_end = self._text.find("\n", stop)
                 line_end = len(self._text) if line_end < 0 else line_end
                 self._at = line_end + 1
-                if self._text[stop:line_end].lstrip("\t") == end:
+                line = self._text[stop:line_end]
+                if (line.lstrip("\t") if strips_tabs else line) == end:
                     break
                 stop = self._at
             if not is_quoted and self._depth < MAX_HEREDOC_DEPTH:
-                self._found += _Reader(self._text[start:stop].replace('"', " "), self._depth + 1).read()
+                inner = _Reader(self._text[start:stop].replace('"', " "), self._depth + 1)
+                self._found += inner.read()
+                self.is_understood = self.is_understood and inner.is_understood
+                self.is_unclear = self.is_unclear or inner.is_unclear
+            elif not is_quoted:
+                self.is_unclear = True
         self._heredocs = []
 
     def _read_closing(self, frame: _Frame) -> None:
@@ -213,10 +308,19 @@ class _Reader:
     def _finish_command(self) -> None:
         frame = self._frames[-1]
         frame.finish_word()
-        words, frame.words, frame.skips_word = frame.words, [], False
+        words, has_heredoc = frame.words, frame.has_heredoc
+        self.written += frame.written
+        frame.words, frame.written, frame.skips_word, frame.has_heredoc = [], [], False, False
         start = 0
-        while start < len(words) and (words[start][0] in RESERVED or ASSIGNMENT.match(words[start][0])):
+        while start < len(words) and (words[start] in RESERVED or ASSIGNMENT.match(words[start])):
             start += 1
-        if start < len(words) and words[start][0] not in HEADS:
-            is_literal = frame.is_arithmetic or not words[start][1]
-            self._found.append(SimpleCommand(tuple([word for word, _ in words[start:]]), is_literal))
+        settings = [word for word in words[:start] if word not in RESERVED]
+        first = words[start] if start < len(words) else ""
+        if first in {"alias", "coproc", "function", "select"} or (first.startswith("!") and first != "!"):
+            self.is_understood = False
+        if any(INDEX.search(word) for word in words[start:]):
+            self.is_unclear = True
+        if first == "case" and len(self._frames) > 1:
+            self.is_unclear = True  # the parenthesis behind a pattern ends no substitution
+        if first and first not in HEADS:
+            self._found.append(SimpleCommand(tuple(words[start:]), tuple(settings), self._is_piped, has_heredoc))

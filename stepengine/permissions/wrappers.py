@@ -17,10 +17,10 @@ from typing import Literal, NamedTuple
 
 from attrs import frozen
 
-from stepengine.permissions.script_commands import split_script
+from stepengine.permissions.script_commands import EXPANSION, ParsedScript, SimpleCommand, split_script
 from stepengine.workspace.argv import ASSIGNMENT, COMMAND_WORDS, Argv, Script, split_argv
 
-Rest = Literal["command", "open", "line", "shell", "anywhere", "none"]
+Rest = Literal["command", "open", "line", "shell", "anywhere", "elsewhere", "none"]
 
 MAX_COPIES = 8
 """All that is derived from a command may be this many times as long, so that its time is linear."""
@@ -38,7 +38,7 @@ class Started:
     What a command starts.
 
     Attributes:
-        commands: The command itself, and all that it runs behind its wrappers.
+        commands: The command itself, and all that it runs behind its wrappers. Of a script whose commands are all known, these alone.
         possible: Commands and texts that it may run: the program in front of them is not known.
         unclear: Why other programs may run that no word names; ``""`` if none can, apart from what files say.
     """
@@ -60,7 +60,8 @@ class Wrapper:
         operands: The least and the greatest number of words between the options and the command.
         rest: What the words behind that are. ``"command"``: an argument list. ``"open"``: one to which words are added that are
             read elsewhere. ``"line"``: a line of a shell, joined by blanks. ``"shell"``: with ``-c`` lines, else a file and its
-            arguments. ``"anywhere"``: a command that begins at any of them. ``"none"``: no command.
+            arguments. ``"anywhere"``: a command that begins at any of them. ``"elsewhere"``: one that may begin there, and runs in a container.
+            ``"none"``: no command.
         sets_variables: Words such as ``NAME=value`` stand before the command.
     """
 
@@ -110,6 +111,7 @@ def _wrappers(names: str, wrapper: Wrapper) -> dict[str, Wrapper]:
 
 _SHELL = _wrapper("-o= -O= +o= +O= --rcfile= --init-file=", rest="shell")
 _ANYWHERE = _wrapper(rest="anywhere")
+_ELSEWHERE = _wrapper(rest="elsewhere")
 _ONE = _wrapper(operands=(1, 1))
 _PERSONALITY_FLAGS = (
     "-B -F -I -L -R -S -T -X -Z -v -3 --32bit --fdpic-funcptrs --short-inode --addr-compat-layout --addr-no-randomize "
@@ -177,17 +179,35 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("scp sftp", _wrapper(rest="none", lines="-o -S -D")),
     **_wrappers("zip", _wrapper(rest="none", lines="-TT --unzip-command")),
     **_wrappers("man", _wrapper(rest="none", lines="-P -H --pager --html --browser")),
-    **_wrappers("ex gvim nvim vi view vim vimdiff", _wrapper(rest="none", lines="-c --cmd -S")),
+    **_wrappers("ex gvim nvim vi view vim vimdiff", _wrapper(rest="none", lines="-c --cmd -S +")),
     **_wrappers("split", _wrapper(rest="none", lines="--filter")),
     **_wrappers("ack ag bat delta", _wrapper(rest="none", lines="--pager")),
     **_wrappers("install", _wrapper(rest="none", lines="--strip-program")),
     **_wrappers("wget", _wrapper(rest="none", lines="--use-askpass")),
     **_wrappers("make", _wrapper(rest="none", lines="-E --eval", sets=True)),
+    **_wrappers("diff diff3 sdiff", _wrapper(rest="none", lines="--diff-program")),
+    **_wrappers("mypy", _wrapper(rest="none", lines="--python-executable")),
+    **_wrappers("pip pip3", _wrapper(rest="none", lines="--python --editor")),
+    **_wrappers("pylint", _wrapper(rest="none", lines="--init-hook")),
+    **_wrappers("rustc", _wrapper(rest="none", lines="-C --codegen")),
+    **_wrappers("cargo", _wrapper(rest="none", lines="--config")),
+    **_wrappers("npm pnpm yarn", _wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
+    **_wrappers("less more most", _wrapper(rest="none", lines="+")),
+    **_wrappers("apt apt-get", _wrapper(rest="none", lines="-o --option")),
+    **_wrappers("dnf yum", _wrapper(rest="none", lines="--setopt")),
+    **_wrappers("mapfile readarray complete compgen", _wrapper(rest="none", lines="-C")),
+    **_wrappers("hash", _wrapper(rest="none", lines="-p")),
+    **_wrappers("tcpdump", _wrapper(rest="none", lines="-z")),
     # subcommands
+    **dict.fromkeys(("brew sh", "brew bundle", "brew exec"), _ANYWHERE),
+    **dict.fromkeys(("docker-compose exec", "docker-compose run", "kubectl debug", "kubectl exec", "kubectl run"), _ELSEWHERE),
+    **{f"{program} {name}": _ELSEWHERE for program in ("docker", "podman") for name in ("run", "exec", "create", "container run", "container exec", "container create", "compose run", "compose exec")},
+    "git config": _ANYWHERE,
+    "git merge-index": _wrapper("-o -q"),
     "git rebase": _wrapper(rest="none", lines="-x --exec"),
     "git difftool": _wrapper(rest="none", lines="-x --extcmd"),
     "git grep": _wrapper(rest="none", lines="-O --open-files-in-pager"),
-    "git clone": _wrapper(rest="none", lines="-u --upload-pack"),
+    "git clone": _wrapper(rest="none", lines="-u --upload-pack -c --config"),
     **{f"git {name}": _wrapper(rest="none", lines="--upload-pack --receive-pack --exec") for name in ("archive", "fetch", "fetch-pack", "ls-remote", "pull", "push", "send-pack")},
     "git send-email": _wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
     "git filter-branch": _wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
@@ -249,16 +269,32 @@ CODE = {
 }
 """Interpreters, each with its options whose value is code. Else their first operand is a file, and the others are arguments of that."""
 STARTING_CODE = re.compile(
-    r"`|%x|\bqx\b|system|popen|spawn|exec|fork|subprocess|child_process|[Pp]rocess\b|\bpty\b|ctypes|shell|eval|compile|"
-    r"import_module|importlib|__import__|__dict__|__builtins__|getattr|globals|\bvars\b|\brequire\(|proc_open|passthru|b64decode|doShellScript|do shell script"
+    r"`|%x|\bqx\b|\bsystem\b|popen|spawn|\bexec(?:[lv]p?e?|File|Sync|FileSync)?\b|\bos\.execute\b|\bfork(?:pty)?\b|subprocess|child_process|"
+    r"\bProcess\b|process\.(?:binding|mainModule)|\bpty\b|ctypes|shell|(?<!literal)(?:\b|_)eval\b|(?<!re\.)\bcompile\b|callCommand|"
+    r"import_module|importlib|\bimport\s*\(|__import__|__dict__|__builtins__|getattr|globals|\bvars\b|"
+    r"\brequire\b(?!\(\s*(['\"])[\w./@-]+\1\s*\))|proc_open|passthru|b64decode|doShellScript|do shell script"
 )
 """How code of usual languages starts programs, or hides that it does."""
+AWK_PIPE = re.compile(r"(?<!\|)\|(?!\|)")
 STARTING_AWK = re.compile(
-    r"system[ \t]*\(|\|&?[ \t]*(?:getline|\"|[A-Za-z_][A-Za-z0-9_]*[ \t]*(?:[;}\n]|$))|\"[ \t]*\|"
+    r"system[ \t]*\(|@[A-Za-z_]\w*[ \t]*\(|\|&?[ \t]*(?:getline|\"|[A-Za-z_][A-Za-z0-9_]*[ \t]*(?:[;}\n]|$))|\"[ \t]*\|"
 )
+AWK_LITERAL = re.compile(r"\"(?:\\.|[^\"\\]){0,200}\"|(?:(?<=[(,~!&|{};\n])|^)[ \t]{0,40}/(?:\\.|[^/\n\\]){0,200}/")
+SED_ADDRESS = r"(?:[0-9$]+(?:~[0-9]+)?|/(?:\\.|[^/\n\\]){0,200}/[IM]*|\\([^\n])(?:(?!\%d).){0,200}\%d[IM]*)"
 STARTING_SED = re.compile(
-    r"(?:^|[;{}\n])[ \t]*(?:[0-9$]+|/[^/\n]{0,200}/)?(?:,[0-9$+]+)?[ \t]*!?[ \t]*e(?:[ \t;}\n]|$)|[/,|#][gpiImM0-9]{0,9}e[gpiImM0-9]{0,9}[ \t]*(?:[;}\n]|$)"
+    r"(?:^|[;{}]|(?<!\\)\n)[ \t]{0,40}(?:"
+    + SED_ADDRESS % (1, 1)
+    + r"[ \t]{0,9}(?:,[ \t]{0,9}(?:[+~][0-9]+|"
+    + SED_ADDRESS % (2, 2)
+    + r"))?)?[ \t!]{0,9}(?:e|s([^\n])(?:\\.|(?!\3)[^\\]){0,500}\3(?:\\.|(?!\3)[^\\]){0,500}\3[gpiImM0-9]*e)"
 )
+"""The command ``e``, or ``s`` with the flag ``e``, at the start of a command of sed."""
+SAYS_VERSION = frozenset(("--help", "--version", "-V", "-h", "-v", "-version"))
+TEXT_PROGRAMS = {
+    "awk": _wrapper("-b -c -C -g -h -I -M -n -N -O -P -r -s -S -t -V --posix --sandbox --csv -v= -F= -f= -e= -i= -l= -E= --assign= --field-separator= --file= --source= --include= --load= --exec="),
+    "sed": _wrapper("-n -E -r -s -u -z -i -b --quiet --silent --regexp-extended --separate --unbuffered --null-data --in-place --posix --debug --sandbox --follow-symlinks -e= -f= -l= --expression= --file= --line-length="),
+}  # fmt: skip
+"""Programs whose first operand is a program, each with its options."""
 QUIET = frozenset((
     # builtins of shells and the core utilities
     ".", ":", "[", "[[", "alias", "b2sum", "base32", "base64", "basename", "bg", "break", "cat", "cd", "chgrp", "chmod", "chown", "cksum",
@@ -282,7 +318,7 @@ QUIET = frozenset((
     "pyright", "pytest", "pyupgrade", "rspec", "rubocop", "ruff", "rustc", "rustfmt", "shellcheck", "shfmt", "sphinx-build", "stepengine",
     "stylelint", "taplo", "tox", "tsc", "twine", "unittest", "venv", "vitest", "vulture", "webpack", "yamllint",
     # networks and packages
-    "apt-cache", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "ping",
+    "apk", "apt-cache", "aptitude", "aws", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "pacman", "ping", "port", "zypper",
 ))  # fmt: skip
 """
 Programs that start nothing that their words name, whatever these are: they show, search and change files, or run what files say.
@@ -318,7 +354,7 @@ GIT_VALUES = frozenset(
 )
 LOADER = re.compile(r"ld(?:64)?(?:[-.][a-z0-9_.-]*)?\.so(?:\.[0-9]+)*")
 ALIAS = re.compile(r"alias\.([^=]+)=(.*)", re.DOTALL | re.IGNORECASE)
-SETTING = re.compile(r"[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*=")
+SETTING = re.compile(r"[ \t]*[A-Za-z_][A-Za-z0-9_.:-]*[ \t]*=")
 ESCAPES_OF_ENV = re.compile(r"\\[_fnrtv]")
 GITS = frozenset(("git", "hub", "yadm"))
 INPUTS = ("<", "/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -341,7 +377,7 @@ def _table_name(word: str) -> str:
         return "qemu-user"
     stem = name.rstrip("0123456789.-")
     for known in (name, stem, name[1:] if name.startswith("g") else ""):
-        if known in PROGRAMS or known in SEARCHES or known in CODE or known in {"awk", "sed"} or known in GITS:
+        if known in PROGRAMS or known in SEARCHES or known in CODE or known in TEXT_PROGRAMS or known in GITS:
             return known
     return {"mawk": "awk", "nawk": "awk"}.get(name, name)
 
@@ -365,6 +401,8 @@ class _Search:
         self._command = command
         self._left = max(MAX_COPIES * _count_chars(command), MIN_DERIVED_CHARS)
         self._unclear = ""
+        self._understood = set[_Derived]()
+        self._is_script = isinstance(command, Script)
 
     def run(self) -> Started:
         first = _Derived(self._command)
@@ -383,35 +421,58 @@ class _Search:
             self._note(UNREADABLE)
             text = self._command.text if isinstance(self._command, Script) else shlex.join(self._command)
             seen[_Derived(Script(text, UNREADABLE))] = None
+        # The words of a script count, too, when not all that it runs is known.
+        seen = {one: None for one in seen if self._unclear or one not in self._understood}
         commands = dict.fromkeys([one.command for one in seen if not one.is_possible])
         possible = dict.fromkeys([one.command for one in seen if one.is_possible])
         return Started(tuple(commands), tuple(possible), self._unclear)
 
     def _derive(self, derived: _Derived) -> Iterator[_Derived]:
         if isinstance(derived.command, Script):
-            yield from self._derive_from_script(derived.command.text, is_guess=derived.is_guess)
+            yield from self._derive_from_script(derived)
         else:
+            program = derived.command[0]
+            if program.endswith(EXPANSION) and not derived.is_guess:
+                self._note(f"the shell reads from somewhere which program {program.replace(EXPANSION, '')!r} is")
             yield from self._derive_from_words(derived.command, is_guess=derived.is_guess)
 
     def _note(self, reason: str) -> None:
         self._unclear = self._unclear or reason
 
-    def _derive_from_script(self, text: str, *, is_guess: bool) -> Iterator[_Derived]:
-        for simple in split_script(text):
+    def _derive_from_script(self, derived: _Derived) -> Iterator[_Derived]:
+        is_guess = derived.is_guess
+        text = derived.command.text if isinstance(derived.command, Script) else ""
+        parsed = split_script(text)
+        if parsed.is_understood and not is_guess:
+            self._understood.add(derived)
+        if parsed.is_unclear and not is_guess:
+            self._note("it is written in a way that shells read differently")
+        for simple in parsed.commands:
             yield _Derived(simple.words, is_guess=is_guess)
-            name, has_operands = (
-                _table_name(simple.words[0]),
-                any(_is_operand(word) and word != "-" for word in simple.words[1:]),
-            )
-            reads_input = (
-                name in CODE or name in {".", "source"} or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
-            )
-            if reads_input and any(word.startswith(INPUTS) for word in simple.words[1:]):
-                self._note(f"{simple.words[0]!r} runs what it reads from another program")
-            if not simple.is_literal and not is_guess:
-                self._note(f"the shell reads from somewhere which program {simple.words[0]!r} is")
-            elif name in CODE and not has_operands and STARTING_CODE.search(text):
-                self._note(f"{simple.words[0]!r} runs code that may start programs")
+            exported = simple.words[1:] if simple.words[0] in {"export", "declare", "typeset"} else ()
+            yield from _derive_from_settings([*simple.settings, *filter(ASSIGNMENT.match, exported)])
+            if not is_guess:
+                yield from self._derive_from_input(simple, text, parsed)
+
+    def _derive_from_input(self, simple: SimpleCommand, text: str, parsed: ParsedScript) -> Iterator[_Derived]:
+        """Give the texts of a script that one of its commands may run: what is written to its input or to its files."""
+        name, words = _table_name(simple.words[0]), simple.words
+        is_shell = name in {".", "source"} or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
+        if (is_shell or name in CODE or name == "make") and any(word.startswith(INPUTS) for word in words[1:]):
+            self._note(f"{words[0]!r} runs what it reads from another program")
+        if _reads_program(name, words) and (simple.is_piped or simple.has_heredoc):
+            yield _Derived(Script(text, "code"), is_guess=True)
+            if simple.is_piped or name not in CODE or STARTING_CODE.search(text):
+                self._note(f"{words[0]!r} runs what it reads, which may start programs")
+        is_known = name in PROGRAMS or name in SEARCHES or name in GITS or name in TEXT_PROGRAMS
+        if not is_known and simple.has_heredoc:
+            yield _Derived(Script(text, "code"), is_possible=True, is_guess=True)
+        elif not is_known and simple.is_piped:
+            printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
+            yield _Derived(_script_from_words(printed), is_possible=True, is_guess=True)
+        names = {word.removeprefix("./") for word in words} | set(words)
+        if (is_shell or not is_known) and not parsed.written.isdisjoint(names):
+            yield _Derived(Script(text, "a file that it writes"), is_guess=True)
 
     def _derive_from_words(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         name = _table_name(words[0])
@@ -423,7 +484,7 @@ class _Search:
             return
         if name in SEARCHES:
             yield from _derive_from_search(SEARCHES[name], words)
-        elif name in {"awk", "sed"}:
+        elif name in TEXT_PROGRAMS:
             self._check_text_program(name, words)
         elif name in CODE:
             yield from self._derive_from_code(name, words)
@@ -436,32 +497,53 @@ class _Search:
         if words[0] == PLACEHOLDER:
             self._note("it starts a program that it reads from somewhere")
         elif len(words) > 1 and not is_guess:
-            yield _Derived(_script_from_words(words[1:]), is_possible=True, is_guess=True)
+            yield _Derived(_script_from_words(words[1:]), is_possible=not self._is_script, is_guess=True)
             for found in _derive_anywhere(words[1:], _is_starter):
                 yield found._replace(is_possible=True)
 
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
         for text in _line_values(wrapper.lines, words[first:]):
-            yield from map(_Derived, _read_line(text))
+            yield from self._derive_from_program(text)
         if wrapper.rest == "shell":
             yield from self._derive_from_shell(words)
         elif wrapper.rest == "anywhere":
             yield from _derive_anywhere(words[first:])
+        elif wrapper.rest == "elsewhere":
+            yield from self._derive_from_unknown(words[first - 1 :], is_guess=False)
         else:
             starts = _find_starts(wrapper, words, first) if wrapper.rest != "none" else []
             before = words[first : min(starts, default=len(words))]
             yield from _derive_from_split_string(words, before) if name == "env" else ()
             yield from _derive_from_variables(wrapper, before)
             for start in starts:
-                yield from _derive_from_rest(wrapper, words[start:], is_guess=len(starts) > 1)
+                yield from self._derive_from_rest(wrapper, words[start:], is_guess=len(starts) > 1)
+
+    def _derive_from_rest(self, wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+        """Give what the words behind the options of a wrapper run."""
+        if wrapper.rest == "line":
+            yield from map(_Derived, _read_line(" ".join(rest)))
+        if wrapper.rest == "open":
+            # The words that are added may be those of the rule.
+            yield _Derived(_script_from_words(rest[:1]), is_possible=not self._is_script, is_guess=True)
+            rest = (*rest, PLACEHOLDER)
+        yield _Derived(rest, is_guess=is_guess)
+
+    def _derive_from_program(self, text: str) -> Iterator[_Derived]:
+        """Give what an option runs that names a program or holds code, with words that are added to it."""
+        for line in _read_line(text):
+            yield _Derived(line)
+            if not isinstance(line, Script):
+                yield _Derived(_script_from_words(line[:1]), is_possible=True, is_guess=True)
+        if STARTING_CODE.search(text):
+            self._note("an option has code that may start programs")
 
     def _derive_from_shell(self, words: Argv) -> Iterator[_Derived]:
-        operands = [word for word in words[1:] if _is_operand(word)]
+        operands = [word for word in words[1:] if _is_operand(word) and word != "-"]
         options = [word for word in words[1:] if not _is_operand(word)]
         lines = [word.partition("=")[2] for word in options if word.startswith("--") and "=" in word]
         if any("c" in word for word in options if not word.startswith("--")) or "--command" in options:
             lines += operands
-        elif operands:
+        elif operands and not any("s" in word for word in options if not word.startswith("--")):
             yield from _derive_anywhere(operands)
             yield _Derived(_script_from_words(operands), is_possible=True, is_guess=True)
         elif not lines and not {"--help", "--version"} & set(options):
@@ -485,12 +567,15 @@ class _Search:
                 yield _Derived(_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
 
     def _check_text_program(self, name: str, words: Argv) -> None:
-        options = ["-e", "--expression", "--source"]
-        operands = [word for word in words[1:] if _is_operand(word)]
-        # Behind its first operand, -e may be a file or a value of the program itself.
-        programs = [*_line_values(options, words[1:]), *operands[:2]]
-        starting = STARTING_AWK if name == "awk" else STARTING_SED
-        if any(starting.search(program) for program in programs):
+        wrapper = TEXT_PROGRAMS[name]
+        options = ["-e", "-f", "--expression", "--file", "--source"]
+        programs = list(_line_values(options, words[1:]))
+        for start in _find_starts(wrapper, words, 1):
+            # Behind an option with a program the first operand is a file; behind `-i` of BSD it may be empty.
+            if not any(True for _ in _line_values(options, words[1:start])):
+                programs += words[start : start + 1 + (words[start] == "")]
+        starts_programs = _awk_starts_programs if name == "awk" else STARTING_SED.search
+        if any(starts_programs(program.removesuffix(EXPANSION)) for program in programs):
             self._note(f"the program for {words[0]!r} may start programs")
 
     def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
@@ -507,13 +592,14 @@ class _Search:
         for setting in settings:
             yield from [_Derived(line, is_possible=True) for line in _read_line(setting.partition("=")[2])]
         if rest and rest[0] not in GIT_COMMANDS and rest[0].casefold() not in {one[1].casefold() for one in found}:
-            yield _Derived(Script("git", "an alias"), is_possible=True)
+            yield _Derived(Script("git", "an alias"), is_possible=True, is_guess=True)
         for wrapper, start in _find_wrappers("git", ("git", *rest)):
             yield from self._derive_from_wrapper("git", wrapper, ("git", *rest), start)
         if rest[:1] == ("for-each-repo",):
             yield from [_Derived(("git", *rest[start:])) for start in _find_starts(Wrapper(), rest, 1)]
         for word in rest:
-            yield from map(_Derived, _read_line(word.removeprefix("ext::")) if word.startswith("ext::") else ())
+            _, is_helper, line = word.partition("ext::")
+            yield from map(_Derived, _read_line(line) if is_helper else ())
 
     def _read_git_options(self, words: Argv) -> tuple[Argv, list[str]]:
         """Return the words from the subcommand of git on, and the settings of ``-c`` in front of it."""
@@ -557,6 +643,8 @@ def _read_line(text: str) -> list[Argv | Script]:
 
 def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
     """Give how a program, and a subcommand of it, reads its words, each with where these begin."""
+    if name == "command" and words[1:2] in {("-v",), ("-V",)}:  # it only shows which program that is
+        return
     if found := WRAPPERS.get(name):
         yield found, 1
     if name not in WITH_SUBCOMMANDS:
@@ -615,7 +703,9 @@ def _line_values(options: Iterable[str], words: Argv) -> Iterator[str]:
     letters = {option[1] for option in options if len(option) == 2}  # noqa: PLR2004 - a dash and a letter
     for word, following in zip(words, (*words, "")[1:], strict=True):
         name, equals, value = word.partition("=")
-        if word in options or (name[2:] and any(option.startswith(name) for option in options if name[:2] == "--")):
+        if word[:1] == "+" and "+" in options:
+            yield word[1:]
+        elif word in options or (name[2:] and any(option.startswith(name) for option in options if name[:2] == "--")):
             yield value if equals and name[:2] == "--" else following
         elif word[:1] == "-" and word[:2] != "--":
             at = next((at for at, letter in enumerate(word[1:], start=1) if letter in letters), None)
@@ -636,20 +726,39 @@ def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
 
 def _derive_from_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
     """Give the lines that variables in front of a command hold: ``make`` runs them, other programs may."""
-    for word in filter(ASSIGNMENT.match, words if wrapper.sets_variables else ()):
-        lines = _read_line(word.partition("=")[2])
-        yield from [_Derived(line, is_possible=wrapper.rest != "none") for line in lines]
+    settings = [word for word in words if ASSIGNMENT.match(word)] if wrapper.sets_variables else []
+    yield from _derive_from_settings(settings)
+    for word in settings if wrapper.rest == "none" else ():
+        yield from map(_Derived, _read_line(word.partition("=")[2]))
 
 
-def _derive_from_rest(wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
-    """Give what the words behind the options of a wrapper run."""
-    if wrapper.rest == "line":
-        yield from map(_Derived, _read_line(" ".join(rest)))
-    if wrapper.rest == "open":
-        # The words that are added may be those of the rule.
-        yield _Derived(_script_from_words(rest[:1]), is_possible=True, is_guess=True)
-        rest = (*rest, PLACEHOLDER)
-    yield _Derived(rest, is_guess=is_guess)
+def _derive_from_settings(settings: Iterable[str]) -> Iterator[_Derived]:
+    """Give the lines, and the texts of which any word may be a program, that variables hold for a program."""
+    for setting in settings:
+        value = setting.partition("=")[2]
+        # A value that the shell puts in, as in `FOO=$BAR`, is rarely a command.
+        is_guess = value.endswith(EXPANSION)
+        yield from [_Derived(line, is_possible=True, is_guess=is_guess) for line in _read_line(value)]
+        yield _Derived(Script(value, "a variable"), is_possible=True, is_guess=True)
+
+
+def _awk_starts_programs(program: str) -> bool:
+    """Return whether a program for awk runs commands: by ``system``, by a name that it computes, or by a pipe."""
+    return bool(STARTING_AWK.search(program) or AWK_PIPE.search(AWK_LITERAL.sub("", program)))
+
+
+def _reads_program(name: str, words: Argv) -> bool:
+    """Return whether a program runs what it reads: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
+    operands = [word for word in words[1:] if _is_operand(word)]
+    if name in {"at", "batch"}:
+        return True
+    if name in TEXT_PROGRAMS or name == "make":
+        return any(value == "-" or value.startswith(INPUTS) for value in _line_values(["-f", "--file"], words[1:]))
+    if name in CODE:
+        has_code = any(True for _ in _line_values([*CODE[name].split(), "-m"], words[1:]))
+        return not has_code and (not operands or operands[0] == "-") and not set(words[1:]) & SAYS_VERSION
+    reads_lines = name == "parallel" or (name in WRAPPERS and WRAPPERS[name].rest == "line" and name != "trap")
+    return reads_lines and not _find_starts(WRAPPERS[name], words, 1)
 
 
 def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:

@@ -44,7 +44,9 @@ RUNNING = [
     "start-stop-daemon --start --exec BIN/git -- push", "make X='git push' all", "make --eval 'x: ; git push' x", "split --filter='git push' words", "tar --to-command='git push' -xf archive.tar", "tar -I 'git push' -tf archive.tar", "tar --checkpoint=1 --checkpoint-action=exec='git push' -tf archive.tar",
     "vim -es -c '!git push' -c q", "ssh-agent git push", "perl -e 'exec qw(git push)'", "awk 'BEGIN{system(\"git push\")}'", "sed -n '1e git push' words",
     "sed -n '1s/.*/git push/e' words", "gdb -batch -ex 'shell git push'", "ld.so BIN/elf/git push",
-    "run-parts --arg=push --regex=git BIN",
+    "run-parts --arg=push --regex=git BIN", "awk -v a=1 -v c='git push' 'BEGIN{system(c)}'", "awk 'BEGIN{c=\"git push\"; print | (c \"\")}'", "sed -n '1egit push' words", "sed 'sxpushxgit pushxe' words",
+    "sed -n '1~2e git push' words", "sed -n '\\,u,e git push' words", "bash -c '2>&- git push'", "bash -c 'X=git; env $X push'", "bash -c 'env $\"git\" push'", "bash -c \"env $'g\\x69t' push\"",
+    "bash -c 'X=push; git $X'", "bash -c 'echo git push | sh -s a'", "bash -c 'echo git push | sh -'", "bash -c 'echo git push > x; sh ./x'",
 ]  # fmt: skip
 """Spellings that start the program on a machine that has their wrapper. ``BIN`` is the folder of the program, ``LOADER`` the dynamic loader."""
 DENIED = [
@@ -65,11 +67,18 @@ DENIED = [
     "git for-each-repo --config=x push", "git difftool -x 'git push'", "git grep -O'git push' x", "git clone -u 'git push' a b", "git fetch --upload-pack='git push' a", "git filter-branch --msg-filter 'git push'",
     "git fetch 'ext::git push'", 'g""it push; ls', "g\\it push; ls", "'git' push; ls", '"git" push && ls', "{git,push}; ls", "ls | env git push", "ls; env -S 'g\"i\"t push'", "x=git; $x push", "$(git push)",
     "`git push`", "cat <(git push)", "if true; then git push; fi", "f() { git push; }; f", "g\\\nit push; ls", "echo push | xargs git", "alias g=git; g push", "(cd x && git push)", "echo a\ngit push", "cat <<E\n$(git push)\nE",
+    "vim '+!git push' f", "less '+!git push' f", "git merge-index git push", "git archive --remote='ext::git push' HEAD", "git config alias.x '!git push'", "git clone -c core.sshCommand='git push' a", "2>&- git push", "2>&- g''it push",
+    "trap 'g\"\"it push' EXIT; ls", "f() { $1 push; }; f git", "case a in a) g''it push;; esac", "apt-get -o APT::Update::Pre-Invoke::='git push' update", "cat > x <<E\ngit push\nE\nsh x", "mapfile -C 'git push' a", "PS4='$(git push)' bash -x f",
     "ls; make X='git push'", "ls; sh -c \"sh -c 'git push'\"", 'ls; frobnicate "g"it push', "git\tpush", "env --  git  push", ["env", "git", "push"], ["sh", "-c", "git \\\n push"], ["env", "-S", "git push\n"],
 ]  # fmt: skip
 """Spellings that are denied and not run by the tests: they need a terminal, rights, a network or programs that are rare."""
 ASKED = [
     "ipython -c 'import os; os.system(x)'", "emacs --batch --eval '(shell-command x)'", "ghc -e 'System.Process.callCommand x'", "source <(curl x)", ". /dev/stdin; ls", "bash <(curl x)", "python3 <(curl x)", "just git push",
+    "sh -", "bash -s a b", "cat f | python3", "cat f | perl -", "cat f | make -f -", "cat f | sed -f - x", "cat f | awk -f - x", "cat f | ssh host", "cat f | parallel", "cat f | at now", "make -f <(cat f)",
+    "env $X push", "timeout 5 $X push", 'sudo "$X" push', "env `cat f` push", "env $'g\\x69t' push", "env gi? push", "git $X", 'git -C a "$X" origin', "find . -exec $X push ';'", "GIT_EXTERNAL_DIFF=git git diff",
+    "export GIT_SSH_COMMAND='git push'; ls", "git -c core.sshCommand='git push' fetch", "diff3 --diff-program git a b c", "mypy --python-executable=git f", "pip --python git install y", "npm --script-shell git run y",
+    "pylint --init-hook='import os; os.system(x)'", "vim '+call system(x)'", "awk '{print | $1}' f", "awk '{f = $1; @f(x)}'", "echo ${x@P}", "[[ -v 'a[$(x)]' ]]", "echo `echo \\`x\\``", 'echo "$(case a in a) x;; esac)"',
+    "((x[1]<<2))\nls\n2", "echo git push | frobnicate", "ls; git $X",
     "frobnicate git push", "frobnicate -x 'git push'", "frobnicate sh -c 'g\"i\"t push'", "frobnicate env -S 'git push'", "./run git push", "docker run image git push", "at now git",
     "python3 -c 'import os; os.system(\"git push\")'", "python3 -c 'import os; os.system(\"g\" + \"it push\")'", "python3.11 -c 'import git'", "perl -e 'exec qw(git push)'", "perl -we 'system(chr(103).\"it push\")'",
     "ruby -e '`g#{:it} push`'", "node -e 'require(\"child_process\").exec(\"g\"+\"it push\")'", "php -r 'passthru(\"x\");'", "lua -e 'os.execute(x)'", "python3 run.py git push", "python3 -m frobnicate git push",
@@ -269,7 +278,8 @@ def test_ordinary_work_does_not_start_the_program_to_push(command: str, programs
 
 PIECES = [
     "git", "push", "git push", "g", "it", "'", '"', "\\", " ", " ", " ", ";", "$X", "${X}", "$(", "echo git", "echo push", ")", "`", "{", "}", ",", "&&", "|", "env ", "sh -c ", "bash -c ", "eval ", "-S ", "\n",
-    "# ", "xargs ", "<<E\n", "E\n", "nice ", "command ", "exec ", "if true; then ", "fi", "(", "!", "A=1 ", "X=push ", "$'", "timeout 5 ", "\\\n", "-- ", "case a in a) ", ";; esac", "f() { ", "}; f", "printf git", "gi?",
+    "# ", "xargs ", "<<E\n", "E\n", "nice ", "command ", "exec ", "if true; then ", "fi", "(", "!", "A=1 ", "X=push ", "$'", "timeout 5 ", "\\\n", "-- ", "case a in a) ", ";; esac", "f() { ", "}; f", "printf git", "gi?", "2>&- ", "<<-E\n", "\tE\n", "((", "))", "[[ ", "]]", "@(", "|| ",
+    "g''it push", "${X:-", "\\`", "$'g\\x69t' push", "coproc ", "function f ", "trap ", "git $P", "nice $X ", "P=push;", "echo git push > s; ", "sh s", "| sh -s a", "a[$(git push)]",
 ]  # fmt: skip
 
 
@@ -285,7 +295,7 @@ def test_no_allowed_script_starts_the_program_when_a_shell_runs_it(programs: Pat
         found = check(script)
         assert "could not be asked" not in found.why
         (tmp_path / "noted").unlink(missing_ok=True)
-        environment = {"PATH": f"{programs}:/usr/bin:/bin", "X": "git"}
+        environment = {"PATH": f"{programs}:/usr/bin:/bin", "X": "git", "P": "push"}
         subprocess.run(
             ["bash", "-c", script],
             cwd=tmp_path,
