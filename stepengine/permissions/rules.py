@@ -34,6 +34,7 @@ from stepengine.workspace.contained_paths import (
     contained_paths,
     has_wildcards,
     is_path_like,
+    is_resolved,
     spellings,
 )
 from stepengine.workspace.path_rules import (
@@ -183,7 +184,7 @@ class Request:
 
     @property
     def _undeclared_names(self) -> list[str]:
-        found = [name for member in self.input.values() for name in _find_member_names(member)]
+        found = list(_find_member_names(self.input))
         declared = frozenset(_schema_member_names(self.tool.input_schema)) if found else frozenset()
         return [name for name in found if name not in declared]
 
@@ -205,7 +206,8 @@ def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | 
         paths = contained_paths(text, keep)
         if paths is None or len(found) > MAX_PARTS:
             return None
-        found |= paths
+        # Where `..` behind a link leads is judged when the call begins; here it is judged as text.
+        found.update(filter(is_resolved, paths))
     return tuple(sorted(found))
 
 
@@ -293,6 +295,8 @@ def find_named_texts(value: object, names: frozenset[str], under: str | None = N
     if isinstance(value, str):
         if under is not None:
             yield under, value
+    elif under is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        yield under, str(value)  # a tool may open a file of that name
     elif isinstance(value, Mapping):
         for name, member in value.items():
             yield from find_named_texts(member, names, name if name in names else under)

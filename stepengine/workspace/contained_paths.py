@@ -8,7 +8,8 @@ A path rule knows the arguments that a tool's definition marks as paths. Any oth
 2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
 3. The result is split at blanks, control characters and the characters of ``DELIMITERS``.
 4. A part loses dashes in front, the letter of an option such as ``-I``, and dots at its end.
-5. A part that starts at ``~``, a variable or a drive is absolute: its start is unknown. Its ``..`` are resolved.
+5. A part that starts at ``~``, a variable or a drive is absolute: its start is unknown. Its ``..`` are resolved. It is returned as it is
+   written, too, since ``..`` behind a link leads elsewhere: only the file system knows where.
 
 ``*``, ``?`` and ``[...]`` stay in a part, for which they are wildcards. Addresses of the web are no paths. The cost is linear in the length of
 the text. ``None`` means that a text is too long or has too many readings, so that it may name any path.
@@ -44,6 +45,11 @@ WEB_ADDRESS = re.compile(
 """The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values."""
 ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|([0-7]{3})|[abfnrtv])")
 QUOTES = re.compile(r"[\\'\"`]")
+ESCAPED_BLANK = re.compile(r"\\ |%20")
+KEPT_BLANK = "\ufffe"
+"""Stands for an escaped blank while a text is split: Unicode has no such character."""
+SIGNS = re.compile(r"[^\w\x00-\x7f\ufffe]")
+"""Invisible characters, arrows and other signs, which stand in front of paths; marks of letters are among them, and split another reading."""
 CHARACTER_CLASS = re.compile(r"\[[^\[\]\s/]{1,80}\]")
 SEQUENCE = re.compile(r"\{[^{}\s,]{1,40}\.\.[^{}\s,]{1,40}\}")
 ATTACHED = re.compile(rf"[^{re.escape(DELIMITERS)}]\{{|\}}[^{re.escape(DELIMITERS)}]")
@@ -55,7 +61,11 @@ PREFIXED = re.compile(
 """A single name that can only be a path, by what is in front of it."""
 ELSEWHERE = re.compile(r"~|\$|%\w+%/")
 WILDCARDS = frozenset("*?")
-FILE_NAME = re.compile(r"\.[^.].*|.*[^.]\.[A-Za-z][\w-]{0,9}", re.DOTALL)
+FILE_NAME = re.compile(
+    r"\.{1,2}[^.].*|.*[^.]\.[A-Za-z][\w-]{0,9}~?|.*[A-Za-z]\.(?:[0-9][\w-]{0,5}[A-Za-z][\w-]{0,3}|[0-9]{4,10})~?",
+    re.DOTALL,
+)
+"""Versions and numbers such as ``v1.2``, ``Fig.3`` and ``1.5GB`` are none."""
 NO_FILE_NAMES = frozenset({"e.g", "i.e", "a.m", "p.m"})
 
 
@@ -79,7 +89,7 @@ def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
         if len(decoded) > MAX_DECODED:
             return None
         try:
-            for spelled in spellings(WEB_ADDRESS.sub(_keep_parents, form)):
+            for spelled in _spellings_with_blanks(WEB_ADDRESS.sub(_keep_parents, form)):
                 new = set(_splitter(keep).findall(spelled)) - parts
                 parts |= new
                 found.update([path for part in new for path in _readings(part)])
@@ -125,6 +135,18 @@ def _keep_parents(address: re.Match[str]) -> str:
     return address[0] if ".." in re.split(r"[/\\]", address[0]) else " "
 
 
+def is_resolved(path: str) -> bool:
+    """Return whether a contained path has no ``..`` behind a name."""
+    return ".." not in path.removeprefix("../").split("/")
+
+
+def _spellings_with_blanks(text: str) -> Iterator[str]:
+    """Yield the spellings of a text, and those in which an escaped blank is part of a name."""
+    yield from spellings(text)
+    if (kept := ESCAPED_BLANK.sub(KEPT_BLANK, text)) != text:
+        yield from spellings(kept)
+
+
 def spellings(text: str) -> Iterator[str]:
     """
     Yield a text with its backslashes, quotes, braces and classes of characters read in each way; of braces one word at a time.
@@ -133,6 +155,8 @@ def spellings(text: str) -> Iterator[str]:
         ToolError: for braces that cannot be expanded.
     """
     bases = {text, text.replace("\\", "/"), QUOTES.sub("", text)}
+    if not text.isascii():
+        bases |= {SIGNS.sub(" ", base) for base in bases}
     for base in bases:
         yield base
         if "[" in base:
@@ -165,9 +189,9 @@ def _readings(part: str) -> Iterator[str]:
         parts.add(part[2:])
     parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}
     for one in parts:
-        path = _resolve(one)
-        if path and len(path) <= MAX_PATH_CHARS and not WILDCARDS.issuperset(path):
-            yield path
+        for path in (_resolve(one.replace(KEPT_BLANK, " ")), one if "/../" in one.lstrip("./") else ""):
+            if path and len(path) <= MAX_PATH_CHARS and not WILDCARDS.issuperset(path):
+                yield path
 
 
 def _resolve(part: str) -> str:

@@ -58,7 +58,11 @@ def readings(text: str) -> set[str]:
         for one in list(found):
             with contextlib.suppress(ValueError):
                 found.update(shlex.split(one))
-        found |= {part for one in found for part in re.split(r"[\s\0,;:|=<>()&#!+\"'`\[\]“”«»\uff08\uff09]+", one)}
+        found |= {
+            part
+            for one in found
+            for part in re.split(r"[\s\0,;:|=<>()&#!+\"'`\[\]“”«»\uff08\uff09\ufeff\u200b\u2192\u21d2]+", one)
+        }
         with contextlib.suppress(ValueError):
             found |= {urlsplit(one).path for one in found if one.lower().startswith("file:")}
         found |= {form for one in found if "{" in one and len(one) < 200 for form in expand(one)}

@@ -33,13 +33,13 @@ NAMES = [
     "secrets/plan.txt", "./secrets/plan.txt", "secrets//plan.txt", "docs/../secrets/plan.txt", "link/plan.txt", "docs/link", "{root}/secrets/plan.txt",
     "secrets%2Fplan.txt", "%73ecrets/plan.txt", "secrets\\plan.txt", "secr{e,x}ts/plan.txt", "{secrets,docs}/plan.txt", "secrets/pl*.txt",
     "s*/plan.txt", "[s]ecrets/plan.txt", "secret?/plan.txt", "sec'ret's/plan.txt", "secr\\ets/plan.txt", "docs/{..,a}/secrets/plan.txt",
-    "secrets\\u002fplan.txt", "\\163ecrets/plan.txt", "[[:alpha:]]ecrets/plan.txt", "../desk/secrets/plan.txt", "{{docs,sec}rets,a}/plan.txt",
+    "secrets\\u002fplan.txt", "\\163ecrets/plan.txt", "[[:alpha:]]ecrets/plan.txt", "../desk/secrets/plan.txt", "{{docs,sec}rets,a}/plan.txt", "docs/deep/../plan.txt",
 ]  # fmt: skip
 WRAPS = [
     "{}", " {}", "{} ", "{}\n", "\t{}", "{}\xa0", "\u3000{}", "{}\r\n", "\0{}", "docs/a.md {}", "docs/a.md\t{}", "docs/a.md\n{}", "docs/a.md\xa0{}", "docs/a.md,{}",
     "docs/a.md;{}", "docs/a.md:{}", "docs/a.md|{}", "docs/a.md\0{}", "--path={}", "-p={}", "-I{}", "-f {}", "path={}", "@{}", "<{}", ">{}", "'{}'", '"{}"', "`{}`",
     "({})", "[{}]", "[docs/a.md,{}]", "{{docs/a.md,{}}}", "file:{}", "FILE:{}", "C:{}", "git+file:{}", "HEAD:{}", "!{}", "see {}.", "Look at {}, please.", '["{}"]',
-    '{{"path": "{}"}}', "[plan]({})", "{}#L1", "{}:12", "a&b={}", "url=https://example.org/a&path={}", "https://example.org/\0{}", "docs/a.md\\n{}", "“{}”", "«{}»", "\uff08{}\uff09", "docs/a.md+{}",
+    '{{"path": "{}"}}', "[plan]({})", "{}#L1", "{}:12", "a&b={}", "url=https://example.org/a&path={}", "https://example.org/\0{}", "docs/a.md\\n{}", "“{}”", "«{}»", "\uff08{}\uff09", "docs/a.md+{}", "\ufeff{}", "\u200b{}", "docs/a.md \u2192 {}", "docs/a.md\u21d2{}",
 ]  # fmt: skip
 
 
@@ -69,6 +69,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "docs/plan.txt").write_text(FREE)
     (made / "link").symlink_to("secrets")
     (made / "docs/link").symlink_to("../secrets/plan.txt")
+    (made / "secrets/deep").mkdir()
+    (made / "docs/deep").symlink_to("../secrets/deep")
     return made
 
 
@@ -285,3 +287,50 @@ def test_a_pattern_overlaps_a_rule_if_a_path_matches_both(names: list[str]) -> N
 
     if any(rule.match(path) and pattern.match(path) for path in paths):
         assert rule.overlaps(["?" + name[4:] if name.startswith("[") else name for name in names])
+
+
+@pytest.mark.parametrize("text", ["cat my\\ notes/x.txt", "--path=my%20notes/x.txt", "see 'my\\ notes/x'"])
+@pytest.mark.spec("reliability:PM47")
+def test_an_escaped_blank_belongs_to_the_name_of_a_folder(text: str) -> None:
+    policy = Policy([Rule.deny_path("my notes/**"), Rule.allow_tool("*")])
+
+    assert "ask" == policy.check(seen("look", {"other": text})).decision
+    assert "allow" == policy.check(seen("look", {"other": text.replace("notes", "pages")})).decision
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_an_undeclared_name_of_a_member_may_be_a_path() -> None:
+    declared = {"properties": {"secrets/plan.txt": {"type": "string"}}}
+    given = freeze_object({"secrets/plan.txt": "text"})
+
+    assert "ask" == DENY.check(Request(tool=ToolSpec("save"), input=given)).decision
+    assert "allow" == DENY.check(Request(tool=ToolSpec("save", input_schema=declared), input=given)).decision
+    assert "deny" == ALLOW.check(seen("save", {"path": "docs/a.md", "../x.py": "text"})).decision
+
+
+@pytest.mark.parametrize("name", ["script.7z", "x.2024", "..x", "x.md~", "file.mp3", ".x~", "x.c~"])
+@pytest.mark.spec("reliability:PM47")
+def test_an_allow_counts_file_names_with_rare_suffixes(name: str) -> None:
+    assert "deny" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": f"write {name}"})).decision
+
+
+@pytest.mark.parametrize(
+    "word", ["v1.2", "3.14", "1.2.3", "Fig.3", "1.5GB", "e.g.", "i.e.", "wait...", "...then", "p.12", "10.5"]
+)
+@pytest.mark.spec("reliability:PM47")
+def test_an_allow_counts_no_numbers_and_versions(word: str) -> None:
+    assert "allow" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": f"see {word} of it"})).decision
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_a_number_among_paths_is_a_path() -> None:
+    assert "deny" == ALLOW.check(seen("look", {"path": ["docs/a.md", 5]})).decision
+    assert "deny" == Policy([Rule.deny_path("5"), Rule.allow_tool("*")]).check(seen("look", {"path": 5})).decision
+
+
+@pytest.mark.parametrize("text", ["café/plan.txt", "cafe\u0301/plan.txt", "हिन्दी/plan.txt"])
+@pytest.mark.spec("reliability:PM47")
+def test_marks_of_letters_split_no_name(text: str) -> None:
+    policy = Policy([Rule.deny_path(f"{text.partition('/')[0]}/**"), Rule.allow_tool("*")])
+
+    assert "ask" == policy.check(seen("look", {"other": f"see {text}"})).decision
