@@ -333,22 +333,22 @@ GIT_COMMANDS = frozenset((
     "add", "am", "annotate", "apply", "archimport", "archive", "bisect", "blame", "branch", "bugreport", "bundle",
     "cat-file", "check-attr", "check-ignore", "check-mailmap", "check-ref-format", "checkout", "checkout-index", "cherry",
     "cherry-pick", "citool", "clean", "clone", "column", "commit", "commit-graph", "commit-tree", "config", "count-objects",
-    "credential", "credential-cache", "credential-store", "cvsexportcommit", "cvsimport", "cvsserver", "daemon", "describe",
+    "credential", "credential-cache", "credential-store", "cvsexportcommit", "cvsimport", "daemon", "describe",
     "diagnose", "diff", "diff-files", "diff-index", "diff-tree", "difftool", "fast-export", "fast-import", "fetch",
     "fetch-pack", "filter-branch", "fmt-merge-msg", "for-each-ref", "for-each-repo", "format-patch", "fsck",
     "fsmonitor--daemon", "gc", "get-tar-commit-id", "gitk", "grep", "gui", "hash-object", "help", "hook", "http-backend",
-    "imap-send", "index-pack", "init", "init-db", "instaweb", "interpret-trailers", "lfs", "log", "ls-files", "ls-remote",
+    "imap-send", "index-pack", "init", "init-db", "interpret-trailers", "lfs", "log", "ls-files", "ls-remote",
     "ls-tree", "mailinfo", "mailsplit", "maintenance", "merge", "merge-base", "merge-file", "merge-index", "merge-one-file",
     "merge-tree", "mergetool", "mktag", "mktree", "multi-pack-index", "mv", "name-rev", "notes", "p4", "pack-objects",
     "pack-redundant", "pack-refs", "patch-id", "prune", "prune-packed", "pull", "push", "quiltimport", "range-diff",
     "read-tree", "rebase", "receive-pack", "reflog", "remote", "remote-ext", "remote-fd", "repack", "replace", "replay",
-    "request-pull", "rerere", "reset", "restore", "rev-list", "rev-parse", "revert", "rm", "send-email", "send-pack",
+    "request-pull", "rerere", "reset", "restore", "rev-list", "rev-parse", "revert", "rm", "send-pack",
     "shell", "shortlog", "show", "show-branch", "show-index", "show-ref", "sparse-checkout", "stage", "stash", "status",
-    "stripspace", "submodule", "subtree", "svn", "switch", "symbolic-ref", "tag", "unpack-file", "unpack-objects",
+    "stripspace", "submodule", "subtree", "switch", "symbolic-ref", "tag", "unpack-file", "unpack-objects",
     "update-index", "update-ref", "update-server-info", "upload-archive", "upload-pack", "var", "verify-commit",
-    "verify-pack", "verify-tag", "version", "web--browse", "whatchanged", "worktree", "write-tree",
+    "verify-pack", "verify-tag", "version", "whatchanged", "worktree", "write-tree",
 ))  # fmt: skip
-"""What git does by itself; another word may be an alias of the repository."""
+"""What git does by itself; another word may be an alias of the repository, or take a program to start, as ``svn`` does."""
 GIT_VALUES = frozenset(
     ("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--super-prefix", "--work-tree")
 )

@@ -67,7 +67,7 @@ DENIED = [
     "git for-each-repo --config=x push", "git difftool -x 'git push'", "git grep -O'git push' x", "git clone -u 'git push' a b", "git fetch --upload-pack='git push' a", "git filter-branch --msg-filter 'git push'",
     "git fetch 'ext::git push'", 'g""it push; ls', "g\\it push; ls", "'git' push; ls", '"git" push && ls', "{git,push}; ls", "ls | env git push", "ls; env -S 'g\"i\"t push'", "x=git; $x push", "$(git push)",
     "`git push`", "cat <(git push)", "if true; then git push; fi", "f() { git push; }; f", "g\\\nit push; ls", "echo push | xargs git", "alias g=git; g push", "(cd x && git push)", "echo a\ngit push", "cat <<E\n$(git push)\nE",
-    "vim '+!git push' f", "less '+!git push' f", "git merge-index git push", "git archive --remote='ext::git push' HEAD", "git config alias.x '!git push'", "git clone -c core.sshCommand='git push' a", "2>&- git push", "2>&- g''it push",
+    "vim '+!git push' f", "less '+!git push' f", "git merge-index git push", "git archive --remote='ext::git push' HEAD", "git config alias.x '!git push'", "git clone -c core.sshCommand='git push' a", "git svn fetch --authors-prog='git push'", "git send-email --sendmail-cmd='git push' a.patch", "2>&- git push", "2>&- g''it push",
     "trap 'g\"\"it push' EXIT; ls", "f() { $1 push; }; f git", "case a in a) g''it push;; esac", "apt-get -o APT::Update::Pre-Invoke::='git push' update", "cat > x <<E\ngit push\nE\nsh x", "mapfile -C 'git push' a", "PS4='$(git push)' bash -x f",
     "ls; make X='git push'", "ls; sh -c \"sh -c 'git push'\"", 'ls; frobnicate "g"it push', "git\tpush", "env --  git  push", ["env", "git", "push"], ["sh", "-c", "git \\\n push"], ["env", "-S", "git push\n"],
 ]  # fmt: skip
