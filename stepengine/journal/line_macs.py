@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from stepengine.errors import JournalError
 from stepengine.journal.places import NO_LINK
 from stepengine.workspace.atomic import make_folder
 from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE
@@ -31,6 +33,8 @@ MAC_BYTES = 16
 TAIL_FORM: Final = re.compile(rb'(?:,"mac":"([0-9a-f]{32})")?,"crc":"[0-9a-f]{8}"\}\n?\Z')
 MAX_TAIL_BYTES = 61
 """The length of both members, the closing brace and the newline."""
+
+HEAD_BEGIN = b'{"kind":"head",'
 
 PIECE_BYTES = 1 << 20
 """Hundreds of ordinary lines for one call of a store."""
@@ -60,26 +64,59 @@ class MacChain:
         return self._last.hex()
 
     def add_lines(self, lines: Iterable[bytes]) -> bool:
-        """Add the lines of a journal up to one that is torn; return whether the last one has a valid digest."""
-        is_valid = False
+        """
+        Add the lines of a journal up to one that is torn; return whether the last one is this user's.
+
+        It is if it has a valid digest, or is a signature behind such a line by a key that lines with a digest name.
+        """
+        is_valid, signatures = False, _Signatures()
         for line in lines:
             tail = TAIL_FORM.search(line, max(0, len(line) - MAX_TAIL_BYTES))
             if tail is None:
                 break
             expected = self.add(line[: tail.start()])
-            if tail[1] is not None:
-                is_valid = hmac.compare_digest(tail[1], expected.encode())
-            elif not _is_signature(line):
-                is_valid = False
+            if tail[1] is None:
+                is_valid = is_valid and signatures.add(line)
+            elif is_valid := hmac.compare_digest(tail[1], expected.encode()):
+                signatures.add_covered(line)
+            signatures.digest.update(line)
         return is_valid
 
 
-def _is_signature(line: bytes) -> bool:
-    """Return whether a line is a signature and nothing else. It authorises nothing, and has no digest."""
-    # Loaded for signed journals only.
-    from stepengine.journal.signing import JournalSignature
+class _Signatures:
+    """
+    The signatures of one journal, which have no keyed digest: nothing but their key tells whose they are.
 
-    return JournalSignature.from_line(line.removesuffix(b"\n")) is not None
+    Attributes:
+        digest: The SHA-256 of the lines so far.
+    """
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self._keys = set[str]()
+        self._new = set[str]()
+
+    def add_covered(self, line: bytes) -> None:
+        """Add a line with a valid digest, which covers the signatures before it, too."""
+        self._keys |= self._new
+        self._new.clear()
+        if line.startswith(HEAD_BEGIN) and (key := json.loads(line).get("signed")):
+            self._keys.add(key)
+
+    def add(self, line: bytes) -> bool:
+        """Add a line without a digest; return whether it signs the lines before it by a key of the lines with one."""
+        # Loaded for signed journals only.
+        from stepengine.journal.signing import JournalSignature, is_valid_signature
+
+        signature = JournalSignature.from_line(line.removesuffix(b"\n"))
+        if signature is None:
+            return False
+        self._new.add(signature.key)
+        is_of_lines = signature.digest == self.digest.hexdigest() and signature.key in self._keys
+        try:
+            return is_of_lines and is_valid_signature(signature)
+        except JournalError:
+            return False  # without the extra that verifies, it is unknown, which costs a question
 
 
 def split_into_lines(read_piece: Callable[[int, int], bytes]) -> Iterator[bytes]:

@@ -4,16 +4,19 @@ A journal that this user's runs did not write performs nothing unasked; a run of
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from stepengine import AgentDefinition, Engine, Perform, RunResult, ToolCall, tool
 from stepengine.data.tools import ToolAnnotations
-from stepengine.journal import FileJournal, Journal, SqliteJournal
+from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
@@ -352,3 +355,45 @@ def test_a_recording_that_is_committed_has_no_digests(tmp_path: Path) -> None:
         engine.run_sync("actor", "act", journal=journal).unwrap()
 
     assert b'"mac"' not in journal.path.read_bytes()
+
+
+def new_signing_key(folder: Path, name: str) -> Path:
+    path = folder / name
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("forgery", ["a key of others", "a signature of nothing"])
+def test_a_signature_of_others_makes_a_journal_unknown(
+    forgery: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = killed_everywhere("file", tmp_path, by_model=False)
+    cut = next(each for each in cuts if b'"tool_name":"put"' in each.content().splitlines()[-1])
+    with monkeypatch.context() as other:
+        become_somebody_else(other, tmp_path)
+        FileJournal(cut.path, sign=new_signing_key(tmp_path, "evil")).writer().close()
+    assert b'"type":"signature"' in cut.path.read_bytes().splitlines()[-1]
+    if forgery == "a signature of nothing":
+        *lines, last = cut.path.read_bytes().splitlines(keepends=True)
+        cut.path.write_bytes(b"".join([*lines, re.sub(rb'"at":[0-9]+', b'"at":999999999999', last)]))
+        reseal(cut.path)
+
+    assert "suspended" == resumed(cut, by_model=False)[1].status
+
+
+def test_a_killed_run_that_ends_with_its_signature_resumes_without_a_question(tmp_path: Path) -> None:
+    signer = SigningKey(new_signing_key(tmp_path, "audit"), records=9)
+    whole = FileJournal(tmp_path / "whole.jsonl", sign=signer)
+    with World(by_model=True).engine() as engine:
+        engine.run_sync("actor", "act", journal=whole).unwrap()
+    lines = whole.path.read_bytes().splitlines(keepends=True)
+    for count in [n for n, line in enumerate(lines, 1) if b'"type":"signature"' in line][:-1]:
+        cut = FileJournal(tmp_path / f"cut-{count}.jsonl", sign=signer)
+        cut.path.write_bytes(b"".join(lines[:count]))
+        person = Says("no")
+        result = resumed(cut, by_model=True, person=person, in_doubt="retry")[1]
+
+        assert "completed" == result.status
+        assert [] == person.asked
