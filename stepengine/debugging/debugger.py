@@ -37,6 +37,7 @@ from stepengine.engine.stepper import Frame, Moment, Stepper
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.pending_items import open_questions
+from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.recorded_part import parse_address
 from stepengine.journal.records import ROOT, Address, Result, format_address
@@ -1065,7 +1066,8 @@ class Debugger:
         made = make_outcome(history, history.intents[address], edit, known.at)
         changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=history.outcome(known).inputs))
         copy = MemoryJournal(redact="off", link=self.journal.link).with_rules_of(self.journal)
-        copy.replace([changed if record is known else record for record in history.records])
+        records = [changed if record is known else record for record in history.records]
+        replace_with_derived(copy, records, self.journal)
         return copy
 
     async def _answer_on_copy(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
@@ -1079,7 +1081,7 @@ class Debugger:
         if target.records():
             msg = f"{target.name} holds a run already; a fork needs a journal of its own"
             raise JournalError(msg)
-        target.replace(self.stepper.history.records)
+        replace_with_derived(target, self.stepper.history.records, self.journal)
         return await self._engine.resume(target, answers=dict(zip(questions, given, strict=False)), **options)
 
 

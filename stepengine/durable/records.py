@@ -48,6 +48,7 @@ from stepengine.journal.encoding import changes_world_again, encode_effect, rest
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import get_start_address, parse_opening
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.records import Address, Intent, Result, format_address
 from stepengine.journal.run_start import start_run
 from stepengine.journal.show import find_root_end
@@ -240,7 +241,8 @@ def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
         error=recorded.error if isinstance(recorded.error, StepEngineError) else made.error,
     )  # fmt: skip
     if to_comparable_form(was) != to_comparable_form(made):
-        journal.replace([*records[:-1], Result(end.path, end.seq, end.at, Value(was, end.at))])
+        end = Result(end.path, end.seq, end.at, Value(was, end.at))
+        replace_with_derived(journal, [*records[:-1], end], journal)
 
 
 async def follow_run(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:
@@ -320,7 +322,7 @@ def _drop_unstarted(journal: Journal, archive: Archive) -> None:
 
     kept = [record for record in records if not isinstance(record, Intent) or has_begun(record)]
     if len(kept) < len(records):
-        journal.replace(kept)
+        replace_with_derived(journal, kept, journal)
 
 
 class _FixedClock:

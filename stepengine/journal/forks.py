@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
 from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
 from stepengine.journal.history import History, get_start_address, parse_created
-from stepengine.journal.provenance import is_written_by_user, record_user_journal
+from stepengine.journal.provenance import is_written_by_user, replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.recorded_part import JournalCut, check_no_repeats, parse_result_address
 from stepengine.journal.records import (
@@ -99,9 +99,7 @@ def branch(
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
             refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
-    target.replace(_add_start_time(records, now or datetime.now(UTC), stable=target.stable))
-    if is_written_by_user(source):
-        record_user_journal(target)
+    replace_with_derived(target, _add_start_time(records, now or datetime.now(UTC), stable=target.stable), source)
     source.forks += 1
     return target
 

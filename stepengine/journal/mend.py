@@ -17,6 +17,7 @@ from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import Reading, parse_members, parse_strictly, read_lines
+from stepengine.journal.provenance import find_owner_mark, replace_with_derived
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import (
     TAIL_BYTES,
@@ -145,7 +146,9 @@ def scrub(journal: JournalLike) -> MemoryJournal:
         raise source.missing()
     copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace(redact_records(history, copy.redactor))
-    return MemoryJournal(copy.lines(), redact="all", link=copy.link)
+    made = MemoryJournal(copy.lines(), redact="all", link=copy.link)
+    made.is_own = find_owner_mark(source)
+    return made
 
 
 SHOWN_CHARS = 160
@@ -204,7 +207,9 @@ def sealed(journal: JournalLike) -> Sealed:
     copy = MemoryJournal(redact="off", link=source.link)
     copy.replace(records)
     edits = [Edit(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
-    return Sealed(MemoryJournal(copy.lines(), redact="off", link=source.link), tuple(edits))
+    made = MemoryJournal(copy.lines(), redact="off", link=source.link)
+    made.is_own = find_owner_mark(source)
+    return Sealed(made, tuple(edits))
 
 
 def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
@@ -229,7 +234,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     if until != whole:
         msg = f"{source.name} has {whole} whole records, and until is {until}; it is a number from 1 to {whole}"
         raise JournalError(msg)
-    target.replace(reading.records)
+    replace_with_derived(target, reading.records, source)
     return target
 
 

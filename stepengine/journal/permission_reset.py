@@ -16,6 +16,7 @@ from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer
 from stepengine.journal.encoding import questions_of, restored
 from stepengine.journal.history import History, get_start_address
+from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.recorded_permissions import limit_to_one_call
 from stepengine.journal.records import Address, Input, Intent, Record, Result
@@ -58,7 +59,7 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
     found = find_effective_questions(history)
     if found:
         journal.set_aside()
-        journal.replace(list(drop_approvals(history)))
+        replace_with_derived(journal, list(drop_approvals(history)), journal)
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -19,6 +20,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.line_macs import are_written_by_user, split_into_lines
 from stepengine.journal.places import NO_LINK
+from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
@@ -45,8 +47,15 @@ def is_written_by_user(journal: Journal) -> bool:
         return False
 
 
+def find_owner_mark(journal: Journal) -> bool | None:
+    """Return ``is_written_by_user``, or ``None`` for a journal in memory that holds what the program itself put there."""
+    return is_written_by_user(journal) or (journal.is_own if isinstance(journal, MemoryJournal) else False)
+
+
 def has_trusted_permissions(journal: Journal) -> bool:
     """Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again."""
+    if isinstance(journal, MemoryJournal) and journal.is_own is not False:
+        return True
     try:
         return is_in_state_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own", "seen"))
     except (OSError, JournalError):
@@ -57,18 +66,32 @@ def is_resumed_as_own(journal: Journal) -> bool:
     """
     Return whether calls that only a journal asks for are this user's.
 
-    A journal in memory is: the program itself put there what it holds. That this user was asked for its permissions once says nothing
-    of its calls.
+    They are in a journal in memory that was not made of an unknown one: the program itself put there what it holds. That this user was
+    asked for its permissions once says nothing of its calls.
     """
+    return find_owner_mark(journal) is not False
+
+
+def replace_with_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:
+    """
+    Replace the records of *target* by ones that were made of those of *source*: it is known as this user's exactly if *source* is.
+
+    Raises:
+        JournalError: as ``Journal.replace``.
+    """
+    mark, macs = find_owner_mark(source), target.macs
+    if isinstance(target, MemoryJournal):
+        target.replace(records)
+        target.is_own, target.macs = mark, macs
+        return
+    # A stable recording is the same for every user, and is known by its note alone.
+    target.macs = "new" if mark and not target.stable else macs
     try:
-        return (
-            isinstance(journal, MemoryJournal)
-            or is_in_state_folder(journal)
-            or has_macs_of_user(journal)
-            or _is_listed(journal, ("own",))
-        )
-    except (OSError, JournalError):
-        return False
+        target.replace(records)
+    finally:
+        target.macs = macs
+    if mark:
+        record_user_journal(target)
 
 
 def has_macs_of_user(journal: Journal) -> bool:

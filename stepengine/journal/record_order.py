@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, to_compact_json
 from stepengine.journal.store import MemoryJournal
 
@@ -35,7 +36,7 @@ def reorder_like_original(journal: MemoryJournal, original: Sequence[Record]) ->
     records = journal.records()
     made, kept = _drop_blobs(records), _drop_blobs(original)
     if len(kept) != len(made) or not all(map(_is_same_record, kept, made)):
-        journal.replace(_sort_like_original(records, original))
+        replace_with_derived(journal, _sort_like_original(records, original), journal)
     elif len(made) < len(records):
         following = iter(made)
         journal.keep(

@@ -28,6 +28,7 @@ from stepengine.data.usage import add_cost
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.record_ends import RecordEnds
 from stepengine.journal.recorded_part import RecordedPart, parse_address
@@ -311,14 +312,14 @@ def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike |
         records[0] = attrs.evolve(
             head, run=run, parent={"run": head.run, "at": count.broke_at}, since=since, workspace="", line=None
         )
-        journal.replace(records)
+        replace_with_derived(journal, records, journal)
     if into is None:
         return journal
     target = as_journal(into).bound(run or str(records[0].run) if records and isinstance(records[0], Head) else "")
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
-    target.replace(journal.records())
+    replace_with_derived(target, journal.records(), journal)
     return target
 
 

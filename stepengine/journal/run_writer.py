@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.provenance import has_macs_of_user, is_written_by_user, record_user_journal
+from stepengine.journal.provenance import find_owner_mark, has_macs_of_user, replace_with_derived
 from stepengine.journal.record_order import sort_by_address
 from stepengine.journal.records import Input, Intent, Record
 from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer
@@ -103,6 +103,7 @@ class RunWriter:
         copy = MemoryJournal(redact="off", link=source.link, stable=source.stable)
         # What equals the given journal has the same bytes.
         copy.macs = "new" if source.macs == "new" or has_macs_of_user(source) else "none"
+        copy.is_own = find_owner_mark(source)
         self.journal = copy.with_rules_of(source)
         self.attach(copy.writer())
 
@@ -175,16 +176,13 @@ class RunWriter:
 
     def replace_source(self) -> None:
         """Replace the records of the journal that was given by the new ones."""
-        was_own = is_written_by_user(self.source)
         self.copy_records_to(self.source)
         self.journal = self.source
-        if was_own:
-            record_user_journal(self.source)
 
     def copy_records_to(self, target: Journal) -> None:
         """Write the new records into *target*, in address order if the journal is stable."""
         records = self.journal.records()
-        target.replace(sort_by_address(records) if target.stable else records)
+        replace_with_derived(target, sort_by_address(records) if target.stable else records, self.source)
 
 
 class PendingOutcomes:

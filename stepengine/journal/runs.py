@@ -18,11 +18,11 @@ from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
-from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own
+from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own, replace_with_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
-from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.journal.store import Journal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -283,13 +283,11 @@ def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
     history = made.history()
     if find_effective_questions(history):
         keep = None if edited is None else parse_result_address(history, edited)
-        made.replace(list(drop_approvals(history, keep=keep)))
+        replace_with_derived(made, list(drop_approvals(history, keep=keep)), made)
 
 
 def _has_trusted_permissions(journal: Journal, *, trust: bool | None) -> bool:
-    if trust is not None:
-        return trust
-    return isinstance(journal, MemoryJournal) or has_trusted_permissions(journal)
+    return has_trusted_permissions(journal) if trust is None else trust
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -386,7 +386,8 @@ class MemoryJournal(Journal):
         options: See ``Journal``.
 
     Attributes:
-        is_own: Whether runs of this process wrote all records; False where they were read from lines.
+        is_own: Whether this user's runs wrote all records; False if they were made of a journal that is not known as this user's.
+            ``None`` for records that the program itself put there.
     """
 
     def __init__(self, lines: Iterable[bytes] | bytes | str = (), **options: Any) -> None:
@@ -396,7 +397,7 @@ class MemoryJournal(Journal):
             raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
-        self.is_own = False
+        self.is_own: bool | None = None
         self._records = read_lines(data, self.name).records
         self._writer: _MemoryWriter | None = None
         self._mailbox = MemoryMailbox(self)
@@ -424,7 +425,7 @@ class MemoryJournal(Journal):
     def replace(self, records: Sequence[Record]) -> None:
         """Replace all records."""
         History(records, self.name)
-        self.is_own = False
+        self.is_own, self.macs = None, "kept"
         self.keep(list(records))
 
     def head(self) -> Head | None:

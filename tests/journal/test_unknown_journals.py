@@ -5,21 +5,30 @@ A journal that this user's runs did not write performs nothing unasked; a run of
 from __future__ import annotations
 
 import re
+import tempfile
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Perform, RunResult, ToolCall, tool
+from stepengine.cli.commands.scrub import scrub
+from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
-from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal
+from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal, repair
+from stepengine.journal import scrub as scrub_journal
+from stepengine.journal.forks import branch
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
+from stepengine.workspace.atomic import make_folder
+from stepengine.workspace.user_state import RUNS, state_folder
 
 pytestmark = pytest.mark.spec("requirements:X72")
 
@@ -397,3 +406,121 @@ def test_a_killed_run_that_ends_with_its_signature_resumes_without_a_question(tm
 
         assert "completed" == result.status
         assert [] == person.asked
+
+
+# --- journals that are made of another one ----------------------------------------------------------------------------
+
+
+def forked(source: FileJournal, target: FileJournal) -> None:
+    last = max(seq for path, seq in source.history().results if not path)
+    branch(source, last, into=target, allow_repeat=True)
+
+
+def extended(source: FileJournal, target: FileJournal) -> None:
+    target.path.write_bytes(source.path.read_bytes())
+    with World(by_model=True).engine() as engine:
+        assert "failed" != engine.resume_sync(target, on_divergence="extend").status
+
+
+def forked_from_record(source: FileJournal, target: FileJournal) -> None:
+    with World(by_model=True).engine() as engine:
+        engine.fork_sync(source, tools="recorded", into=target)
+
+
+def scrubbed(source: FileJournal, target: FileJournal) -> None:
+    assert Exit.COMPLETED == scrub(str(source.path), target.path)
+
+
+def repaired(source: FileJournal, target: FileJournal) -> None:
+    repair(source, len(source.records()), target)
+
+
+def signed(source: FileJournal, target: FileJournal) -> None:
+    forked(source, FileJournal(target.path, sign=target.path.with_name("audit")))
+
+
+REPLY = b'"model_reply" "tool_name":"run"'
+COMMANDS = [forked, extended, forked_from_record, scrubbed, repaired, signed]
+
+
+def is_known_after(commands: Sequence[Any], *, is_own: bool) -> bool:
+    """Return whether the last journal of a chain resumes unasked after its run was killed: what tells it is in its lines."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        key = new_signing_key(folder, "audit")
+        patch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
+        made = FileJournal(folder / "0.jsonl")
+        with World(by_model=True).engine() as engine:
+            engine.run_sync("actor", "act", journal=made).unwrap()
+        if not is_own:
+            become_somebody_else(patch, folder)
+        for number, command in enumerate(commands, 1):
+            source, made = made, FileJournal(folder / f"{number}.jsonl")
+            command(source, made)
+        lines = made.path.read_bytes().splitlines(keepends=True)
+        is_signed = b'"signed":"' in lines[0]
+        killed = FileJournal(folder / "killed.jsonl", sign=key if is_signed else None)
+        killed.path.write_bytes(b"".join(lines[: line_of_reply(lines)]))
+        done, result = resumed(killed, by_model=True)
+        assert bool(done) == (result.status != "suspended")
+        return bool(done)
+
+
+def line_of_reply(lines: Sequence[bytes]) -> int:
+    """Return the number of the line of the reply that asks for a call of ``run``, from 1."""
+    return next(n for n, line in enumerate(lines, 1) if b'"model_reply"' in line and b'"tool_name":"run"' in line)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_command_leaves_a_journal_as_known_as_its_source(command: Any, is_own: bool) -> None:
+    assert is_own == is_known_after([command], is_own=is_own)
+
+
+@pytest.mark.deep
+@settings(max_examples=40)
+@given(commands=st.lists(st.sampled_from(COMMANDS), min_size=2, max_size=4), is_own=st.booleans())
+def test_commands_in_any_order_leave_a_journal_as_known_as_before(commands: list[Any], is_own: bool) -> None:
+    assert is_own == is_known_after(commands, is_own=is_own)
+
+
+@pytest.mark.parametrize("made", ["fork", "replay", "scrub"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_copy_in_memory_asks_about_the_calls_of_others(
+    made: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = killed_everywhere("file", tmp_path, by_model=True)
+    cut = next(each for each in cuts if line_of_reply([*each.content().splitlines(), REPLY]) == len(each.records()))
+    if not is_own:
+        become_somebody_else(monkeypatch, tmp_path)
+    history = cut.history()
+    with World(by_model=True).engine() as engine:
+        if made == "fork":
+            copy = branch(cut, max(seq for path, seq in history.results if not path))
+        else:
+            copy = scrub_journal(cut) if made == "scrub" else engine.replay_sync(cut).journal
+    assert copy is not None
+    done, result = resumed(copy, by_model=True, in_doubt="retry")
+
+    assert is_own == (result.status != "suspended")
+    assert is_own == bool(done)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_fork_in_the_folder_of_recorded_runs_is_as_known_as_its_source(
+    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with World(by_model=True).engine() as engine:
+        engine.run_sync("actor", "act", journal=whole).unwrap()
+    if not is_own:
+        become_somebody_else(monkeypatch, tmp_path)
+    folder = state_folder()
+    assert folder is not None
+    make_folder(folder, 0o700)
+    make_folder(folder / RUNS, 0o700)
+    lines = whole.path.read_bytes().splitlines(keepends=True)
+    replies = [r.seq for r in whole.records()[: line_of_reply(lines)] if r.kind == "result"]
+    made = branch(whole, replies[-1], into=folder / RUNS / "fork.jsonl", allow_repeat=True)
+
+    assert is_own == (resumed(made, by_model=True)[1].status != "suspended")
