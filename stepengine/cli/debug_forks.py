@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
+from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.debug_navigation import LOOK_SECONDS
 from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, redirect_handler_output
 from stepengine.cli.journals import create_journal, load_recorded_agent
@@ -38,10 +39,17 @@ class ForkRequest:
     is_agreed: bool = False
     allow_repeat: bool = False
     served: bool = False
+    trusts: bool = False
     into: str = ""
 
 
-FLAGS = {"--live": "live", "--yes": "is_agreed", "--allow-repeat": "allow_repeat", "--served": "served"}
+FLAGS = {
+    "--live": "live",
+    "--yes": "is_agreed",
+    "--allow-repeat": "allow_repeat",
+    "--served": "served",
+    "--trust-journal": "trusts",
+}
 
 
 def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_line: Callable[[str], str | None]) -> str:
@@ -57,6 +65,8 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_lin
     from stepengine.journal.sources import parse_database_path
 
     asked = _parse_fork(rest)
+    if asked.trusts:
+        refuse_inside_tool("debug fork --trust-journal")
     source = screen.options.journal
     into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
     act = partial(_run_fork_to_end, screen, asked, into)
@@ -127,7 +137,12 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
         async def ended() -> Any:
             async with bench.engine:
                 return await debugger.fork(
-                    edit, models=models, into=target, allow_repeat=asked.allow_repeat, served=asked.served
+                    edit,
+                    models=models,
+                    into=target,
+                    allow_repeat=asked.allow_repeat,
+                    served=asked.served,
+                    trust=asked.trusts or None,
                 )
 
         with redirect_handler_output(screen.asked, as_json=screen.is_json):
@@ -168,7 +183,7 @@ def _parse_fork(text: str) -> ForkRequest:
         if name not in ("--reply", "--result", "--raise", "--script", "--into") or not words:
             msg = (
                 f"fork takes no {name[:40]!r}; it takes --reply TEXT|@FILE, --result JSON|@FILE, --raise KIND:TEXT, "
-                "--script FILE or --live, --yes, --served, --allow-repeat, --into FILE"
+                "--script FILE or --live, --yes, --served, --allow-repeat, --trust-journal, --into FILE"
             )
             raise RefusedCommand(msg)
         value = words.pop(0)

@@ -1021,6 +1021,7 @@ class Debugger:
         allow_repeat: bool = False,
         served: bool = False,
         limits: object = None,
+        trust: bool | None = None,
     ) -> RunResult:
         """
         Run a copy of the recorded run from the waiting effect on, in a new journal that the result names.
@@ -1032,6 +1033,7 @@ class Debugger:
             allow_repeat: As for ``Engine.fork``.
             served: Whether what was recorded after it serves where it is equal, and no tool runs, as for ``Engine.fork``.
             limits: As for ``Engine.fork``.
+            trust: As for ``Engine.fork``.
 
         Raises:
             JournalError: as ``Engine.fork``; when nothing waits here.
@@ -1040,7 +1042,7 @@ class Debugger:
         if address is None:
             msg = "the run has ended here; go back to an effect, and fork there"
             raise JournalError(msg)
-        options: dict[str, Any] = {"agent": self._agent, "limits": limits}
+        options: dict[str, Any] = {"agent": self._agent, "limits": limits, "trust": trust}
         with self._engine.override(models=models) if models is not None else contextlib.nullcontext():
             if served:
                 edited = self._copy_with_edit(address, edit)

@@ -122,9 +122,9 @@ class ReplayOptions(TypedDict, total=False):
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content, or of
             another end (``.kind``, ``.address``, ``.diff``), and returns whether what is recorded serves nevertheless.
-        trust: Whether the journal is this user's. If not, its permissions let none of the tools run that *live* names: who
-            wrote it could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``. By
-            default (``None``) the user's state folder says it, as for ``resume``.
+        trust: Whether the journal is this user's. If not, nothing runs that *live* names, except tools that only read here:
+            others may have written the calls and their permissions. A replay asks nobody, so it ends there with a
+            ``JournalError``. By default (``None``) the user's state folder says it, as for ``resume``.
     """
 
     agent: AgentLike | None
@@ -237,6 +237,7 @@ class RecordedForkOptions(TypedDict, total=False):
         limits: Other limits than the recorded ones.
         budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
         into: Where the new journal goes; by default into memory.
+        trust: Whether the journal is this user's, as for ``resume``.
     """
 
     at: int | str | None
@@ -246,6 +247,7 @@ class RecordedForkOptions(TypedDict, total=False):
     limits: Limits | None
     budget: Purse | Decimal | float | str | None
     into: JournalLike | None
+    trust: bool | None
 
 
 class StartForkOptions(ForkOptions, total=False):

@@ -225,7 +225,11 @@ class JournaledRun:
 
     @classmethod
     def fork(
-        cls, journal: Journal, replayer: Callable[[JournaledRun, RecordedPart], Replayer], around: Around
+        cls,
+        journal: Journal,
+        replayer: Callable[[JournaledRun, RecordedPart], Replayer],
+        around: Around,
+        leeway: AllowedDifferences | None = None,
     ) -> JournaledRun:
         """
         Return a recorded run that repeats up to an address and continues from there; the journal is only read.
@@ -234,8 +238,9 @@ class JournaledRun:
             journal: The journal.
             replayer: Makes what says where that place is, and what answers after it.
             around: Wraps the performer of what is live, given the prices of models.
+            leeway: What may be different this time.
         """
-        return cls._open_repetition(Forking(around), journal, None, None, replayer)
+        return cls._open_repetition(Forking(around), journal, None, leeway, replayer)
 
     @classmethod
     def _open_repetition(

@@ -147,7 +147,9 @@ class RecordPlayer:
         return await self._add_child_ends(outcome, item, io) if is_of_children else outcome
 
     async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform a recorded effect again and compare the results."""
+        """Perform a recorded effect again and compare the results; raise for one that only a record of others asks for."""
+        if self._unknown_calls is not None and self._unknown_calls.includes(item):
+            raise self._writer.fail(self._unknown_calls.make_refusal(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
             outcome = self._recorder.to_recorded_form(item, outcome, known.at)
@@ -239,7 +241,8 @@ class RecordPlayer:
     async def _find_refusal_of_start(self, item: Item, io: IO) -> Single | None:
         """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
         unknown = self._unknown_calls
-        if unknown is None or not unknown.includes(item):
+        # Where the record ends, a replay runs a child that has begun over its own records and starts nothing.
+        if unknown is None or self._replayer.halts(item) or not unknown.includes(item):
             return None
         refused = await self._ask_about_unknown_call(unknown, item, io)
         if refused is None:

@@ -28,10 +28,10 @@ from stepengine.data.usage import add_cost
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.provenance import is_resumed_as_own, replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.record_ends import RecordEnds
-from stepengine.journal.recorded_part import RecordedPart, parse_address
+from stepengine.journal.recorded_part import AllowedDifferences, RecordedPart, parse_address
 from stepengine.journal.records import NO_EXTRAS, Address, Head, Intent, Result, format_address
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.sources import JournalLike, as_journal
@@ -234,6 +234,7 @@ async def fork_from_record(
     reuse: bool = True,
     budget: Purse | Decimal | float | str | None = None,
     into: JournalLike | None = None,
+    trust: bool | None = None,
 ) -> ForkReport:
     """
     Run a recorded run again from one address on; the journal is only read.
@@ -250,6 +251,8 @@ async def fork_from_record(
         reuse: Whether a model call after the place that equals a recorded one is answered by that.
         budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
         into: Where the new journal goes; by default into memory.
+        trust: Whether the journal is this user's: if not, a person is asked about each call that only it asks for. ``None``: if the
+            user's state folder knows it.
 
     Raises:
         JournalError: when the journal is damaged or of a newer version, has no such effect, or *into* is not empty; when
@@ -263,8 +266,15 @@ async def fork_from_record(
     rules = _ForkRules(find_address_after(source, at), tools, simulate, reuse)
     purse = budget if isinstance(budget, Purse) else Purse(budget)
     count = _ForkCounts()
+    performs = tools != "recorded"
+    leeway = AllowedDifferences(
+        asks_about_calls=performs and not (is_resumed_as_own(source) if trust is None else trust)
+    )
     run = JournaledRun.fork(
-        source, lambda run, past: ForkReplayer(run, past, rules, count), _CountingPerformer.make_wrapper(count, purse)
+        source,
+        lambda run, past: ForkReplayer(run, past, rules, count),
+        _CountingPerformer.make_wrapper(count, purse),
+        leeway,
     )
     try:
         result = await launch(run)

@@ -184,11 +184,11 @@ async def replay(
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
             an effect of the same kind with another content, or the recorded end, serve nevertheless, or a function that looks
             at the error for one of these and returns whether it does; what it does not accept is raised.
-        trust: Whether the journal is this user's: if not, its permissions let no tool run that *live* names. ``None``: if the
-            user's state folder knows it.
+        trust: Whether the journal is this user's: if not, nothing that *live* names runs, except tools that only read here.
+            ``None``: if the user's state folder knows it.
 
     Raises:
-        JournalError: when the journal is damaged or of a newer version, or its own permission would let a tool run that may not.
+        JournalError: when the journal is damaged or of a newer version, or a call of it would run that may not.
         ReplayDivergence: when the handler does something else than is recorded, or less.
     """
     from stepengine.journal.recorded_part import AllowedDifferences, parse_live_kinds
@@ -207,7 +207,12 @@ async def replay(
     # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
     doubts = bool(kinds) and not _has_trusted_permissions(source, trust=trust)
     leeway = AllowedDifferences(
-        live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=doubts
+        live=kinds,
+        may_leave=not complete,
+        keeps=on_divergence == "keep",
+        accepts=accepts,
+        doubts_yes=doubts,
+        asks_about_calls=bool(kinds) and not (is_resumed_as_own(source) if trust is None else trust),
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)

@@ -13,10 +13,11 @@ from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallTool,
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Answer
-from stepengine.errors import PermissionDenied
+from stepengine.errors import JournalError, PermissionDenied
 from stepengine.journal.history import get_start_address
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
+from stepengine.journal.records import format_address
 from stepengine.runtime.effect_events import make_end_events, started
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 
@@ -69,6 +70,15 @@ class UnknownCalls:
         if is_free or (item.path, effect.tool_call_id) in self._approved:
             return False
         return has_begun or item.path in self._started or self._comes_from_record(item.path)
+
+    def make_refusal(self, item: Item) -> JournalError:
+        """Return the error for a call that a replay would perform: it asks nobody."""
+        effect: Any = item.effect
+        name = effect.call.name if isinstance(effect, CallFunction) else effect.tool_name
+        return JournalError(
+            f"{self._past.history.name} was written or changed by others, and {format_address(*item.address)} would run {name!r} as only "
+            "it asks for; a replay asks nobody. trust=True (--trust-journal) replays it like your own"
+        )
 
     async def ask(self, item: Item, io: IO) -> Answer | Stop:
         """Ask a person whether an effect may start; return the answer, or a stop with the open question."""

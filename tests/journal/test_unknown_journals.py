@@ -4,6 +4,7 @@ A journal that this user's runs did not write performs nothing unasked; a run of
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 import zlib
@@ -17,13 +18,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, Perform, RunResult, ToolCall, tool
+from stepengine import AgentDefinition, Ask, Engine, Perform, RunResult, ToolCall, tool
 from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
+from stepengine.debugging import debug
 from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
+from stepengine.journal.provenance import replace_with_derived
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
@@ -524,3 +527,105 @@ def test_a_fork_in_the_folder_of_recorded_runs_is_as_known_as_its_source(
     made = branch(whole, replies[-1], into=folder / RUNS / "fork.jsonl", allow_repeat=True)
 
     assert is_own == (resumed(made, by_model=True)[1].status != "suspended")
+
+
+# --- other ways to perform what a record asks for -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+@pytest.mark.parametrize("live", [["tool_call"], ["perform"], ["tool_call", "perform"]])
+def test_a_replay_performs_no_call_of_others(
+    by_model: bool, live: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except of a tool that only reads here. What the person trusts is performed."""
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with World(by_model=by_model).engine() as engine:
+        engine.run_sync("actor", "act", journal=whole).unwrap()
+    own, theirs, trusted = World(by_model=by_model), World(by_model=by_model), World(by_model=by_model)
+    with own.engine() as engine:
+        assert "completed" == engine.replay_sync(whole, live=live).status
+    become_somebody_else(monkeypatch, tmp_path)
+    with theirs.engine() as engine:
+        result = engine.replay_sync(whole, live=live)
+    with trusted.engine() as engine:
+        assert "completed" == engine.replay_sync(whole, live=live, trust=True).status
+
+    assert [each for each in own.done if each.startswith("look")] == theirs.done
+    assert own.done == trusted.done
+    assert bool(own.done) == ("a replay asks nobody" in str(result.error))
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_a_replay_of_a_killed_journal_of_others_ends_where_it_ends(
+    by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    become_somebody_else(monkeypatch, tmp_path)
+    for cut in cuts:
+        world = World(by_model=by_model)
+        with world.engine(Says("yes")) as engine:
+            engine.replay_sync(cut, live=["tool_call", "perform"])
+        assert {"look a"} >= set(world.done)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_fork_with_live_tools_asks_about_calls_of_replies_of_others(
+    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record ends the run right behind a reply, whose calls have no results there."""
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with World(by_model=True).engine() as engine:
+        engine.run_sync("actor", "act", journal=whole).unwrap()
+    records = whole.records()
+    reply = line_of_reply(whole.path.read_bytes().splitlines(keepends=True))
+    forged = FileJournal(tmp_path / "forged.jsonl")
+    replace_with_derived(forged, [*records[:reply], records[-1]], whole)
+    if not is_own:
+        become_somebody_else(monkeypatch, tmp_path)
+    world = World(by_model=True)
+    with world.engine() as engine:
+        report = engine.fork_sync(forged, tools="working-copy")
+    trusted = World(by_model=True)
+    with trusted.engine() as engine:
+        engine.fork_sync(forged, tools="working-copy", trust=True)
+
+    assert is_own == (report.result.status != "suspended")
+    assert is_own == bool(world.done)
+    assert trusted.done
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("into", ["memory", "file"])
+def test_a_fork_of_the_debugger_asks_about_calls_of_others(
+    into: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a question whose answer is all that the debugger adds: the call behind it comes from the record."""
+    done = list[str]()
+
+    @tool(category="execute", requires_permission=False)
+    def run(text: str) -> str:
+        """Run."""
+        done.append(text)
+        return "ran"
+
+    @tool(category="control", requires_permission=False)
+    def confirm() -> Generator[Any, Any, str]:
+        """Ask."""
+        yield Ask("Really?")
+        yield ToolCall("run", {"text": "evil"})
+        return "asked"
+
+    agent = AgentDefinition("asker", tools=[run, confirm])
+    journal = FileJournal(tmp_path / "asked.jsonl")
+    model = ScriptedModel([tool_call("confirm", {}), text("done")])
+    with Engine([agent], models=model) as engine:
+        assert "suspended" == engine.run_sync("asker", "act", journal=journal).status
+    if not is_own:
+        become_somebody_else(monkeypatch, tmp_path)
+    with Engine([agent], models=ScriptedModel([text("done")])) as engine, debug(engine, journal) as debugger:
+        debugger.move_to(debugger.last)
+        target = FileJournal(tmp_path / "made.jsonl") if into == "file" else None
+        result = asyncio.run(debugger.fork("yes", into=target))
+
+    assert is_own == (result.status != "suspended")
+    assert is_own == bool(done)

@@ -567,7 +567,8 @@ COMMANDS: dict[str, _Command] = {
         more="--reply TEXT|@FILE, --result JSON|@FILE or --raise KIND:TEXT: another outcome for what waits here\n"
         "--script FILE: what models reply, as for `stepengine compare impact`; without it the first model call fails. --live asks them, --yes without asking you\n"
         "--served: no tool runs; what was recorded after it serves where it is equal, else the run ends as failed\n"
-        "--into FILE: the new journal; --allow-repeat: what changed the world may happen again",
+        "--into FILE: the new journal; --allow-repeat: what changed the world may happen again\n"
+        "--trust-journal: do not ask about calls that only a journal of others asks for",
     ),
     "parent": _Command(DebugSession.parent, "", "back to the run that this one was forked from"),
     "recorded": _Command(

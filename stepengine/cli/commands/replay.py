@@ -69,8 +69,8 @@ def replay(
 
     --speed replays results at their recorded pace, or faster, to watch a run again. --live performs some effects:
     tool_call and perform must give the recorded results; model_call calls the model anew against recorded tool
-    results, and stops at the first call without a record. With --live tool_call, approvals in FILE count only if
-    FILE is as your own commands wrote it. --trust-journal accepts them.
+    results, and stops at the first call without a record. If FILE was written or changed by others, its calls are not
+    performed, except of tools that only read here. --trust-journal performs them.
 
     --waiting checks before a deployment which waiting runs the current code can resume. Nothing is performed or
     changed, and no key is needed. FILE is a journal, a folder, an SQLite file or a run's name; default: the runs of
@@ -157,7 +157,6 @@ def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | No
 
 
 def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
-    from stepengine.journal.provenance import has_trusted_permissions
     from stepengine.journal.recorded_part import parse_live_kinds
 
     with journal_errors_as_usage():
@@ -166,8 +165,7 @@ def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, t
     history = journal.history()
     agent = load_recorded_agent(journal, options, history)
     bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
-    doubts = bool(live) and not trusts and not has_trusted_permissions(journal)
-    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=not doubts)
+    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=trusts or None)
     run = perform_run(bench, lambda: replayed(journal))
     if ended_at_crash(journal, run.result):
         print_error(f"{options.journal} ends before its run did; what it holds was repeated")
