@@ -50,6 +50,7 @@ from stepengine.errors import (
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.pending_items import find_unread_messages
+from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.redaction import make_redactor
 from stepengine.runtime.mail import Message
 from stepengine.runtime.rates import RateLimits, RateLimitsLike
@@ -546,7 +547,7 @@ class DurableEngine:
         recorded = await self.result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
         return await write_journal(self._launcher, archive, journal, recorded)
 
-    async def continued(self, journal: JournalLike, *, release: str | None = None) -> str:
+    async def continued(self, journal: JournalLike, *, release: str | None = None, trust: bool | None = None) -> str:
         """
         Continue the run of an unfinished journal in the database, and return its id.
 
@@ -555,11 +556,15 @@ class DurableEngine:
         Args:
             journal: The journal of a run that was suspended, stopped, or cut off, or the path of its file.
             release: Which release resumes it; by default this engine's.
+            trust: Whether the journal is this user's; if not, calls that only it asks for or approves are refused. ``None``: if
+                the user's state folder knows it.
 
         Raises:
-            JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already.
+            JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already;
+                when it is refused.
         """
         redactor = make_redactor("known", os.environ)
+        refuse_unknown_calls(as_journal(journal), trust=trust)
         order, seed = make_order_from_journal(as_journal(journal), redactor, pool=self.setting.pool)
         if await self.operator.rows("select 1 from dbos.workflow_status where workflow_uuid = %s", order.root):
             msg = f"the database has a run {order.root!r} already; a journal is continued there once"

@@ -14,15 +14,87 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError, PermissionDenied
-from stepengine.journal.history import get_start_address
+from stepengine.journal.history import History, get_start_address
+from stepengine.journal.permission_reset import find_effective_questions
+from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
-from stepengine.journal.records import format_address
+from stepengine.journal.records import Address, Intent, format_address
+from stepengine.journal.store import Journal
 from stepengine.runtime.effect_events import make_end_events, started
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 
 HARMLESS_CATEGORIES = ("read", "control")
 """Tools of these categories change nothing and start nothing; one that reaches beyond this machine is asked about all the same."""
+
+STEPS = ("step", "final_answer")
+"""The purposes of the model calls that a run's steps make."""
+
+
+def find_unknown_calls(history: History) -> list[Address]:
+    """
+    Return the effects by which a run would perform what only its record asks for, as far as the record alone can tell.
+
+    They are calls that have begun and not ended, and last replies of a model that ask for calls without a result.
+    """
+    if history.is_complete:
+        return []
+    found: list[Address] = []
+    last: dict[str, list[Intent]] = {}
+    for intent in history.intents.values():
+        if intent.type == "model_call":
+            # The next step of a run comes when the calls before it are over; a candidate's calls may still be chosen.
+            is_step = history.form(intent)["purpose"] in STEPS
+            last[intent.path] = [*([] if is_step else last.get(intent.path, [])), intent]
+        is_call = intent.type in ("tool_call", "perform") or (
+            intent.type == "agent_call" and "tool_call_id" in history.form(intent)
+        )
+        if is_call and intent.address not in history.results and not _has_ended(history, intent.path):
+            found.append(intent.address)
+    asked = [intent for intents in last.values() for intent in intents]
+    return [*found, *(intent.address for intent in asked if _asks_for_open_call(history, intent))]
+
+
+def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None:
+    """
+    Raise if a journal that is not this user's would perform what only it asks for, or allow it; see ``resume`` for *trust*.
+
+    Raises:
+        JournalError: it names the effects, and says what helps.
+    """
+    history = journal.history()
+    is_own, has_approvals = (
+        (is_resumed_as_own(journal), has_trusted_permissions(journal)) if trust is None else (trust, trust)
+    )
+    calls = [] if is_own else [format_address(*each) for each in find_unknown_calls(history)]
+    found = [*calls, *([] if has_approvals else find_effective_questions(history))]
+    if found:
+        msg = (
+            f"{journal.name} was written or changed by others, and its {', '.join(found)} would run calls that only it asks for or approves; "
+            "`stepengine resume` asks you first, and trust=True (--trust-journal) accepts them"
+        )
+        raise JournalError(msg)
+
+
+def _has_ended(history: History, path: str) -> bool:
+    """Return whether a run below the root, or one around it, has ended."""
+    while path and history.end_of(path) is None:
+        path = get_start_address(path)[0]
+    return bool(path)
+
+
+def _asks_for_open_call(history: History, asked: Intent) -> bool:
+    """Return whether the recorded reply to a model call asks for a call that has no result."""
+    result = history.results.get(asked.address)
+    reply: Any = None if result is None else getattr(history.outcome(result), "value", None)
+    if reply is None or _has_ended(history, asked.path):
+        return False
+    ended = {
+        history.form(intent).get("tool_call_id")
+        for address, intent in history.intents.items()
+        if intent.path == asked.path and intent.type in ("tool_call", "agent_call") and address in history.results
+    }
+    return any(call.tool_call_id not in ended for call in reply.tool_calls)
 
 
 class UnknownCalls:

@@ -777,6 +777,21 @@ def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_ask
 
 
 @pytest.mark.spec("requirements:X72")
+def test_a_journal_of_others_with_a_begun_call_is_no_durable_run(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    lines = FileJournal("whole.jsonl").lines()
+    begun = next(number for number, line in enumerate(lines) if b'"effect":{"type":"tool_call"' in line)
+    payer.path.joinpath("begun.jsonl").write_bytes(b"".join(lines[: begun + 1]))
+    words = ("journal", "import", "begun.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
+    asked = "would run calls that only it asks for"
+
+    assert asked not in payer.type(*words).stderr
+    os.environ["STEPENGINE_STATE_DIR"] += "-of-another"
+    assert asked in payer.type(*words, code=2).stderr
+    assert asked not in payer.type(*words, "--trust-journal").stderr
+
+
+@pytest.mark.spec("requirements:X72")
 def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "-q", code=3)

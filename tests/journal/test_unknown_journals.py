@@ -23,10 +23,12 @@ from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.debugging import debug
+from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
@@ -629,3 +631,26 @@ def test_a_fork_of_the_debugger_asks_about_calls_of_others(
 
     assert is_own == (result.status != "suspended")
     assert is_own == bool(done)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("by_model", [True, False])
+def test_a_journal_is_refused_wherever_resume_would_ask(
+    by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    for cut in cuts:
+        refuse_unknown_calls(cut)
+    become_somebody_else(monkeypatch, tmp_path)
+    refused = 0
+    for cut in cuts:
+        refuse_unknown_calls(cut, trust=True)
+        error = None
+        try:
+            refuse_unknown_calls(cut)
+        except JournalError as raised:
+            error = raised
+        asks = resumed(cut, by_model=by_model)[1].status == "suspended"
+        assert not asks or "would run calls that only it asks for" in str(error)
+        refused += error is not None
+    assert refused < len(cuts)

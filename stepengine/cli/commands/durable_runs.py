@@ -96,22 +96,26 @@ def import_(
     The run continues where FILE ends, and no recorded effect is repeated. FILE does not change, and must not be
     resumed elsewhere. Prints the run's id.
 
-    FILE is refused if it approves calls that have not started and was written or changed by others. `stepengine
-    resume` asks again; --trust-journal accepts them.
+    If FILE was written or changed by others, it is refused if it approves calls that have not started, or if only FILE
+    asks for a call: one that began and did not end, or one of its last model reply. `stepengine resume` asks about them;
+    --trust-journal accepts them.
 
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
     """
-    from stepengine.cli.journals import check_foreign_approvals, open_journal
+    from stepengine.cli.journals import check_foreign_approvals, journal_errors_as_usage, open_journal
+    from stepengine.journal.unknown_calls import refuse_unknown_calls
 
     if trust_journal:
         refuse_inside_tool("import --trust-journal")
     else:
         journal = open_journal(file)
         check_foreign_approvals(journal, journal.history())
+        with journal_errors_as_usage():
+            refuse_unknown_calls(journal)
 
     async def continued(engine: DurableEngine) -> Exit:
-        print(await engine.continued(open_journal(file)))
+        print(await engine.continued(open_journal(file), trust=trust_journal or None))
         return Exit.COMPLETED
 
     return _run_with_agents(agents, db, continued, app=app, pool=pool, release=release)
