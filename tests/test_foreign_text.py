@@ -2107,6 +2107,7 @@ APART: dict[str, str] = {
     "server/problems.py:DAMAGED_RECORD": "an error of ours; nine digits at most",
     "cli/evaluation.py:RESULTS_FILE": "a fixed start of a file; each class takes what the text after it is not",
     "evaluation/reply_book.py:REPLIES_FILE": "a fixed start of a file; each class takes what the text after it is not",
+    "journal/line_macs.py:_Signatures.add_covered": "the head of a journal of this user: its line has a valid keyed digest",
     "journal/files.py:JOURNAL_FILE": "a fixed text at the start of a file",
     "journal/mailbox.py:MAILBOX_FILE": "a fixed text at the start of a file",
     "journal/line_macs.py:TAIL_FORM": "fixed lengths at the end of a line, of which no more is searched",
