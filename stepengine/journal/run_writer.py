@@ -182,7 +182,8 @@ class RunWriter:
     def copy_records_to(self, target: Journal) -> None:
         """Write the new records into *target*, in address order if the journal is stable."""
         records = self.journal.records()
-        replace_with_derived(target, sort_by_address(records) if target.stable else records, self.source)
+        # Whose they are was looked up when the copy was opened: the file may be another one by now.
+        replace_with_derived(target, sort_by_address(records) if target.stable else records, self.journal)
 
 
 class PendingOutcomes:

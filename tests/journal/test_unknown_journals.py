@@ -654,3 +654,30 @@ def test_a_journal_is_refused_wherever_resume_would_ask(
         assert not asks or "would run calls that only it asks for" in str(error)
         refused += error is not None
     assert refused < len(cuts)
+
+
+def test_a_journal_that_is_exchanged_while_it_is_extended_stays_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, theirs = FileJournal(tmp_path / "own.jsonl"), FileJournal(tmp_path / "theirs.jsonl")
+    with World(by_model=True).engine() as engine:
+        engine.run_sync("actor", "act", journal=own).unwrap()
+    with monkeypatch.context() as other:
+        become_somebody_else(other, tmp_path)
+        with World(by_model=True).engine() as engine:
+            engine.run_sync("actor", "act", journal=theirs).unwrap()
+    lines = theirs.path.read_bytes().splitlines(keepends=True)
+    theirs.path.write_bytes(b"".join(lines[: line_of_reply(lines)]))
+
+    class Exchanges(Says):
+        def ask(self, question: Any) -> Any:
+            theirs.path.write_bytes(own.path.read_bytes())
+            return super().ask(question)
+
+    with World(by_model=True).engine(Exchanges("yes")) as engine:
+        assert "completed" == engine.resume_sync(theirs, on_divergence="extend").status
+    killed = FileJournal(tmp_path / "killed.jsonl")
+    made = theirs.path.read_bytes().splitlines(keepends=True)
+    killed.path.write_bytes(b"".join(made[: line_of_reply(made)]))
+
+    assert "suspended" == resumed(killed, by_model=True)[1].status
