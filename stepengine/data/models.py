@@ -38,7 +38,7 @@ from stepengine.data.server_tools import ServerTool
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Usage, validate_cost
 from stepengine.errors import DataError, DefinitionError
 
 
@@ -364,7 +364,7 @@ class ModelReply:
     stop_reason: StopReason = attrs.field(
         default=attrs.Factory(_default_stop_reason, takes_self=True), converter=_to_stop_reason, kw_only=True
     )
-    cost: Decimal | None = attrs.field(default=None, kw_only=True)
+    cost: Decimal | None = attrs.field(default=None, validator=validate_cost, kw_only=True)
     raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)
     model: str | None = attrs.field(default=None, kw_only=True)
     request_id: str | None = attrs.field(default=None, kw_only=True)

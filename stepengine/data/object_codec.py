@@ -12,7 +12,7 @@ import base64
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, format_value, prefix_path
 from stepengine.data.json import MAX_INT, JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.data.typed_values import is_model, model_to_json
+from stepengine.data.usage import is_amount, parse_amount
 from stepengine.errors import DataError, StepEngineError
 
 FORMAT_VERSION = 1
@@ -442,18 +443,15 @@ def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
 
 
 def _decimal_to_text(value: object) -> str:
-    if isinstance(value, Decimal) and value.is_finite():
+    if is_amount(value):
         return str(value)
     msg = f"expected a finite decimal number, not {format_value(value)}"
     raise fault(msg)
 
 
 def _text_to_decimal(data: object) -> Decimal:
-    try:
-        value = Decimal(data if isinstance(data, str) else "")
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if value.is_finite():
+    value = parse_amount(data)
+    if value is not None:
         return value
     msg = f"expected a decimal number as text, not {format_value(data)}"
     raise fault(msg)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import attrs
 from attrs import frozen
 
+from stepengine.data.faults import format_value
 from stepengine.data.json import JsonDict
+from stepengine.errors import DataError
+
+MAX_COST = 10**12
+"""In US dollars, of one call: far above any bill, and sums of such costs stay far below the largest decimal number."""
+MAX_EXPONENT = 1_000
+"""Of a stored number, in powers of ten. Python adds numbers up to a million of them, and raises beyond."""
 
 
 @frozen(weakref_slot=False)
@@ -63,6 +70,38 @@ class Usage:
             self.requests + other.requests,
             self.at_least or other.at_least,
         )
+
+
+def parse_amount(text: object) -> Decimal | None:
+    """Return a decimal number that was stored as *text*, or ``None`` if it is none that can be added to others."""
+    try:
+        value = Decimal(text if isinstance(text, str) else "")
+    except InvalidOperation:
+        return None
+    return value if is_amount(value) else None
+
+
+def is_amount(value: object) -> bool:
+    """Return whether *value* is a decimal number that can be added to others."""
+    return isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) <= MAX_EXPONENT
+
+
+def check_cost(cost: object) -> None:
+    """
+    Raise unless *cost* is a number of dollars, or ``None``.
+
+    Raises:
+        DataError: for any other value, for negative and huge numbers, and for NaN, which no budget can be compared with.
+    """
+    is_fine = cost is None or (isinstance(cost, Decimal) and is_amount(cost) and 0 <= cost <= MAX_COST)
+    if not is_fine:
+        msg = f"a cost is a Decimal from 0 to {MAX_COST:,} US dollars, or None, not {format_value(cost)}"
+        raise DataError(msg)
+
+
+def validate_cost(_instance: Any, _attribute: Any, cost: Any) -> None:
+    """Check a cost as a validator of attrs."""
+    check_cost(cost)
 
 
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:

@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast, get_args
 
 import attrs
@@ -27,7 +26,7 @@ from stepengine.data.models import ModelSettings
 from stepengine.data.outcomes import Failure, PartialUsage, StopKind, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Usage, parse_amount
 from stepengine.data.waits import ChildRef
 from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
@@ -212,13 +211,8 @@ NO_EXTRAS: Mapping[str, Any] = {}
 def parse_stopped_usage(said: Mapping[str, Any]) -> PartialUsage:
     """Return the usage of a stopped model call from an input; raise ``ValueError`` if it is invalid."""
     _check_stored_types([said["usage"]], Usage)
-    try:
-        cost = Decimal(said["cost"]) if "cost" in said else None
-    # `NaN` falls through to the sentence below, which is the same for a cost that is no number and one that is below
-    # zero.
-    except ArithmeticError:
-        cost = Decimal("NaN")
-    if cost is not None and not (cost.is_finite() and cost >= 0):
+    cost = parse_amount(said["cost"]) if "cost" in said else None
+    if "cost" in said and (cost is None or cost < 0):
         msg = f"a cost is a number of dollars, not {said['cost'][:80]!r}"
         raise ValueError(msg)
     return PartialUsage(restored(said["usage"]), cost)

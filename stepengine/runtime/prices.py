@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import TypeAlias, TypeVar
 
 from stepengine.data.models import ModelReply
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Usage, check_cost
 from stepengine.runtime.logs import LOGGER
 
 Priced = TypeVar("Priced")
@@ -44,7 +44,7 @@ class Prices:
     def for_usage(self, model: str, usage: Usage) -> Decimal | None:
         """Return the cost of *usage* by *model*, or ``None`` if it is unknown."""
         pricing = self._pricing
-        return None if pricing is None else _call_pricing(model, lambda: pricing(model, usage, self._now()))
+        return None if pricing is None else _compute_cost(model, lambda: pricing(model, usage, self._now()))
 
     def for_reply(self, model: str, reply: ModelReply) -> Decimal | None:
         """
@@ -57,7 +57,7 @@ class Prices:
             return None
         whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(self._pricing, "of_reply", None)
         if whole is not None:
-            return _call_pricing(model, lambda: whole(model, reply, self._now()))
+            return _compute_cost(model, lambda: whole(model, reply, self._now()))
         cost = self.for_usage(reply.model or model, usage)
         return self.for_usage(model, usage) if cost is None and reply.model is not None else cost
 
@@ -66,6 +66,15 @@ class Prices:
         parts: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         parts = getattr(self._pricing, "unpriced", None)
         return () if parts is None else _call_pricing(model, lambda: parts(model, reply, self._now())) or ()
+
+
+def _compute_cost(model: str, price: Callable[[], Decimal | None]) -> Decimal | None:
+    def compute() -> Decimal | None:
+        cost = price()
+        check_cost(cost)
+        return cost
+
+    return _call_pricing(model, compute)
 
 
 def _call_pricing(model: str, price: Callable[[], Priced | None]) -> Priced | None:

@@ -77,6 +77,14 @@ def test_a_cost_that_is_unknown_once_stays_unknown(a: Decimal | None, b: Decimal
     assert add_cost(a, Decimal(0)) == a
 
 
+@pytest.mark.spec("reliability:I4")
+@pytest.mark.parametrize("make", [ModelReply, ToolResult])
+@pytest.mark.parametrize("cost", [Decimal("NaN"), Decimal("-inf"), Decimal(-1), Decimal("1E+999999999999"), 0.5, "1"])
+def test_a_cost_that_cannot_be_counted_is_refused(make: Any, cost: Any) -> None:
+    with pytest.raises(DataError, match="a cost is a Decimal from 0 to 1,000,000,000,000 US dollars"):
+        make((), cost=cost)
+
+
 @pytest.mark.spec("requirements:D15")
 @given(spendings, spendings, spendings)
 def test_spendings_add_like_numbers(a: Spending, b: Spending, c: Spending) -> None:

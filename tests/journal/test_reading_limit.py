@@ -158,6 +158,48 @@ def test_a_long_run_that_loses_messages_at_each_step_is_read(tmp_path: Path) -> 
     assert length == len(describe_run(scrub(path), step="400")["request"]["messages"])
 
 
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J54")
+@pytest.mark.parametrize("cost", ["1E+999999999999999999", "9E+999999", "1E-999999999999", "0E-999999", "NaN"])
+@pytest.mark.parametrize(
+    "command", ["show", "show --json", "journal check", "compare diff", "compare price --model test/m"]
+)
+def test_a_cost_that_cannot_be_added_is_refused_by_its_record(tmp_path: Path, command: str, cost: str) -> None:
+    path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), *calls_that_cost(cost, cost)])
+
+    ended = CliRunner().invoke(app, [*command.split(), *[str(path)] * (2 if command == "compare diff" else 1)])
+
+    said = " ".join(ended.output.split())
+    assert ended.exit_code in (1, 2), said
+    assert "record 4 of" in said
+    assert "expected a decimal number as text" in said
+
+
+@pytest.mark.spec("replay:J54")
+@pytest.mark.parametrize("cost", ["1E+999999999999999999", "-1", "NaN"])
+def test_a_cost_of_a_stopped_call_that_cannot_be_added_is_refused(tmp_path: Path, cost: str) -> None:
+    said = {"type": "partial_usage", "usage": {"type": "usage", "input_tokens": 1}, "cost": cost}
+    stopped = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": said}
+    asked = calls_that_cost("1")[0]
+    path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), asked, stopped])
+
+    with pytest.raises(JournalCorrupt, match=r"record 4 .*a cost is a number of dollars"):
+        describe_run(path)
+
+
+def calls_that_cost(*costs: str) -> list[dict[str, Any]]:
+    """Write model calls with their replies, which state these costs."""
+    records = []
+    for seq, cost in enumerate(costs):
+        asked = {"type": "model_call", "purpose": "step", "request": {"model": "test/m", "messages": [user("a")]}}
+        usage = {"type": "usage", "input_tokens": 5}
+        reply = {"type": "model_reply", "content": parts("yes"), "usage": usage, "cost": cost}
+        records += [intent(seq, asked), result(seq, reply)]
+    return records
+
+
 # --- pipes ------------------------------------------------------------------------------------------------------------
 
 

@@ -279,6 +279,10 @@ async def test_an_unknown_model_is_a_failure_of_the_call(world):
         (Decimal(1), Decimal(2), Decimal(1)),
         (None, None, None),
         (None, ValueError(), None),
+        (None, Decimal("NaN"), None),
+        (None, Decimal("1E+999999999999"), None),
+        (None, Decimal(-1), None),
+        (None, 0.5, None),
     ],
 )
 async def test_a_cost_that_the_provider_reports_wins_over_a_computed_one(world, own, priced, expected):
