@@ -21,6 +21,8 @@ from stepengine.data.checks import (
     word_check,
 )
 
+MAX_LEVELS = 100
+"""Of children below a root run. What reads a run recurses through its children, and Python's stack holds a few hundred."""
 OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
 ENDINGS = word_check("final_answer", "stop", "raise")
 
@@ -58,7 +60,7 @@ class Limits:
             as free; by default they are refused.
         max_seconds: Wall-clock seconds of the run and its children. Synchronous code in the event loop is not interrupted; the run
             ends as soon as it returns.
-        max_depth: Levels of children; default 5.
+        max_depth: Levels of children; default 5, and 100 at most, whatever is set.
         max_total_children: Children of the whole tree. The default, 100, holds for those asked for through a tool.
         max_children: Children per call. The default, 16, holds for calls of tools such as ``spawn_agents``, by a model or a
             handler; ``AgentCall``, ``Parallel`` and ``map_agents`` have none.

@@ -24,7 +24,7 @@ from stepengine.data.definition import AgentDefinition, HookContext, normalised_
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
 from stepengine.data.json import JsonDict, JsonValue, check_text, freeze
-from stepengine.data.limits import TREE_WIDE, Limits
+from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
 from stepengine.data.record_sizes import find_length_problem
@@ -38,6 +38,7 @@ from stepengine.errors import (
     DataError,
     HandlerError,
     InputError,
+    LimitExceeded,
     StepEngineError,
     UnknownModel,
 )
@@ -275,8 +276,11 @@ class Planner:
         Return plan and state of a child, or of the body of a tool.
 
         Raises:
-            StepEngineError: when it must not start: unknown, not allowed, wrong params, no model.
+            StepEngineError: when it must not start: too deep, unknown, not allowed, wrong params, no model.
         """
+        if path.count(".") >= MAX_LEVELS:
+            msg = f"it would stand more than {MAX_LEVELS} levels below the root, and no run goes deeper; return to a caller first"
+            raise LimitExceeded(msg, kind="depth", limit=MAX_LEVELS)
         if isinstance(effect, CallBody):
             return self._plan_body(parent, effect, path)
         assert isinstance(effect, Spawn)  # noqa: S101 - the second of two

@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.json import JsonDict, JsonValue
-from stepengine.data.limits import Limits
+from stepengine.data.limits import MAX_LEVELS, Limits
 from stepengine.data.outcomes import Failure, PartialUsage, Stop, Value
 from stepengine.data.state import AgentState, RunInfo, RunStatus
 from stepengine.data.tools import Control
@@ -296,6 +296,8 @@ class History:
         expected = self._next.get(path)
         if expected is None:
             expected = 0
+            if path.count(".") >= MAX_LEVELS:
+                return f"runs are nested deeper than {MAX_LEVELS} levels, which no run does"
             if get_start_address(path) not in self.intents:
                 return f"nothing started a run at path {path!r}"
         if seq != expected:

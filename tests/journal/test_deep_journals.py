@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import AgentDefinition, Engine, Tool, ToolCall
+from stepengine import AgentCall, AgentDefinition, Engine, Limits, Tool, ToolCall
 from stepengine.cli.app import app
 from stepengine.data.json import MAX_DEPTH_LEVELS, is_deep_text
 from stepengine.errors import DataError, InputError, JournalCorrupt
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.testing import ScriptedModel
+from tests.journal.test_reading_limit import FP, HEAD, written
 
 COMMANDS = [["show"], ["show", "--json"], ["show", "--html", "-o", "PAGE"], ["journal", "check"]]
 DEPTHS = [400, 600, 900, 5_000, 100_000]
@@ -136,3 +137,56 @@ async def test_a_deep_record_is_refused_in_memory_too(tmp_path: Path) -> None:
 
     with pytest.raises(JournalCorrupt, match=r"record 3 .*nested deeper"):
         FileJournal(path).copy_to(MemoryJournal())
+
+
+# --- runs below runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SP01")
+@pytest.mark.parametrize("levels", [101, 400, 3_000])
+@pytest.mark.parametrize("command", [*COMMANDS, ["compare", "diff"], ["journal", "repair", "--seal"]], ids=" ".join)
+def test_a_journal_of_runs_nested_too_deep_is_refused_by_its_record(
+    tmp_path: Path, levels: int, command: list[str]
+) -> None:
+    start = {"type": "agent_call", "agent_id": "a", "prompt": "go", "params": None, "run_id": "r"}
+    addresses = [("", -1), *[(".".join(["0"] * level), 0) for level in range(levels + 1)]]
+    calls = [{"kind": "intent", "path": path, "seq": n, "fp": FP, "effect": start} for path, n in addresses]
+    path = written(tmp_path / "run.jsonl", [HEAD, *calls])
+    words = [str(tmp_path / "p.html") if word == "PAGE" else word for word in command]
+
+    result = CliRunner().invoke(app, [*words, *[str(path)] * (2 if "diff" in command else 1)])
+
+    said = " ".join((result.stdout + result.stderr).split())
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert "PAGE" in command or "record 104" in said
+    assert "PAGE" in command or "runs are nested deeper than 100 levels" in said
+
+
+@pytest.mark.spec("reliability:SP01")
+async def test_children_below_the_deepest_level_fail_and_the_run_is_read(tmp_path: Path) -> None:
+    deepest: list[Any] = []
+
+    def handle_steps(ctx: Any) -> Any:
+        asked = yield AgentCall("desk", params={"value": ctx.params["value"]})
+        if asked.value.error is not None:
+            deepest.append(asked.value.error)
+            yield ToolCall("shout", {"text": ctx.params["value"]})
+        return "done"
+
+    shout = Tool(name="shout", description="Shout.", input_schema={"type": "object"}, run=lambda _: "HI")
+    limits = Limits(max_depth=10_000, max_total_children=10_000)
+    agent = AgentDefinition("desk", tools=[shout], spawnable_agents=["desk"], handle_steps=handle_steps, limits=limits)
+    journal = FileJournal(tmp_path / "run.jsonl")
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        await engine.run("desk", params={"value": nested(MAX_DEPTH_LEVELS - 10)}, journal=journal)
+
+    assert ["depth"] == [error.kind for error in deepest]
+    assert "more than 100 levels below the root" in str(deepest[0])
+    for command in (
+        ["show"],
+        ["show", "--json"],
+        ["show", "--html", "-o", str(tmp_path / "p.html")],
+        ["journal", "check"],
+    ):
+        ended = CliRunner().invoke(app, [*command, str(journal.path)])
+        assert 0 == ended.exit_code, (command, ended.stderr)
