@@ -183,8 +183,12 @@ def encode(value: object) -> Any:
     """
     try:
         return freeze(value)
-    except DataError:
-        return freeze(_Encoder().encode(value, "$"))
+    except DataError as error:
+        try:
+            made = _Encoder().encode(value, "$")
+        except RecursionError:
+            raise error from None
+        return freeze(made)
 
 
 class _Encoder:
@@ -237,9 +241,18 @@ class _Encoder:
 
 def has_types(value: object) -> bool:
     """Return True for a value that is more than JSON, such as a model, a date or a tuple."""
-    if type(value) is list or type(value) is dict:
-        return any(map(has_types, value.values() if isinstance(value, dict) else value))
-    return type(value) not in PLAIN
+    # Without recursion, and each container once: a body may return one of any depth, or one that contains itself.
+    waiting, seen = [value], set()
+    while waiting:
+        one: Any = waiting.pop()
+        kind = type(one)
+        if kind is list or kind is dict:
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting += one.values() if kind is dict else one
+        elif kind not in PLAIN:
+            return True
+    return False
 
 
 def dump_typed(value: object, adapter: TypeAdapter[Any], *, by_alias: bool = True) -> Any:

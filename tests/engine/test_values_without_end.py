@@ -1,0 +1,106 @@
+"""A value of a tool or handler that is nested too deep, or contains itself, is an error in plain words, recorded or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, ToolCall, tool
+from stepengine.errors import HandlerError
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel
+
+HELD: list[Any] = []
+"""Python frees a deep list with as many calls as it has levels, so tests keep theirs."""
+
+
+def cyclic_list() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def cyclic_dict() -> Any:
+    value: dict[str, Any] = {}
+    value["a"] = [value]
+    return value
+
+
+def deep_list() -> Any:
+    value: Any = 1
+    for _ in range(100_000):
+        value = [value]
+    HELD.append(value)
+    return value
+
+
+ENDLESS = [cyclic_list, cyclic_dict, deep_list]
+
+
+def plain(make: Callable[[], Any]) -> Any:
+    def give():
+        """Give a value."""
+        return make()
+
+    return give
+
+
+def annotated(make: Callable[[], Any]) -> Any:
+    def give() -> dict[str, Any]:
+        """Give a value."""
+        return make()  # type: ignore[no-any-return]
+
+    return give
+
+
+def asynchronous(make: Callable[[], Any]) -> Any:
+    async def give() -> list[Any]:
+        """Give a value."""
+        return make()  # type: ignore[no-any-return]
+
+    return give
+
+
+def typed(make: Callable[[], Any]) -> Any:
+    def give() -> tuple[Any, ...]:
+        """Give a value."""
+        return (make(),)
+
+    return give
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("journal", [None, MemoryJournal], ids=["plain", "recorded"])
+@pytest.mark.parametrize("make", ENDLESS)
+@pytest.mark.parametrize("body", [plain, annotated, asynchronous, typed])
+async def test_a_tool_that_returns_a_value_without_end_gives_an_error_result(
+    body: Callable[[Any], Any], make: Callable[[], Any], journal: Any
+) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        given = yield ToolCall("give", {})
+        return [given.tool_result.status, given.tool_result.text]
+
+    agent = AgentDefinition("desk", tools=[tool(body(make))], handle_steps=handle_steps)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        result = await engine.run("desk", journal=journal and journal())
+
+    assert "error" == result.output[0]
+    assert any(why in result.output[1] for why in ("contains itself", "nested deeper than 200 levels"))
+
+
+@pytest.mark.spec("reliability:GN16")
+@pytest.mark.parametrize("make", ENDLESS)
+async def test_a_handler_that_returns_a_value_without_end_ends_its_run(make: Callable[[], Any]) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        return make()
+        yield
+
+    async with Engine([AgentDefinition("desk", handle_steps=handle_steps)], models=ScriptedModel([])) as engine:
+        alone = await engine.run("desk")
+        kept = await engine.run("desk", journal=MemoryJournal())
+
+    assert alone.error is None
+    assert isinstance(kept.error, HandlerError)
+    assert "nested deeper than 200 levels" in str(kept.error)
