@@ -18,6 +18,7 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.debug_navigation import LOOK_SECONDS
 from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, redirect_handler_output
 from stepengine.cli.journals import create_journal, load_recorded_agent
+from stepengine.cli.options import read_value_file
 from stepengine.cli.screen.render import format_cost, format_count
 from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
@@ -205,7 +206,7 @@ def _parse_edit(name: str, value: str) -> object:
         kind, _, said = value.partition(":")
         return _parse_error_option(kind, said)
     if value.startswith("@"):
-        value = Path(value[1:]).read_text(encoding="utf-8")
+        value = read_value_file(value[1:], name)
     if name == "--reply":
         return value
     try:

@@ -19,7 +19,10 @@ from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import normalised_id
 from stepengine.data.quantities import parse_age
 from stepengine.engine.settings import Settings
+from stepengine.workspace.file_formats import read_regular_file
 
+MAX_VALUE_FILE_BYTES = 64 * 1024 * 1024
+"""Of a file that stands for the value of an option: more than a record may hold, and a mistaken path reads no whole disk."""
 AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
     str,
@@ -251,6 +254,26 @@ Answers = Annotated[
 ]
 
 
+def read_value_file(file: str, option: str) -> str:
+    """
+    Return the text of the file that an option names as ``@FILE``.
+
+    Raises:
+        UsageProblem: when it is not a regular file, not text, too large, or cannot be read.
+    """
+    try:
+        data = read_regular_file(file, MAX_VALUE_FILE_BYTES)
+        if len(data) <= MAX_VALUE_FILE_BYTES:
+            return data.decode()
+        why = f"it has more than {MAX_VALUE_FILE_BYTES:,} bytes"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:
+        why = str(error)
+    msg = f"{option} {file!r} cannot be read: {why}"
+    raise UsageProblem(msg)
+
+
 def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     """
     Parse the JSON object in *text*, or in the file that ``@FILE`` names.
@@ -263,11 +286,7 @@ def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     source = option
     if text.startswith("@"):
         source = text[1:]
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            msg = f"{option} {source!r} cannot be read: {error}"
-            raise UsageProblem(msg) from None
+        text = read_value_file(source, option)
     try:
         params = json.loads(text)
     except (ValueError, RecursionError) as error:

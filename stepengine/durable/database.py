@@ -24,6 +24,7 @@ from stepengine.durable import _last_user
 from stepengine.durable._last_user import DONE
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
+from stepengine.workspace.file_formats import read_regular_file
 
 EXTRA = "pip install 'stepengine[durable]'"
 WORKFLOW = "stepengine.run"
@@ -36,6 +37,8 @@ QUIET_SECONDS = 10.0
 """Each worker repeats the same line at each attempt while the database is away; one in ten seconds still shows that it lasts."""
 CANCELLED = ("DBOSAwaitedWorkflowCancelledError", "DBOSWorkflowCancelledError")
 UNLOCK = "select pg_advisory_unlock_all()"
+MAX_URL_BYTES = 64 * 1024
+"""Of a file with the URL of a database."""
 UNLOCK_SECONDS = 2.0
 """The server answers in milliseconds. One that does not frees the lock when it notices that the connection is closed."""
 KEEPALIVE: Mapping[str, Any] = {
@@ -64,7 +67,7 @@ def parse_database_url(given: str) -> str:
     text = given
     if text.startswith("@"):
         try:
-            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+            text = read_regular_file(text[1:], MAX_URL_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             msg = f"the database URL cannot be read from {given[1:]!r}: {why}"

@@ -23,6 +23,7 @@ from stepengine.data.checks import AMOUNT, COUNT, FLAG, FieldCheck
 from stepengine.data.json import MAX_INT, JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError, MissingKey
+from stepengine.workspace.file_formats import read_regular_file
 
 if TYPE_CHECKING:
     from stepengine.models import Models, Provider
@@ -470,8 +471,7 @@ def _has_stepengine_table(path: Path) -> bool:
 
 def _read_settings_file(path: Path, *, strict: bool = True) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES + 1)
+        content = read_regular_file(path, FILE_BYTES)
         if len(content) > FILE_BYTES and strict:
             msg = f"{path} has more than {FILE_BYTES:,} bytes"
             raise DefinitionError(msg)

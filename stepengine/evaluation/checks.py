@@ -22,6 +22,7 @@ from stepengine.errors import DataError
 from stepengine.journal import Journal
 from stepengine.journal.programs import get_program, list_program_effects
 from stepengine.runtime.performer import child_path
+from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.paths import find_similar_path
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
@@ -232,8 +233,7 @@ def load_data(file: Path) -> Any:
     import yaml
 
     try:
-        with file.open("rb") as opened:
-            raw = opened.read(MAX_FILE + 1)
+        raw = read_regular_file(file, MAX_FILE)
     except OSError as error:
         near = find_similar_path(file) if isinstance(error, FileNotFoundError) else ""
         msg = f"{file} cannot be read: {error.strerror}{near}"

@@ -14,6 +14,7 @@ from stepengine.data.messages import DocumentPart, ImagePart
 from stepengine.errors import DataError, InputError
 from stepengine.models.base import Provider
 from stepengine.models.registry import Models
+from stepengine.workspace.file_formats import read_regular_file
 
 MOST = 512 * 1024 * 1024
 """Bytes of a file, which is read whole: what the strictest of the services takes."""
@@ -132,8 +133,7 @@ class Files:
 
 def _read_file(file: str | os.PathLike[str]) -> bytes:
     try:
-        with Path(file).open("rb") as stream:
-            data = stream.read(MOST + 1)
+        data = read_regular_file(file, MOST)
     except (OSError, ValueError) as error:
         msg = f"the file {os.fspath(file)!r} cannot be read: {error}"
         raise InputError(msg) from None

@@ -54,6 +54,7 @@ from stepengine.permissions.rules import (
 )
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.command_guard import CommandGuard
+from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.guard import CallGuard, FileGuard
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
@@ -550,8 +551,7 @@ class Policy:
         """
         where = f"the policy file {os.fspath(path)!r}"
         try:
-            with FilePath(path).open("rb") as file:
-                text = file.read(MAX_FILE_BYTES + 1)
+            text = read_regular_file(path, MAX_FILE_BYTES)
             if len(text) > MAX_FILE_BYTES:
                 msg = f"{where} has more than {MAX_FILE_BYTES:,} bytes"
                 raise DefinitionError(msg)

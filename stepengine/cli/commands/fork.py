@@ -32,7 +32,7 @@ from stepengine.cli.journals import (
     run_on_journal,
     start_and_wait,
 )
-from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Repeat, read_value_file, with_options
 from stepengine.cli.perform import FinishedRun, print_result
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
@@ -252,11 +252,7 @@ def _parse_edit(text: str) -> Callable[[Any], object]:
     from stepengine.journal.encoding import restored
 
     if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            msg = f"--edit {text!r} cannot be read: {error}"
-            raise UsageProblem(msg) from None
+        text = read_value_file(text[1:], "--edit")
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError):
