@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.state import RunResult, RunStatus
@@ -13,6 +14,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.sleepers import make_row_from_journal
 from stepengine.server.ended_runs import EndedRuns, journal_size
 from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
+from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import check_not_closing
 from stepengine.server.stored_states import encode_state
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from stepengine.server.current_engine import CurrentEngine
     from stepengine.server.run_store import RunStore
 
+RESERVE = 0.25
+"""The part of the runs that may be under way which an owner leaves to others, as with its event streams (`Caps.reserve`)."""
 RUNNING = ("started", "running")
 """The statuses of a run that some process executes, or is about to."""
 
@@ -58,6 +62,8 @@ class LiveRuns:
         self._engines = engines
         self._tasks = tasks
         self._max_live = max_live
+        self._shares = OwnerShares(max_live, RESERVE)
+        self._slots: dict[str, ExitStack] = {}
         self._resume = resume
         self._ended = EndedRuns()
         self._ended_at: dict[str, float] = {}
@@ -79,21 +85,32 @@ class LiveRuns:
         """Return whether one more run may start: fewer than *max_live* are open, and the server is not closing."""
         return len(self.handles) < self._max_live and not self.is_closing
 
-    def check_room(self) -> None:
-        """Raise ``Problem`` if no run may start here now."""
+    def has_room_for(self, owner: str) -> bool:
+        """Return whether one more run of an owner may start: it leaves a part of the others' room free."""
+        return self.has_room() and self._shares.has_room(owner)
+
+    def check_room(self, owner: str) -> None:
+        """Raise ``Problem`` if no run of *owner* may start here now."""
         check_not_closing(is_closing=self.is_closing)
         # Refused and not queued: the client knows best whether waiting makes sense, and a queue in memory is lost with
         # the process.
         if not self.has_room():
             msg = f"{self._max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
+        if not self._shares.has_room(owner):
+            count = self._shares.count(owner)
+            msg = f"this caller has {count:,} runs under way, and the rest is for other callers; let some of them end, or cancel them"
+            raise Problem(msg, status=429, kind="too_many_at_once", headers={"retry-after": "5"})
 
     # --- from the start of a run to its end ----------------------------------------------------------------------------
 
-    def add(self, run: str, handle: RunHandle, *, is_resumed: bool = False) -> None:
-        """Add a started or resumed run, and record its end in the ledger when it ends."""
+    def add(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
+        """Add a started or resumed run of *owner*, and record its end in the ledger when it ends."""
         self._drop_handle(run)
+        self._free_slot(run)
         self.handles[run] = handle
+        self._slots[run] = slot = ExitStack()
+        slot.enter_context(self._shares.use(owner))
         if is_resumed:
             self._resumed.add(run)
         self._watching[run] = task = self._tasks.spawn(self._wait_and_record_end(run, handle))
@@ -103,6 +120,11 @@ class LiveRuns:
         self._ended.remove(run)
         self._ended_at.pop(run, None)
         self._resumed.discard(run)
+
+    def _free_slot(self, run: str) -> None:
+        slot = self._slots.pop(run, None)
+        if slot is not None:
+            slot.close()
 
     async def _wait_and_record_end(self, run: str, handle: RunHandle) -> None:
         """Wait for the end of a run, and record it in the ledger."""
@@ -114,6 +136,7 @@ class LiveRuns:
         except Exception as problem:  # noqa: BLE001 - a divergence or a broken agent is recorded in the ledger
             result, error = None, problem
         self.handles.pop(run, None)
+        self._free_slot(run)
         if self._engines.has_replaced_engines:
             self._tasks.spawn(self._engines.close_unused())
         self._store_ended_handle(run, handle)

@@ -113,7 +113,7 @@ class RunLauncher:
         is_repeat = key is not None and await asyncio.to_thread(self._store.ledger.has_key, row.owner, key, now)
         # A repeated request starts nothing: it is answered also where a new one would be refused.
         if not is_repeat:
-            self._live.check_room()
+            self._live.check_room(row.owner)
         size = 0 if is_repeat else json_size(request)
         async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
             # Registered first and started then: if this process dies in between, the next sweep starts the run. The
@@ -167,7 +167,7 @@ class RunLauncher:
             wait_for_answers=self._seconds_to_wait_for_answers(row),
             **options,
         )
-        self._live.add(row.run, handle)
+        self._live.add(row.run, handle, row.owner)
 
     def _seconds_to_wait_for_answers(self, row: RunRow) -> float:
         """Return how many seconds a question of the run waits in memory."""
@@ -178,7 +178,7 @@ class RunLauncher:
         now = time.time()
         request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
         await self._store.write(make_register_act(RunRow(run, "", agent, "running", now, now, request), None))
-        self._live.add(run, handle)
+        self._live.add(run, handle, "")
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class RunLauncher:
             return
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
-        self._live.check_room()
+        self._live.check_room(row.owner)
         await self._store.write(make_status_act(row.run, "running", time.time()))
         await self._resume_or_start(attrs.evolve(row, status="running"))
 
@@ -251,7 +251,7 @@ class RunLauncher:
             if decided:
                 await self._store.write(make_decisions_act(row.run, decided))
             raise
-        self._live.add(row.run, handle, is_resumed=True)
+        self._live.add(row.run, handle, row.owner, is_resumed=True)
 
     async def resume_foreign_journal(self, caller: Caller, run: str, agent: str, prompt: str) -> None:
         """
@@ -263,7 +263,7 @@ class RunLauncher:
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
             Problem: when too many runs are executed, or the caller's quota is exceeded.
         """
-        self._live.check_room()
+        self._live.check_room(caller.name)
         now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
         row = RunRow(run, caller.name, agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "trust": False, "wait_for_answers": self._patience}
@@ -273,7 +273,7 @@ class RunLauncher:
                 handle = await engine.start_resume(self._store.journal(run), **options)
             # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
             await self._register(row, None)
-            self._live.add(run, handle, is_resumed=True)
+            self._live.add(run, handle, caller.name, is_resumed=True)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class RunLauncher:
             UndoRefused: when effects that changed the world could happen again.
         """
         await self._engines.rebuild_if_saved()
-        self._live.check_room()
+        self._live.check_room(caller.name)
         now, run = time.time(), secrets.token_hex(16)
         changes = {**row.request.get("changes", {}), **changes}
         request = {**row.request, **({"changes": changes} if changes else {})}
@@ -328,7 +328,7 @@ class RunLauncher:
             except JournalError as error:
                 raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
             await self._register(new, None)
-            self._live.add(run, handle, is_resumed=True)
+            self._live.add(run, handle, caller.name, is_resumed=True)
         return run
 
 

@@ -53,6 +53,8 @@ class RunRecovery:
                 for row in await asyncio.to_thread(self._find_due_runs):
                     if not self._live.has_room():
                         break
+                    if not self._live.has_room_for(row.owner):
+                        continue
                     await self._launcher.resume_in_background(row)
                 await self.sweep()
             except StepEngineError as error:
@@ -89,7 +91,7 @@ class RunRecovery:
         for row in await asyncio.to_thread(self._find_orphaned_runs, frozenset(self._live.handles), at_once=at_once):
             if not self._live.has_room():
                 return
-            if row.run not in self._live:
+            if row.run not in self._live and self._live.has_room_for(row.owner):
                 await self._launcher.resume_in_background(row)
 
     def _find_orphaned_runs(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:

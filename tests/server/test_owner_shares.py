@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine.adapters.mcp import owned_sessions
 from stepengine.server import Caps, Quotas
 from stepengine.server.owner_shares import OwnerShares
 from tests.server.house import House, started
@@ -196,3 +197,48 @@ async def test_streams_of_one_token_leave_connections_for_others(tmp_path: Path)
 
     assert (96, 44) == (opened.count(200), opened.count(429))
     assert {200} == set(answers)
+
+
+@pytest.mark.spec("interfaces:IF13")
+def test_waiting_runs_of_one_owner_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    with House(tmp_path, max_live=8).open() as house, house.client() as client, house.client("bob") as other:
+        runs = [started(client) for _ in range(6)]
+        refused = client.post("/runs", json={"agent": "asker"})
+        of_bob = other.post("/runs", json={"agent": "asker"})
+        client.post(f"/runs/{runs[0]}/cancel")
+        until(lambda: client.post("/runs", json={"agent": "asker"}).status_code == 202)
+
+    assert (429, "too_many_at_once", "5") == (refused.status_code, kind_of(refused), refused.headers["retry-after"])
+    assert "6 runs under way" in refused.json()["detail"]
+    assert 202 == of_bob.status_code
+
+
+@pytest.mark.spec("studio:SV12")
+def test_an_owner_that_opens_many_mcp_sessions_ends_its_own_oldest(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned_sessions, "SESSIONS_PER_OWNER", 4)
+    with house.client() as client, house.client("bob") as other:
+        of_bob, first, second = opened_session(other), opened_session(client), opened_session(client)
+        assert 202 == in_session(client, first).status_code
+        more = [opened_session(client) for _ in range(3)]
+
+        assert 404 == in_session(client, second).status_code
+        assert 202 == in_session(client, first).status_code
+        assert {202} == {in_session(client, one).status_code for one in more}
+        assert 202 == in_session(other, of_bob).status_code
+
+
+def opened_session(client: httpx2.Client) -> str:
+    """Open an MCP session and return its id."""
+    known = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": known}
+    opened = client.post("/mcp", json=hello, headers=LISTENING)
+    assert 200 == opened.status_code, opened.text
+    return str(opened.headers["mcp-session-id"])
+
+
+def in_session(client: httpx2.Client, session: str) -> httpx2.Response:
+    """Send a notification within an MCP session."""
+    headers = {**LISTENING, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
+    return client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=headers)

@@ -26,6 +26,7 @@ from attrs import frozen
 
 from stepengine.adapters.mcp._caps import MAX_ATTEMPTS, QUESTION_CHARS
 from stepengine.adapters.mcp.connection import require_package
+from stepengine.adapters.mcp.owned_sessions import OwnedSessions
 from stepengine.data.alike import list_names
 from stepengine.data.choices import answer_from_form, answer_schema, describe_options
 from stepengine.data.definition import AgentDefinition
@@ -312,7 +313,8 @@ class AgentServer:
         """
         Yield an ASGI handler for streamable HTTP: ``answer(scope, receive, send, owner=...)``.
 
-        A session of the protocol is known to its owner alone. Its caller decides who may ask at all.
+        A session of the protocol is known to its owner alone, and an owner has a hundred at most: those that it used least
+        recently end. Its caller decides who may ask at all.
         """
         from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
         from mcp.server.auth.provider import AccessToken
@@ -320,12 +322,13 @@ class AgentServer:
 
         manager = StreamableHTTPSessionManager(app=self.server)
 
-        async def answer(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+        async def handle(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
             user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
-            await manager.handle_request({**scope, "user": user}, receive, send)
+            await sessions.answer({**scope, "user": user}, receive, send, owner=owner)
 
+        sessions = OwnedSessions(manager.handle_request)
         async with manager.run():
-            yield answer
+            yield handle
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
