@@ -178,6 +178,22 @@ def _se_class(kind):
         return _se_Record(kind, {**_se_copy(known["defaults"]), **fields}, known["order"])
     return make
 
+def _se_contains_itself(value):
+    above = {}
+    waiting = [(value, False)]
+    while waiting:
+        one, is_left = waiting.pop()
+        if is_left:
+            above.pop(id(one))
+        elif isinstance(one, (list, tuple, dict)):
+            if id(one) in above:
+                return True
+            above[id(one)] = True
+            waiting.append((one, True))
+            for inner in one.values() if isinstance(one, dict) else one:
+                waiting.append((inner, False))
+    return False
+
 def _se_copy(value):
     if isinstance(value, dict):
         return {name: _se_copy(inner) for name, inner in value.items()}

@@ -34,7 +34,7 @@ from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_DIGITS, MAX_INT, MAX_NUMBER, MIN_NUMBER, JsonDict, freeze, mended, thaw
+from stepengine.data.json import MAX_DIGITS, MAX_INT, MAX_NUMBER, MIN_NUMBER, JsonDict, compact, freeze, mended, thaw
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
@@ -73,6 +73,8 @@ MAX_AGENTS = 200
 """More than a person looks through; each of them is read from a file that nobody has looked at."""
 MAX_KEY_CHARS = 1_000
 """Characters of a key that an error tells of."""
+CYCLE_TEXTS = ('"[...]"', '"{...}"', '"(...)"')
+"""How the JSON of a value shows a list, dict or tuple inside of itself."""
 ASKS = {"_se_yield": "yield", "_se_from": "yield from", "_se_bare": "bare"}
 BEGIN = "".join([f"{name} = {own}\n" for name, own in ERRORS.items()]) + PRELUDE
 OURS: Mapping[str, type[StepEngineError]] = {
@@ -602,7 +604,9 @@ class _HandlerRun(RunningProgram):
             _begin(session, self._known, self._now, self._limits)
         except DefinitionError as error:
             return {"raised": "HandlerError", "text": error.message}
-        return self._run_turn(lambda: session.feed(f"await {self._name}(_se_context())", self._now))
+        return self._run_turn(
+            lambda: session.feed(f"_se_returned = await {self._name}(_se_context())\n_se_returned", self._now)
+        )
 
     def _resume(self, sent: _SentToHandler) -> Mapping[str, Any]:
         session = self._session
@@ -634,9 +638,20 @@ class _HandlerRun(RunningProgram):
             }
         try:
             check_bounds(turn.value, self._limits.value)
-            return {"returned": _Form().encode_value(turn.value)}
+            encoded = _Form().encode_value(turn.value)
+            # The sandbox hands out a value that contains itself with such a text inside, so it is asked only where one is.
+            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._returned_cycle():
+                return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
+            return {"returned": encoded}
         except (TypeError, ValueError) as error:
             return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
+
+    def _returned_cycle(self) -> bool:
+        """Return whether the value that the handler returned contains itself."""
+        session = self._session
+        assert session is not None  # noqa: S101
+        turn = session.feed("_se_contains_itself(_se_returned)", self._now)
+        return not isinstance(turn, ProgramWaiting | ProgramRaised) and turn.value is True
 
     def _read_yield(self, turn: ProgramWaiting) -> Mapping[str, Any]:
         call = turn.calls[-1]

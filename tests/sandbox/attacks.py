@@ -669,7 +669,9 @@ FORGERIES = given(
     ("calls_text", "p = Parallel()\np.calls = 'ab'\nyield p", Failed("BadYield", "expected a list")),
     ("calls_missing", "p = Parallel()\np.calls = None\nyield p", Failed("BadYield", "expected a list")),
     ("in_itself", "p = Parallel()\np.calls.append(p)\nyield p", Failed("BadYield", "")),
-    ("cycle", "a = []\na.append(a)\nreturn a", Gives(["[...]"])),
+    ("cycle", "a = []\na.append(a)\nreturn a", Failed("HandlerError", "it contains itself")),
+    ("cycle_dict", "a = {}\na['x'] = [a]\nreturn a", Failed("HandlerError", "it contains itself")),
+    ("no_cycle", "a = ['[...]']\nreturn [a, a, '{...}']", Gives([["[...]"], ["[...]"], "{...}"])),
     (
         "deep",
         "a = []\nfor _ in range(100_000): a = [a]\nreturn a",
