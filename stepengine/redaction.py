@@ -27,7 +27,14 @@ from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.messages import Message
-from stepengine.data.secret_names import is_piece_of_text, is_secret_name, may_name_secret_member
+from stepengine.data.secret_names import (
+    Place,
+    is_piece_of_text,
+    is_secret,
+    is_secret_name,
+    may_differ,
+    may_name_secret_member,
+)
 from stepengine.data.spellings import Spelling, make_truncated_pattern, spellings_of
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
@@ -483,6 +490,7 @@ class Redactor:
         self._mark = mark
         self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
         self._own_spellings = _make_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
+        self._configured: Mapping[str, str] = self._own
         self._keys = keys
         self._count = -1
         self._machine = _compile_machine_pattern(rules.machine)
@@ -538,7 +546,10 @@ class Redactor:
         """Return a redactor that replaces further *known* values."""
         if not known:
             return self
-        return Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
+        made = Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
+        # What one message holds is no reason to take another value for it.
+        made._configured = self._configured  # noqa: SLF001 - one class
+        return made
 
     def with_marks(self, mark: Callable[[str], str]) -> Redactor:
         """Return a redactor whose placeholders tell secrets of one name apart, by what *mark* returns for each."""
@@ -571,7 +582,7 @@ class Redactor:
         if self._ends:
             text = self._replace_spans(text, self._find_abridged(text))
         for pattern in self.rules.patterns:
-            text = pattern.regex.sub(lambda found, rule=pattern: self._make_placeholder(found[0], rule.name), text)  # type: ignore[misc]
+            text = pattern.regex.sub(lambda found, rule=pattern: self._hide_pattern(found[0], rule), text)  # type: ignore[misc]
         if self._machine is not None:
             text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
         return self._replace_spans(text, find_shapes(text)) if self.shapes else text
@@ -691,9 +702,24 @@ class Redactor:
     def _make_placeholder(self, text: str, name: str) -> str:
         return text if not text or self._is_exempt(text) else self.placeholder(text, name)
 
-    def placeholder(self, secret: str, name: str) -> str:
-        """Return what stands for *secret*, which has this *name*."""
-        return f"<redacted:{name}>" if self._mark is None else f"<redacted:{name}~{self._mark(secret)}>"
+    def placeholder(self, secret: str, name: str, *, may_differ: bool = True) -> str:
+        """
+        Return what stands for *secret*, which has this *name*.
+
+        The sign before the mark is ``~`` for a credential, which *may_differ* between machines, and else ``=``.
+        """
+        if self._mark is None:
+            return f"<redacted:{name}>"
+        return f"<redacted:{name}{'~' if may_differ else '='}{self._mark(secret)}>"
+
+    def named(self, secret: str, name: str, place: Place) -> str:
+        """Return what stands for *secret*, which is one because of its *name* in a *place*."""
+        is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
+        return self.placeholder(secret, name, may_differ=is_known or may_differ(name, secret, place))
+
+    def _hide_pattern(self, text: str, rule: RedactPattern) -> str:
+        """Return what stands for a text that a pattern of the user finds: no credential that we know, so it always counts."""
+        return text if not text or self._is_exempt(text) else self.placeholder(text, rule.name, may_differ=False)
 
     def _is_exempt(self, text: str) -> bool:
         allowed = self.rules.allowed
@@ -709,8 +735,15 @@ class Redactor:
             SecretFound: when a function of the user fails, since what it was to hide is not known then.
         """
         for steps in self.rules.fields:
-            value = _redact_pointer(value, steps)
+            value = _redact_pointer(value, steps, self._hide_field)
         return _apply_functions(self.rules.functions, self._redact_tree(value, 0))
+
+    def _hide_field(self, value: object, name: str) -> str:
+        """Return what stands for a member that a pointer of the user names, whatever its value is."""
+        if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
+            return value
+        text = value if isinstance(value, str) else compact(value)
+        return self.placeholder(text, name, may_differ=is_secret_name(name, "member"))
 
     def redact_for_run(self, value: object) -> Any:
         """Return *value* without secrets, but with details of the local machine, as a run may see it."""
@@ -735,7 +768,7 @@ class Redactor:
     def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
-            return self.placeholder(value, name)
+            return self.named(value, name, "member")
         if isinstance(value, list | tuple):
             return [self.member(name, one, level) for one in value]
         return self._redact_tree(value, level)
@@ -884,7 +917,7 @@ class Redactor:
     def _is_secret_member(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
-        if not is_secret_name(name, "member"):
+        if not is_secret(name, value, "member"):
             return False
         return not self.rules.allowed or digest_of(value) not in self.rules.allowed
 
@@ -1032,15 +1065,17 @@ def _compile_machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | No
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _redact_pointer(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> object:
-    """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
+def _redact_pointer(
+    value: object, steps: tuple[str, ...], hide: Callable[[object, str], str], begun: Iterable[tuple[str, ...]] = ()
+) -> object:
+    """Return *value* with what *hide* makes of each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
     made: dict[Any, object] = {}
     for key, member in members:
         left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
-        made[key] = f"<redacted:{steps[-1]}>" if () in left else _redact_pointer(member, steps, left)
+        made[key] = hide(member, steps[-1]) if () in left else _redact_pointer(member, steps, hide, left)
     return made if isinstance(value, Mapping) else [*made.values()]
 
 

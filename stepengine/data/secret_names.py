@@ -2,8 +2,8 @@
 Names of secrets: one list for headers, parameters, members of JSON and variables.
 
 Case, separators and digits at the end do not matter, and only the end of a name decides: ``DB_PASS``, ``dbPass`` and ``X-Db-Pass`` are
-secret because of their last word. Some words name a secret in one kind of place only: ``key`` in an address is a key, and in a JSON
-object it is mostly something else.
+secret because of their end. A name is a credential, which differs between machines; doubtful, such as ``key`` in an address, which is
+an API key or the name of an entry; or only a hint, such as ``sort_key`` and ``zip_code``, where the value decides.
 """
 
 from __future__ import annotations
@@ -21,37 +21,70 @@ IN_REQUESTS: frozenset[Place] = frozenset({"header", "parameter"})
 SECRET_ENDINGS: dict[str, frozenset[Place]] = {
     **dict.fromkeys(
         (
-            "accesskey", "accountkey", "apikey", "apikeys", "authorization", "credential", "credentials", "encryptionkey", "masterkey",
-            "passcode", "passphrase", "passwd", "password", "passwordconfirmation", "passwords", "privatekey", "secret", "secretkey",
-            "secrets", "sharedkey", "signingkey", "subscriptionkey", "token",
+            "accesskey", "accountkey", "apikey", "apikeys", "applicationkey", "appkey", "authkey", "authorization", "consumerkey",
+            "credential", "credentials", "customerkey", "encryptionkey", "functionskey", "jwt", "licensekey", "masterkey", "passcode",
+            "passphrase", "passwd", "password", "passwordconfirmation", "passwords", "presharedkey", "privatekey", "pwd", "secret",
+            "secretkey", "secrets", "sharedkey", "signingkey", "subscriptionkey", "token", "writekey",
         ),
         EVERYWHERE,
     ),
     **dict.fromkeys(
-        ("assertion", "authentication", "authenticationinfo", "idtokenhint", "sessid", "sessionid", "signature"), IN_REQUESTS
+        (
+            "adminpass", "basicpass", "dbpass", "emailpass", "ftppass", "imappass", "ldappass", "loginpass", "mailpass", "mysqlpass",
+            "pgpass", "postgrespass", "proxypass", "redispass", "rootpass", "smtppass", "sudopass", "userpass",
+        ),
+        EVERYWHERE,
     ),
+    **dict.fromkeys(("authentication", "authenticationinfo", "signature"), frozenset({"header"})),
+    **dict.fromkeys(("amzsignature", "googsignature", "idtokenhint", "onetimecode"), IN_REQUESTS),
+    "assertion": frozenset({"header"}),
+    "clientassertion": IN_REQUESTS,
     "cookie": IN_REQUESTS | {"member"},
-    "session": frozenset({"header"}),
 }  # fmt: skip
-"""How names end that are secret, in lower case and without separators, and where."""
+"""How names of credentials end, in lower case and without separators, and where."""
 SECRET_WORDS: dict[str, frozenset[Place]] = {
-    "auth": IN_REQUESTS | {"variable"},
-    "bearer": IN_REQUESTS,
-    "code": frozenset({"parameter"}),
-    "jwt": EVERYWHERE,
-    "key": IN_REQUESTS | {"variable"},
+    **dict.fromkeys(("auth", "bearer", "pat"), frozenset({"header"})),
     "otp": frozenset({"parameter"}),
-    "pass": EVERYWHERE,
-    "pat": IN_REQUESTS | {"variable"},
-    "pwd": EVERYWHERE,
-    "sig": frozenset({"parameter"}),
 }
-"""Last words of names that are secret, and where; as the end of a longer word they mean nothing."""
+"""Last words of names of credentials, and where; as the end of a longer word they mean nothing."""
+VARIABLE_WORDS = frozenset({"auth", "key", "pass", "pat"})
+"""Last words of variables that commands do without: a variable that only might be secret is one that few commands need."""
+DOUBTFUL: dict[str, frozenset[Place]] = {
+    "key": IN_REQUESTS,
+    "pass": EVERYWHERE,
+    **dict.fromkeys(
+        ("assertion", "auth", "authentication", "bearer", "pat", "sig", "signature"), frozenset({"parameter"})
+    ),
+}
+"""Whole names of what is a credential or something ordinary; as in ``auth=none``, a value that is not random counts."""
+ONE_SESSION: dict[str, frozenset[Place]] = {
+    **dict.fromkeys(("authcode", "authorizationcode", "code", "sessid", "verificationcode"), frozenset({"parameter"})),
+    **dict.fromkeys(("session", "sessid", "sessionid"), frozenset({"header"})),
+}
+"""How names end of what a server hands out for one session, which comes back in a replay: its value always counts. ``code`` is a whole name."""
+HINTS: dict[str, frozenset[Place]] = {
+    **dict.fromkeys(("key", "pat"), IN_REQUESTS),
+    "pass": EVERYWHERE,
+    **dict.fromkeys(
+        ("assertion", "auth", "authentication", "bearer", "code", "sessionid", "sig", "signature"),
+        frozenset({"parameter"}),
+    ),
+}
+"""How names end of which only a random value is a secret, as in ``maps_key``, and an ordinary one is not, as in ``sort_key``."""
+FLAGS = frozenset({
+    "allow", "disable", "enable", "force", "forgot", "generate", "has", "hide", "include", "is", "manage", "no", "remove", "require",
+    "requires", "rotate", "show", "supports", "use", "validate", "with",
+})  # fmt: skip
+"""First words of names that say yes or no, such as ``has_refresh_token``."""
+PAGE_WORDS = frozenset({"next", "prev", "previous", "starting"})
+"""First words of names of tokens that are places in a list."""
 PLAIN_ENDINGS = (
-    "accesscontrolallowcredentials", "bostoken", "cachekey", "clstoken", "continuationtoken", "eostoken", "idempotencykey", "masktoken",
-    "nexttoken", "padtoken", "pagetoken", "progresstoken", "septoken", "surrogatekey", "synctoken", "unktoken",
+    "accesscontrolallowcredentials", "backwardtoken", "bostoken", "cachekey", "changetoken", "checkpointtoken", "clstoken",
+    "continuationtoken", "cursortoken", "deltatoken", "eostoken", "forwardtoken", "idempotencykey", "locktoken", "masktoken",
+    "nexttoken", "padtoken", "pagetoken", "paginationtoken", "previoustoken", "progresstoken", "publickey", "resumetoken", "septoken",
+    "sequencetoken", "startingtoken", "surrogatekey", "synctoken", "unktoken", "updatetoken", "versiontoken", "websocketkey",
 )  # fmt: skip
-"""Ends of names that are no secret outside variables: pages of lists, progress, keys of caches, signs of a vocabulary."""
+"""Ends of names that are no secret outside variables: pages of lists, versions, keys of caches, signs of a vocabulary."""
 PLAIN_VARIABLES = frozenset({"OLDPWD", "PWD", "STEPENGINE_KEY_HOSTS"})
 """Variables that hold folders, and one that lists hosts."""
 ONLY_LAST = frozenset({"auth", "pwd"})
@@ -74,9 +107,49 @@ MOST = 200
 """How much of a name is read, in characters from its end."""
 
 
+Kind: TypeAlias = Literal["credential", "doubtful", "one session", "hint"]
+"""What a name says of its value."""
+RANDOM = re.compile(r"[A-Za-z0-9+/=_.~:-]{16,}")
+"""What keys, signatures and identifiers are made of."""
+
+
 def is_secret_name(name: str, place: Place) -> bool:
-    """Return True if the value of *name* in a *place* is secret."""
-    return _is_secret(name[-MOST:], place)
+    """Return True if the value of *name* in a *place* is secret, whatever the value is."""
+    return _find_kind(name[-MOST:], place) not in (None, "hint")
+
+
+def is_secret(name: str, value: str, place: Place) -> bool:
+    """Return True if *value* is secret because of its *name* in a *place*."""
+    kind = _find_kind(name[-MOST:], place)
+    return kind is not None and (kind != "hint" or looks_random(value))
+
+
+def may_differ(name: str, value: str, place: Place) -> bool:
+    """Return True if a secret is a credential, and so may be another one on another machine."""
+    kind = _find_kind(name[-MOST:], place)
+    return kind == "credential" or (kind == "doubtful" and looks_random(value))
+
+
+def is_credential_cookie(name: str, value: str) -> bool:
+    """Return True if a cookie is a credential: others, such as ``theme``, tell requests apart."""
+    return (
+        any(word.endswith(COOKIE_ENDINGS) for word in _split_words(name))
+        or _find_kind(name[-MOST:], "header") is not None
+        or looks_random(value)
+    )
+
+
+COOKIE_ENDINGS = ("auth", "csrf", "jwt", "login", "sess", "session", "sid", "sso", "ticket", "token", "xsrf")
+"""How words of cookies end that are credentials."""
+
+
+def looks_random(value: str) -> bool:
+    """Return True if *value* is long and mixes letters and digits, as keys do."""
+    return (
+        RANDOM.fullmatch(value) is not None
+        and any(char.isdigit() for char in value)
+        and any(char.isalpha() for char in value)
+    )
 
 
 def may_name_secret_member(text: str) -> bool:
@@ -95,15 +168,37 @@ def _find_ends(text: str, part: str) -> Iterator[int]:
 
 
 @lru_cache(maxsize=4_096)
-def _is_secret(name: str, place: Place) -> bool:
+def _find_kind(name: str, place: Place) -> Kind | None:
     words = _split_words(name)
     if place != "variable":
-        return not "".join(words).endswith(PLAIN_ENDINGS) and _ends_secret(words, place)
+        return _find_kind_outside_variables(words, place)
     if name.upper() in PLAIN_VARIABLES:
-        return False
+        return None
     # Commands do without a variable that only might be secret, so each word counts, not the last one alone.
     inner = [words[:end] for end in range(1, len(words)) if words[end - 1] not in ONLY_LAST]
-    return any(_ends_secret(some, place) for some in (*inner, words))
+    return "credential" if any(_ends_secret(some, place) for some in (*inner, words)) else None
+
+
+def _find_kind_outside_variables(words: list[str], place: Place) -> Kind | None:
+    joined = "".join(words)
+    if not words or joined.endswith(PLAIN_ENDINGS) or (words[0] in FLAGS and len(words) > 1):
+        return None
+    if words[0] in PAGE_WORDS and words[-1] == "token":
+        return None
+    whole = joined if words[0] != "x" or len(words) == 1 else joined[1:]
+    if _ends_secret(words, place):
+        return "credential"
+    if place in DOUBTFUL.get(whole, ()):
+        return "doubtful"
+    if any(
+        whole == end or (end != "code" and joined.endswith(end))
+        for end, places in ONE_SESSION.items()
+        if place in places
+    ):
+        return "one session"
+    if any(joined.endswith(end) for end, places in HINTS.items() if place in places):
+        return "hint"
+    return None
 
 
 def _split_words(name: str) -> list[str]:
@@ -118,6 +213,7 @@ def _ends_secret(words: list[str], place: Place) -> bool:
     joined = "".join(words)
     return bool(words) and (
         place in SECRET_WORDS.get(words[-1], ())
+        or (place == "variable" and words[-1] in VARIABLE_WORDS)
         or any(joined.endswith(end) for end, places in SECRET_ENDINGS.items() if place in places)
     )
 

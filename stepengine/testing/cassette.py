@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -186,7 +186,8 @@ class Cassette:
         self._lock = Lock()
         self._slots: list[Slot] = []
         self._waiting: dict[Key, list[Slot]] = {}
-        self._last: dict[Key, Slot] = {}
+        self._slots_by_key: dict[Key, list[Slot]] = {}
+        self._places_of_marks: dict[Key, set[frozenset[tuple[str, int]]]] = {}
         self._pairs = SecretPairs()
         self._secrets: dict[str, str] = {}
         for interaction in interactions:
@@ -241,23 +242,32 @@ class Cassette:
         clean = Cleaner(secrets_in_headers(request.headers), base=self.redactor).request(request)
         asked = self._matcher.read(clean)
         with self._lock:
-            slot = self._find_waiting(asked) or (self._last.get(asked.key) if self._repeat_last else None)
+            slot = self._find_slot(asked, self._waiting.get(asked.key, ()))
+            if slot is not None:
+                self._waiting[asked.key].remove(slot)
+            elif self._repeat_last:
+                slot = self._find_slot(asked, self._slots_by_key.get(asked.key, ())[::-1])
             if slot is not None and slot.interaction is not None:
                 slot.used = True
                 return slot.interaction
         raise self._record_miss(clean)
 
-    def _find_waiting(self, asked: ComparedRequest) -> Slot | None:
-        """Remove and return the first slot whose request equals *asked*."""
-        waiting = self._waiting.get(asked.key, [])
-        for fits in (self._pairs.fit, lambda _, now: self._pairs.can_stand_for_any(now)):
-            for position, slot in enumerate(waiting):
+    def _find_slot(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
+        """Return the first of *slots* whose request equals *asked*."""
+        # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
+        # and without it, they are different requests.
+        exact = frozenset(asked.marks) in self._places_of_marks.get(asked.key, ())
+        for fits in (self._pairs.fit, self._pairs.can_stand_for_any):
+            for slot in slots:
                 known = slot.known
-                if known is None or not have_equal_headers(known.asked, asked, whole=known.whole):
-                    continue
-                if fits(known.asked.marks, asked.marks):
-                    self._pairs.pair(known.asked.marks, asked.marks)
-                    return waiting.pop(position)
+                if (
+                    known is not None
+                    and have_equal_headers(known.asked, asked, whole=known.whole)
+                    and (not exact or known.asked.marks.keys() == asked.marks.keys())
+                    and fits(known.asked, asked)
+                ):
+                    self._pairs.pair(known.asked, asked)
+                    return slot
         return None
 
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
@@ -282,8 +292,9 @@ class Cassette:
             slot.interaction = interaction
             slot.known = KnownRequest(request, asked, used=False, whole=bool(interaction.mark_key))
             self._waiting.setdefault(asked.key, []).append(slot)
-            self._last[asked.key] = slot
-            self._pairs.add(asked.marks)
+            self._slots_by_key.setdefault(asked.key, []).append(slot)
+            self._places_of_marks.setdefault(asked.key, set()).add(frozenset(asked.marks))
+            self._pairs.add(asked.marks.values())
 
     def assert_all_used(self) -> None:
         """

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from decimal import Context, Decimal
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -27,8 +28,12 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 
 Key: TypeAlias = tuple[Any, ...]
 PORTS = {"http": 80, "https": 443}
-MARK = re.compile(r"<redacted:[^<>~]*~([0-9a-f]+)>")
-"""A placeholder of a cassette, with the mark of its secret."""
+MARK = re.compile(r"<redacted:([^<>~]*)~([0-9a-f]+)>")
+"""A placeholder of a cassette for a credential, with its mark."""
+COUNTED_MARK = re.compile(r"<redacted:([^<>]*)=([0-9a-f]+)>")
+"""A placeholder for a value that always counts."""
+Marks: TypeAlias = Mapping[tuple[str, int], str]
+"""Marks by their places: the name of a header, a cookie or a part of the request, and the number there."""
 MOST_DIGITS = 400
 UNRESERVED = re.compile(r"%([0-9A-Fa-f]{2})")
 
@@ -99,14 +104,16 @@ class ComparedRequest:
     A cleaned request as it is compared.
 
     Attributes:
-        key: What is equal in equal requests, without marks.
-        headers: Its counted headers, without marks.
-        marks: The marks of its secrets, in their order.
+        key: What is equal in equal requests, without marks of credentials.
+        headers: Its counted headers, without marks of credentials.
+        marks: The marks of its credentials.
+        counted: The marks of what always counts, in headers and cookies that a request may lack.
     """
 
     key: Key
     headers: tuple[tuple[str, str], ...]
-    marks: tuple[str, ...]
+    marks: Marks
+    counted: Marks
 
 
 def _to_lower(names: Iterable[str]) -> tuple[str, ...]:
@@ -129,14 +136,10 @@ class Matcher:
     def read(self, request: RecordedRequest) -> ComparedRequest:
         """Return what of a cleaned *request* is compared."""
         plain = attrs.evolve(request, url=_remove_marks(request.url), body=_remove_marks_in_bytes(request.body))
-        texts = [
-            request.url,
-            *[value for _, value in request.headers],
-            request.body.decode(errors="replace"),
-        ]
-        marks = tuple([found[1] for text in texts for found in MARK.finditer(text)])
         key = (request.method, parse_place(plain.url), self._body_key(plain))
-        return ComparedRequest(key, self.headers(request), marks)
+        texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
+        marks = _collect_marks(MARK, [*request.headers, *texts])
+        return ComparedRequest(key, self.headers(request), marks, _collect_marks(COUNTED_MARK, request.headers))
 
     def headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
         """Return the counted headers of *request*, by name; values of one name remain in their order."""
@@ -174,6 +177,21 @@ def _header_value(name: str, value: str) -> str:
 
 def _remove_marks(text: str) -> str:
     return MARK.sub("<redacted>", text)
+
+
+def _collect_marks(kind: re.Pattern[str], texts: Iterable[tuple[str, str]]) -> Marks:
+    """Return the marks in *texts* by place. Names go before positions, since members and parameters may change their places."""
+    found = [
+        (f"cookie {match[1]}" if place == "cookie" else place, match[1], match[2])
+        for place, text in texts
+        for match in kind.finditer(text)
+    ]
+    marks: dict[tuple[str, int], str] = {}
+    counts: Counter[str] = Counter()
+    for place, _, mark in sorted(found, key=lambda one: one[:2]):
+        marks[place, counts[place]] = mark
+        counts[place] += 1
+    return marks
 
 
 def _remove_marks_in_bytes(body: bytes) -> bytes:
@@ -279,27 +297,35 @@ class SecretPairs:
         """Add marks that were recorded."""
         self._recorded.update(marks)
 
-    def fit(self, recorded: tuple[str, ...], now: tuple[str, ...]) -> bool:
-        """Return whether the secrets of a request can be those of a recorded one."""
-        if len(recorded) != len(now):
-            return True
+    def fit(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
+        """Return whether the secrets that a request and a recorded one have in common can be the same."""
         taken = {known: own for own, known in self._pairs.items()}
-        return all(
+        return have_equal_counts(recorded, now) and all(
             mark == known
             if mark in self._recorded
             else self._pairs.get(mark, known) == known and taken.get(known, mark) == mark
-            for known, mark in zip(recorded, now, strict=True)
+            for known, mark in _pair_marks(recorded.marks, now.marks)
         )
 
-    def can_stand_for_any(self, now: tuple[str, ...]) -> bool:
-        """Return whether no secret of a request is in the recording."""
-        return self._recorded.isdisjoint(now)
+    def can_stand_for_any(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
+        """Return whether no credential of a request is in the recording, as if a new one were made for each request."""
+        return have_equal_counts(recorded, now) and self._recorded.isdisjoint(now.marks.values())
 
-    def pair(self, recorded: tuple[str, ...], now: tuple[str, ...]) -> None:
+    def pair(self, recorded: ComparedRequest, now: ComparedRequest) -> None:
         """Store that the secrets of a request are those of a recorded one."""
         self._pairs.update(
-            {mark: known for known, mark in zip(recorded, now, strict=False) if mark not in self._recorded}
+            {mark: known for known, mark in _pair_marks(recorded.marks, now.marks) if mark not in self._recorded}
         )
+
+
+def _pair_marks(recorded: Marks, now: Marks) -> list[tuple[str, str]]:
+    """Return the marks, recorded and now, of the places that both have."""
+    return [(known, now[place]) for place, known in recorded.items() if place in now]
+
+
+def have_equal_counts(recorded: ComparedRequest, now: ComparedRequest) -> bool:
+    """Return whether what always counts is equal where both requests have it."""
+    return all(known == mark for known, mark in _pair_marks(recorded.counted, now.counted))
 
 
 def find_key(interactions: Iterable[Interaction]) -> str:

@@ -25,7 +25,13 @@ from urllib.parse import unquote_plus, urlsplit, urlunsplit
 import attrs
 from attrs import frozen
 
-from stepengine.data.secret_names import is_secret_name
+from stepengine.data.secret_names import (
+    Place,
+    is_credential_cookie,
+    is_secret,
+    is_secret_name,
+    looks_random,
+)
 from stepengine.redaction import (
     ANY,
     MIN_KNOWN,
@@ -188,14 +194,15 @@ def secrets_in_headers(headers: Headers) -> dict[str, str]:
     """Return the secret values in a request's *headers*, with the names of their headers."""
     found: dict[str, str] = {}
     for name, value in headers:
-        if not is_secret_name(name, "header"):
+        if not is_secret(name, value, "header"):
             continue
         scheme, _, credential = value.partition(" ")
         if name == "cookie":
-            pairs = [pair.partition("=") for pair in value.split(";")]
-            found.update(
-                {content or cookie.strip(): cookie.strip() if content else name for cookie, _, content in pairs}
-            )
+            pairs = [
+                (cookie.strip(), content) for cookie, _, content in (one.partition("=") for one in value.split(";"))
+            ]
+            # A cookie such as a theme may be an ordinary word of the reply.
+            found.update({v or n: n if v else name for n, v in pairs if not v or is_credential_cookie(n, v)})
             continue
         found[credential or value] = name
         if scheme.lower() == "basic":
@@ -204,10 +211,12 @@ def secrets_in_headers(headers: Headers) -> dict[str, str]:
 
 
 def _basic_auth_values(credential: str) -> Iterable[str]:
+    """Return the password, and the user name where it is the key, as for services that expect no password."""
     try:
-        return base64.b64decode(credential).decode().split(":", 1)
+        user, _, password = base64.b64decode(credential).decode().partition(":")
     except ValueError:
         return ()
+    return (user, password) if len(password) < MIN_KNOWN or looks_random(user) else (password,)
 
 
 def is_credential_exchange(request: RecordedRequest) -> bool:
@@ -282,9 +291,9 @@ def clean_pairs(text: str, redactor: Redactor) -> str:
 def _clean_pair(piece: str, redactor: Redactor) -> str:
     name, sign, value = piece.partition("=")
     plain = unquote_plus(value)
-    if not value or PLACEHOLDER.fullmatch(plain) or not is_secret_name(unquote_plus(name), "parameter"):
+    if not value or PLACEHOLDER.fullmatch(plain) or not is_secret(unquote_plus(name), plain, "parameter"):
         return piece
-    return f"{name}{sign}{redactor.placeholder(plain, unquote_plus(name))}"
+    return f"{name}{sign}{redactor.named(plain, unquote_plus(name), 'parameter')}"
 
 
 @frozen
@@ -339,21 +348,27 @@ class Cleaner:
         if low in SET_COOKIES:
             cookie, end, attributes = value.partition(";")
             return f"{self._cookie(cookie)}{end}{attributes}"
-        if is_secret_name(low, "header"):
+        if is_secret(low, value, "header"):
             scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
-            return f"{scheme}{space}{self._hide(credential, low)}" if space else self._hide(value, low)
+            return (
+                f"{scheme}{space}{self._hide(credential, low, 'header')}" if space else self._hide(value, low, "header")
+            )
         if low in ACCOUNT_HEADERS:
-            return self._hide(value, low)
+            return self._hide(value, low, "header")
         return self.address(value) if low in ADDRESS_HEADERS or "://" in value else self.text(value)
 
     def _cookie(self, text: str) -> str:
         name, sign, value = text.partition("=")
         if not sign:
-            return self._hide(text, "cookie") if text else ""
-        return f"{name}{sign}{self._hide(value, name.strip())}" if value else text
+            return self._hide(text, "cookie", "header") if text else ""
+        if not value or PLACEHOLDER.fullmatch(value):
+            return text
+        name_alone = name.strip()
+        may_differ = is_credential_cookie(name_alone, value)
+        return f"{name}{sign}{self.redactor.placeholder(value, name_alone, may_differ=may_differ)}"
 
-    def _hide(self, secret: str, name: str) -> str:
-        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.placeholder(secret, name)
+    def _hide(self, secret: str, name: str, place: Place) -> str:
+        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.named(secret, name, place)
 
     def body(self, body: bytes, content_type: str = "") -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
@@ -380,8 +395,9 @@ class Cleaner:
             return self.body(part)
         head, content = part[: head_end.end()], part[head_end.end() :]
         name, kind = PART_NAME.search(head), PART_KIND.search(head)
-        if name and content and is_secret_name(name[1].decode("latin-1"), "parameter"):
-            return head + self._hide(content.decode("latin-1"), name[1].decode("latin-1")).encode("latin-1")
+        field, text = name[1].decode("latin-1") if name else "", content.decode("latin-1")
+        if content and is_secret(field, text, "parameter"):
+            return head + self._hide(text, field, "parameter").encode("latin-1")
         # A message within a message is cleaned as text: nobody nests forms, and others could do it without end.
         return head + self.body(content, kind[1].decode("latin-1") if kind else "")
 
