@@ -69,6 +69,15 @@ MAX_DEPTH = 200
 REDACTED = re.compile(r"<redacted:([^<>]*)>")
 PLACEHOLDER = re.compile(rf"{REDACTED.pattern}|<(?:home|cwd|tmp|host|user)>")
 
+QUERY_PAIR = re.compile(r"""(?<=[?&#])([\w.~%\[\]-]{1,100})=([^&#\s"'<>;,\\`]+)""")
+"""A parameter of an address, wherever an address is quoted."""
+JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
+"""A piece of JSON, or of a text that is nearly JSON."""
+JSON_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]{5,}")
+"""The shortest number that is a secret by its name has six digits: shorter ones are counts."""
+VALUE_NAMES = frozenset({"plain", "plaintext", "raw", "value"})
+"""Members of an object under the name of a secret that hold the secret."""
+
 _BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
 # A lookbehind that holds every character of the body lets a search begin once in each run, so that none is read twice.
 SHAPES = (
@@ -338,7 +347,12 @@ def _find_passwords(text: str) -> Iterator[str]:
     kinds = (PASSWORD_IN_ADDRESS, PASSWORD_WITH_AT) if "://" in text else ()
     for found in [found for kind in (*kinds, PASSWORD_IN_OPTIONS) for found in kind.finditer(text)]:
         yield found[1]
-        yield ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), found[1])
+        yield _decode_escapes(found[1])
+
+
+def _decode_escapes(text: str) -> str:
+    """Return *text* with its percent-encoded characters decoded."""
+    return ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), text)
 
 
 class QuietFlag:
@@ -548,7 +562,7 @@ class Redactor:
             return self
         made = Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
         # What one message holds is no reason to take another value for it.
-        made._configured = self._configured  # noqa: SLF001 - one class
+        made._configured = self._configured
         return made
 
     def with_marks(self, mark: Callable[[str], str]) -> Redactor:
@@ -761,7 +775,7 @@ class Redactor:
         """Return *text* cleaned as the JSON that it is, or as text."""
         tree = parse_if_json(text)
         if isinstance(tree, str):
-            return self.text(text)
+            return self.text(self._redact_tokens(text, level) if self.shapes and may_name_secret_member(text) else text)
         clean = self._redact_tree(tree, level) if level else self.value(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 
@@ -771,7 +785,49 @@ class Redactor:
             return self.named(value, name, "member")
         if isinstance(value, list | tuple):
             return [self.member(name, one, level) for one in value]
+        if type(value) in (int, float) and self._is_secret_number(name, text := compact(value)):
+            return self.named(text, name, "member")
+        if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_NAMES):
+            value = {one: self.member(name, v, level) if one in VALUE_NAMES else v for one, v in value.items()}
         return self._redact_tree(value, level)
+
+    def _is_secret_number(self, name: str, text: str) -> bool:
+        # Of tokens, numbers are counts and places in a vocabulary.
+        is_count = name.rstrip("0123456789_").lower().endswith("token")
+        return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
+
+    def _redact_tokens(self, text: str, level: int) -> str:
+        """Return a text that holds members as JSON does, but is none: broken off, in a call, too deep, or with repeated names."""
+        made: list[str] = []
+        at = 0
+        name, last = "", ""
+        lists: list[str] = []
+        for token in JSON_TOKEN.finditer(text):
+            piece = token[0]
+            if piece[0] in "{[":
+                lists.append(name if piece == "[" else "")
+                name = ""
+            elif piece[0] in "}],":
+                if lists and piece != ",":
+                    lists.pop()
+                name = ""
+            elif piece == ":":
+                name = last
+            else:
+                value = _decode_string(piece)
+                clean = self._redact_token(name or (lists[-1] if lists else ""), value, piece, level)
+                if clean != value:
+                    made += (text[at : token.start()], json.dumps(clean, ensure_ascii=False))
+                    at = token.end()
+            last = _decode_string(piece) if piece[0] == '"' else ""
+        return "".join([*made, text[at:]])
+
+    def _redact_token(self, name: str, value: str, piece: str, level: int) -> str:
+        if piece[0] != '"':
+            return self.named(value, name, "member") if self._is_secret_number(name, value) else value
+        if self._is_secret_member(name, value) and not is_piece_of_text(name, {name: value}):
+            return self.named(value, name, "member")
+        return self.json_text(value, level + 1) if level < NESTED_JSON and value[:1] in ("{", "[") else self.text(value)
 
     def frozen(self, value: Any) -> Any:
         """
@@ -1030,6 +1086,11 @@ def find_shapes(text: str) -> list[Span]:
         found += [
             Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _compile_shapes().finditer(text)
         ]
+    found += [
+        Span(*match.span(2), name)
+        for match in QUERY_PAIR.finditer(text)
+        if may_differ(name := _decode_escapes(match[1]), _decode_escapes(match[2]), "parameter")
+    ]
     found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
     return _merge_spans([*found, *_find_pem_blocks(text)])
 
@@ -1163,7 +1224,11 @@ _may_have_shape = make_text_finder(SHAPE_HINTS)
 
 def looks_secret(text: str) -> bool:
     """Return True if a text may hold a secret by its shape; a cheap test before the real one."""
-    return _may_have_shape(text) or ("://" in text and "@" in text)
+    return (
+        _may_have_shape(text)
+        or ("://" in text and "@" in text)
+        or ("=" in text and ("?" in text or "&" in text or "#" in text))
+    )
 
 
 def parse_if_json(text: str) -> object:
@@ -1179,6 +1244,16 @@ def parse_if_json(text: str) -> object:
     except (ValueError, RecursionError):
         return text
     return text if _is_nested_too_deeply(text, tree) else tree
+
+
+def _decode_string(piece: str) -> str:
+    """Return the text of a JSON string, or any other *piece* of JSON as it is."""
+    if piece[:1] != '"':
+        return piece
+    try:
+        return str(json.loads(piece))
+    except ValueError:
+        return piece.strip('"')
 
 
 def _reject_duplicate_names(pairs: list[tuple[str, object]]) -> dict[str, object]:

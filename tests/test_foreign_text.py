@@ -120,7 +120,7 @@ from stepengine.server.webhooks import (
 from stepengine.sessions.stores import _parse_json, _parse_messages, _read_json
 from stepengine.testing.cassette_bodies import decode_body, indent_json
 from stepengine.testing.cassette_files import RecordedRequest, parse_cassette
-from stepengine.testing.cassette_matching import MARK, find_boundary
+from stepengine.testing.cassette_matching import COUNTED_MARK, MARK, find_boundary
 from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.package_checks import HOMES, HOSTS
@@ -1936,6 +1936,32 @@ PLACES = (
         MARK.findall,
         (of("<redacted:"), of("<redacted:a~"), of("a"), of("~0")),
         ("testing/cassette_matching.py:MARK",),
+    ),
+    Place(
+        "placeholder of a cassette for what always counts",
+        COUNTED_MARK.findall,
+        (of("<redacted:"), of("<redacted:a="), of("a"), of("=0", "<redacted:")),
+        ("testing/cassette_matching.py:COUNTED_MARK",),
+    ),
+    Place(
+        "what is nearly JSON, in a cassette",
+        lambda text: Cleaner(KNOWN).body(f'f({{"password": 1, {text}'.encode(), "text/javascript"),
+        (
+            of('"password":'),
+            of('"'),
+            of("\\"),
+            of('\\"'),
+            of('"a\\'),
+            of("["),
+            of("a"),
+            of("?"),
+            of("?a"),
+            of("&a=b"),
+            of("%"),
+            of("1"),
+        ),
+        ("redaction.py:*", "testing/traffic_redaction.py:*"),
+        most=1 << 18,
     ),
     Place(
         "error of a test that replays",

@@ -44,7 +44,14 @@ from stepengine.testing.cassette_misses import (
     find_nearest,
     miss_reason,
 )
-from stepengine.testing.traffic_redaction import SHAPES, Cleaner, SecretFound, clean_url, secrets_in_headers
+from stepengine.testing.traffic_redaction import (
+    SHAPES,
+    Cleaner,
+    SecretFound,
+    clean_url,
+    find_request_secrets,
+    secrets_in_headers,
+)
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 
@@ -396,7 +403,10 @@ def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
 
 
 def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
-    request, response = cleaner.request(interaction.request), cleaner.response(interaction.response)
+    request = cleaner.request(interaction.request)
+    # The same value in another request is compared as it is, so this holds for the reply alone.
+    echoed = find_request_secrets(interaction.request)
+    response = Cleaner({**cleaner.known, **echoed}, base=cleaner.base).response(interaction.response)
     return attrs.evolve(interaction, request=request, response=response, extras=_clean_extras(interaction, cleaner))
 
 

@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import unquote_plus, urlsplit, urlunsplit
+from urllib.parse import quote_plus, unquote_plus, urlsplit, urlunsplit
 
 import attrs
 from attrs import frozen
@@ -31,6 +31,8 @@ from stepengine.data.secret_names import (
     is_secret,
     is_secret_name,
     looks_random,
+    may_differ,
+    may_name_secret_member,
 )
 from stepengine.redaction import (
     ANY,
@@ -93,7 +95,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
             _set_text(trees[piece.line], path, changed)
     for number, line in enumerate(lines):
         if number not in trees:
-            lines[number] = redactor.text(line)
+            lines[number] = redactor.json_text(line)
         elif (cleaned := redactor.value(trees[number])) != json.loads(line[5:]):
             lines[number] = f"data: {json.dumps(cleaned, ensure_ascii=False, separators=(',', ':'))}"
     return "".join(lines)
@@ -185,7 +187,17 @@ TOKEN_REQUEST = re.compile(
 """What a request for a token has in its body or query, beside a path that such requests have."""
 HEAD_END = re.compile(rb"\r?\n\r?\n")
 PART_NAME = re.compile(rb"""(?i)[;\s]name\*?="?(?:[\w-]{0,40}'[\w-]{0,40}')?([^";\r\n]{1,200})""")
-PART_KIND = re.compile(rb"(?im)^content-type:[ \t]*(?!multipart)([^\r\n]+)")
+PART_KIND = re.compile(rb"(?im)^content-type:[ \t]*([^\r\n]+)")
+MOST_NESTED = 3
+"""How deep multipart messages are looked into: nobody nests them deeper, and others could do it without end."""
+CHARSET = re.compile(
+    r"""charset=["']?(utf-?(?:8|16|32)(?:-?[bl]e)?|iso-8859-\d+|latin-?1|windows-\d+|shift_jis|euc-\w+|gb\w+|big5)(?![\w-])""",
+    re.IGNORECASE,
+)
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""How a text in UTF-16 starts, if it says so."""
+TEXT_KINDS = ("application/x-www-form-urlencoded", "application/json", "text/")
+"""What is text even if it is not UTF-8, as the forms of old servers are not."""
 """The name and content type of a part of a multipart message."""
 SHAPES = ANY
 
@@ -217,6 +229,44 @@ def _basic_auth_values(credential: str) -> Iterable[str]:
     except ValueError:
         return ()
     return (user, password) if len(password) < MIN_KNOWN or looks_random(user) else (password,)
+
+
+def find_request_secrets(request: RecordedRequest) -> dict[str, str]:
+    """Return the credentials in the address and body of *request*, with their names: a reply may quote them."""
+    found: dict[str, str] = {}
+    texts = [urlsplit(request.url).query]
+    kind = request.header("content-type").lower()
+    if kind.startswith("application/x-www-form-urlencoded"):
+        texts.append(request.body.decode("latin-1"))
+    for pair in [pair for text in texts for pair in text.split("&")]:
+        name, value = [unquote_plus(part) for part in pair.partition("=")[::2]]
+        if may_differ(name, value, "parameter"):
+            found[value] = name
+    text = request.body.decode(errors="replace")
+    members = [parse_if_json(text)] if may_name_secret_member(text) else []
+    for one in members:
+        members += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        strings = [(n, v) for n, v in one.items() if isinstance(v, str)] if isinstance(one, dict) else []
+        found.update({value: name for name, value in strings if may_differ(name, value, "member")})
+    return {
+        value: name for value, name in found.items() if len(value) >= MIN_KNOWN and not PLACEHOLDER.fullmatch(value)
+    }
+
+
+def _find_encoding(body: bytes, kind: str) -> str:
+    """Return how the text of *body* is encoded; "" if it is no text."""
+    found = CHARSET.search(kind)
+    is_text = kind.startswith(TEXT_KINDS) or "json" in kind
+    wide = [json.detect_encoding(body)] if is_text and (b"\0" in body[:4] or body[:2] in UTF16_MARKS) else []
+    named = [found[1]] if found else []
+    rest = ["latin-1"] if is_text else []
+    for encoding in (*wide, *named, "utf-8", *rest):
+        try:
+            if body.decode(encoding).encode(encoding) == body:
+                return encoding
+        except (UnicodeError, LookupError):
+            continue
+    return ""
 
 
 def is_credential_exchange(request: RecordedRequest) -> bool:
@@ -291,8 +341,12 @@ def clean_pairs(text: str, redactor: Redactor) -> str:
 def _clean_pair(piece: str, redactor: Redactor) -> str:
     name, sign, value = piece.partition("=")
     plain = unquote_plus(value)
-    if not value or PLACEHOLDER.fullmatch(plain) or not is_secret(unquote_plus(name), plain, "parameter"):
+    if not value or PLACEHOLDER.fullmatch(plain):
         return piece
+    if not is_secret(unquote_plus(name), plain, "parameter"):
+        is_nested = (plain[0] in "{[" or "://" in plain) and redactor.suspicious(plain)
+        clean = redactor.json_text(plain) if is_nested else plain
+        return piece if clean == plain else f"{name}{sign}{quote_plus(clean, safe='<>:~=')}"
     return f"{name}{sign}{redactor.named(plain, unquote_plus(name), 'parameter')}"
 
 
@@ -318,13 +372,14 @@ class Cleaner:
     def request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* without secrets, and without headers that neither count nor hold a secret."""
         headers = [(n, self.header(n, v)) for n, v in request.headers if is_recorded_header(n)]
-        kind = request.header("content-type")
-        return RecordedRequest(
-            request.method,
-            clean_url(request.url, self.redactor),
-            self._allowed(headers),
-            self.body(request.body, kind),
-        )
+        kind, encoding = request.header("content-type"), request.header("content-encoding")
+        plain = decode_body(request.body, encoding) if encoding else request.body
+        body = self.body(plain, kind)
+        if encoding and body == plain:
+            body = request.body
+        elif encoding:
+            headers = [(n, v) for n, v in headers if n != "content-encoding"]
+        return RecordedRequest(request.method, clean_url(request.url, self.redactor), self._allowed(headers), body)
 
     def response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
@@ -334,7 +389,7 @@ class Cleaner:
             grown = len(body) - len(response.body)
             headers = [(n, _add_to_length(v, grown) if n.lower() == "content-length" else v) for n, v in headers]
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
-        return RecordedResponse(response.status, response.reason, headers, body)
+        return RecordedResponse(response.status, self.text(response.reason), headers, body)
 
     def _allowed(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         left_out = self.base.rules.headers
@@ -370,26 +425,30 @@ class Cleaner:
     def _hide(self, secret: str, name: str, place: Place) -> str:
         return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.named(secret, name, place)
 
-    def body(self, body: bytes, content_type: str = "") -> bytes:
+    def body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
         kind = content_type.lower()
-        if kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
-            return self._clean_parts(body, boundary.encode())
-        try:
-            text = body.decode()
-        except UnicodeDecodeError:
+        if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
+            return self._clean_parts(body, boundary.encode(), level)
+        encoding = _find_encoding(body, kind)
+        if not encoding:
             return self.redactor.binary(body)
+        text = body.decode(encoding)
         if kind.startswith("application/x-www-form-urlencoded"):
-            return self.text(clean_pairs(text, self.redactor)).encode()
-        return self._clean_json(text).encode() if self.redactor.suspicious(text) else body
+            clean = self.text(clean_pairs(text, self.redactor))
+        else:
+            clean = self._clean_json(text) if self.redactor.suspicious(text) else text
+        return body if clean == text else clean.encode(encoding, errors="backslashreplace")
 
-    def _clean_parts(self, body: bytes, boundary: bytes) -> bytes:
+    def _clean_parts(self, body: bytes, boundary: bytes, level: int) -> bytes:
         """Return the *body* of a multipart message without secrets."""
         delimiter = rb"((?:^|\r?\n)--%b(?=--|[ \t]*\r?\n|$))" % re.escape(boundary)
         pieces = re.split(delimiter, body)
-        return b"".join([piece if number % 2 else self._clean_part(piece) for number, piece in enumerate(pieces)])
+        return b"".join(
+            [piece if number % 2 else self._clean_part(piece, level) for number, piece in enumerate(pieces)]
+        )
 
-    def _clean_part(self, part: bytes) -> bytes:
+    def _clean_part(self, part: bytes, level: int) -> bytes:
         head_end = HEAD_END.search(part)
         if head_end is None:
             return self.body(part)
@@ -398,13 +457,12 @@ class Cleaner:
         field, text = name[1].decode("latin-1") if name else "", content.decode("latin-1")
         if content and is_secret(field, text, "parameter"):
             return head + self._hide(text, field, "parameter").encode("latin-1")
-        # A message within a message is cleaned as text: nobody nests forms, and others could do it without end.
-        return head + self.body(content, kind[1].decode("latin-1") if kind else "")
+        return head + self.body(content, kind[1].decode("latin-1") if kind else "", level + 1)
 
     def _clean_json(self, text: str) -> str:
         """Return JSON, lines of JSON or other text without secrets."""
         plain = text.lstrip("\ufeff \t\r\n")
-        if isinstance(parse_if_json(plain), str) and plain.startswith(("{", "[")):
+        if isinstance(parse_if_json(plain), str) and not isinstance(parse_if_json(plain.partition("\n")[0]), str):
             return "".join([self.redactor.json_text(line) for line in text.splitlines(keepends=True)])
         return text[: len(text) - len(plain)] + self.redactor.json_text(plain)
 

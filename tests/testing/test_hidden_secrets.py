@@ -1,0 +1,148 @@
+"""
+Secrets in places that a recording has to look into: encodings, texts within texts, and what a reply quotes (replay K4).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from urllib.parse import quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.testing import Cassette
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
+
+URL = "http://api.test/things"
+SECRET = "zq9Hk27TmPLx4"
+FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+ADDRESS = f"https://h.test/a?page=2&access_token={SECRET}"
+DEEP = "[" * 250 + f'{{"password": "{SECRET}"}}' + "]" * 250
+PART = f'--b\r\nContent-Disposition: form-data; name="token"\r\n\r\n{SECRET}\r\n--b--\r\n'
+NESTED = f"--a\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n{PART}\r\n--a--\r\n"
+BODIES = {
+    "address in JSON": (JSON, json.dumps({"next": ADDRESS}).encode()),
+    "user in an address in JSON": (JSON, json.dumps({"db": f"postgres://ada:{SECRET}@h/x"}).encode()),
+    "address in text": ("text/plain", f"see {ADDRESS}".encode()),
+    "address in a form": (FORM, f"a=1&next={quote_plus(ADDRESS)}".encode()),
+    "JSON in a form": (FORM, f"a=1&data={quote_plus(json.dumps({'password': SECRET}))}".encode()),
+    "form in latin-1": (FORM, f"city=K\xf6ln&password={SECRET}".encode("latin-1")),
+    "JSON in latin-1": (JSON, f'{{"city": "K\xf6ln", "password": "{SECRET}"}}'.encode("latin-1")),
+    "JSON in UTF-16": (JSON, json.dumps({"password": SECRET}).encode("utf-16")),
+    "text in UTF-16": ("text/plain; charset=utf-16-le", json.dumps({"password": SECRET}).encode("utf-16-le")),
+    "repeated names": (JSON, f'{{"password": "{SECRET}", "a": 1, "a": 2}}'.encode()),
+    "depth": (JSON, DEEP.encode()),
+    "JSONP": ("text/javascript", f'found({{"password": "{SECRET}"}});'.encode()),
+    "broken off": (JSON, f'{{"password": "{SECRET}", "a": [1,'.encode()),
+    "list in broken JSON": (JSON, f'{{"a": 1, "a": 2, "tokens": {{"token": ["{SECRET}"]}}}}'.encode()),
+    "object": (JSON, json.dumps({"secret": {"name": "db", "value": SECRET}}).encode()),
+    "nested multipart": ("multipart/mixed; boundary=a", NESTED.encode()),
+    "event": ("text/event-stream", f'data: {{"password": "{SECRET}", "a": 1, "a": 2}}\n\n'.encode()),
+}
+
+
+def record(request: RecordedRequest, reply: RecordedResponse, path: Path) -> str:
+    cassette = Cassette()
+    cassette.finish(cassette.reserve(), Interaction(request, reply))
+    cassette.save(path)
+    again = Cassette.load(path)
+    assert again.take(request) == again.interactions[0]
+    kept = again.interactions[0]
+    return repr([kept.request, kept.response]).replace("\\x00", "")
+
+
+@pytest.mark.spec("replay:K4")
+@pytest.mark.parametrize(("kind", "body"), BODIES.values(), ids=BODIES.keys())
+def test_no_secret_of_a_body_is_stored(kind: str, body: bytes, tmp_path: Path) -> None:
+    headers = [("content-type", kind)]
+
+    stored = record(
+        RecordedRequest("POST", URL, headers, body), RecordedResponse(200, "OK", headers, body), tmp_path / "c.yaml"
+    )
+
+    assert SECRET not in stored
+    assert 2 == stored.count("<redacted:")
+
+
+@pytest.mark.spec("replay:K4")
+def test_no_number_under_the_name_of_a_secret_is_stored(tmp_path: Path) -> None:
+    body = json.dumps({"password": 482910375, "total_token": 482910, "secret": True}).encode()
+    stored = record(RecordedRequest("POST", URL, body=body), RecordedResponse(200), tmp_path / "c.yaml")
+
+    assert "482910375" not in stored
+    assert "482910" in stored
+    assert "true" in stored
+
+
+@pytest.mark.spec("replay:K4")
+def test_no_secret_of_a_compressed_request_is_stored(tmp_path: Path) -> None:
+    headers = [("content-type", JSON), ("content-encoding", "gzip")]
+    request = RecordedRequest("POST", URL, headers, gzip.compress(json.dumps({"password": SECRET}).encode()))
+
+    assert "<redacted:password" in record(request, RecordedResponse(200), tmp_path / "c.yaml")
+
+
+@pytest.mark.spec("replay:K4")
+@pytest.mark.parametrize(
+    "request_",
+    [
+        RecordedRequest("GET", f"{URL}?token={SECRET}"),
+        RecordedRequest("POST", URL, [("content-type", FORM)], f"password={SECRET}".encode()),
+        RecordedRequest("POST", URL, [("content-type", JSON)], json.dumps({"a": [{"password": SECRET}]}).encode()),
+    ],
+    ids=["query", "form", "json"],
+)
+def test_no_secret_of_a_request_is_stored_in_its_reply(request_: RecordedRequest, tmp_path: Path) -> None:
+    reply = RecordedResponse(401, f"not {SECRET}", [("x-note", f"no {SECRET}")], f"you sent {SECRET}".encode())
+
+    assert SECRET not in record(request_, reply, tmp_path / "c.yaml")
+
+
+@pytest.mark.spec("replay:K4")
+@pytest.mark.parametrize("name", ["page", "sort_key"])
+def test_an_address_in_a_body_keeps_its_ordinary_parameters(name: str, tmp_path: Path) -> None:
+    body = json.dumps({"next": f"https://h.test/a?{name}=2&b=3"}).encode()
+    reply = RecordedResponse(200, "OK", [("content-type", JSON)], body)
+
+    assert "redacted" not in record(RecordedRequest("GET", URL), reply, tmp_path / "c.yaml")
+
+
+PIECES = st.sampled_from(
+    [
+        '"',
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        '"password"',
+        '"token": ',
+        f'"{SECRET}"',
+        "123456789",
+        "?token=x",
+        "&",
+        "=",
+        " ",
+        "\n",
+        "f(",
+    ]
+)
+
+
+@pytest.mark.spec("replay:K4")
+@given(st.lists(PIECES, max_size=25).map("".join), st.sampled_from([FORM, JSON, "text/plain", "text/event-stream"]))
+def test_a_recorded_body_is_clean_and_matches_itself(body: str, kind: str) -> None:
+    request = RecordedRequest("POST", URL, [("content-type", kind)], body.encode())
+    cassette = Cassette(mark_key="00")
+    cassette.finish(cassette.reserve(), Interaction(request, RecordedResponse(200)))
+    kept = cassette.interactions[0].request
+
+    again = Cassette(cassette.interactions)
+
+    assert kept == again.take(request).request
+    assert kept == Cassette([again.interactions[0]]).take(kept).request
