@@ -50,6 +50,7 @@ from stepengine.testing.traffic_redaction import (
     SecretFound,
     clean_url,
     find_request_secrets,
+    is_unread,
     secrets_in_headers,
 )
 from stepengine.workspace.after_fork import Lock
@@ -231,6 +232,18 @@ class Cassette:
     def complete(self) -> tuple[Interaction, ...]:
         """The interactions that can be played: what ``save`` writes."""
         return tuple([interaction for interaction in self.interactions if interaction.is_kept])
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """A line for each body in which only known secrets are searched, because it is no text."""
+        return tuple(
+            [
+                f"{interaction.request.method} {interaction.request.url}: its {what} is no text"
+                for interaction in self.complete
+                for what, message in (("body", interaction.request), ("reply", interaction.response))
+                if is_unread(message)
+            ]
+        )
 
     @property
     def unused(self) -> tuple[int, ...]:

@@ -298,13 +298,14 @@ class CassetteFixture(Cassette):
         )
 
     def remarks(self) -> list[str]:
-        """Return a line for each reply that the test saw and that was not recorded, and how to record it."""
+        """Return a line for each reply that was not recorded, with how to record it, and for each body that was not looked into."""
         lines = [f"  not recorded: {left}" for left in self.fresh.left_out]
         reasons = {left.reason for left in self.fresh.left_out}
         if "error_status" in reasons:
             lines.append("  to record error replies: @pytest.mark.stepengine(record_errors=True)")
         if "not_read" in reasons:
             lines.append("  to record a stream: read it to its end")
+        lines += [f"  not looked into: {line}" for line in self.fresh.unread]
         return lines + [line for shared in self._shared.values() for line in shared.remarks()]
 
     def _check_unused(self) -> None:

@@ -58,6 +58,7 @@ __all__ = (
     "is_credential_exchange",
     "is_presigned",
     "is_telemetry",
+    "is_unread",
     "join_texts",
     "secrets_in_headers",
     "vcr_config",
@@ -267,6 +268,13 @@ def _find_encoding(body: bytes, kind: str) -> str:
         except (UnicodeError, LookupError):
             continue
     return ""
+
+
+def is_unread(message: RecordedRequest | RecordedResponse) -> bool:
+    """Return True if the body of *message* is no text, so that only known values are searched in it."""
+    encoding = message.header("content-encoding")
+    body = decode_body(message.body, encoding) if encoding else message.body
+    return message.body != b"" and (not body or not _find_encoding(body, message.header("content-type").lower()))
 
 
 def is_credential_exchange(request: RecordedRequest) -> bool:

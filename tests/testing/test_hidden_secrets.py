@@ -110,6 +110,16 @@ def test_an_address_in_a_body_keeps_its_ordinary_parameters(name: str, tmp_path:
     assert "redacted" not in record(RecordedRequest("GET", URL), reply, tmp_path / "c.yaml")
 
 
+@pytest.mark.spec("replay:K12")
+def test_a_body_that_is_no_text_is_reported() -> None:
+    cassette = Cassette()
+    picture = RecordedResponse(200, "OK", [("content-type", "image/png")], b"\x89PNG\xff\x00")
+    for number, reply in enumerate([picture, RecordedResponse(200, body=b"text")]):
+        cassette.finish(cassette.reserve(), Interaction(RecordedRequest("GET", f"{URL}/{number}"), reply))
+
+    assert (f"GET {URL}/0: its reply is no text",) == cassette.unread
+
+
 PIECES = st.sampled_from(
     [
         '"',
