@@ -418,7 +418,8 @@ class Cleaner:
             )
         if low in ACCOUNT_HEADERS:
             return self._hide(value, low, "header")
-        return self.address(value) if low in ADDRESS_HEADERS or "://" in value else self.text(value)
+        clean = self.address(value) if low in ADDRESS_HEADERS or "://" in value else value
+        return self.redactor.json_text(clean)
 
     def _cookie(self, text: str) -> str:
         name, sign, value = text.partition("=")

@@ -110,6 +110,14 @@ def test_an_address_in_a_body_keeps_its_ordinary_parameters(name: str, tmp_path:
     assert "redacted" not in record(RecordedRequest("GET", URL), reply, tmp_path / "c.yaml")
 
 
+@pytest.mark.spec("replay:K3")
+@pytest.mark.parametrize("value", [json.dumps({"a": 1, "password": SECRET}), ADDRESS, f"/back?token={SECRET}&b=1"])
+def test_no_secret_in_the_text_of_a_header_is_stored(value: str, tmp_path: Path) -> None:
+    request = RecordedRequest("GET", URL, [("x-data", value)])
+
+    assert SECRET not in record(request, RecordedResponse(200, "OK", [("X-Data", value)]), tmp_path / "c.yaml")
+
+
 @pytest.mark.spec("replay:K12")
 def test_a_body_that_is_no_text_is_reported() -> None:
     cassette = Cassette()
