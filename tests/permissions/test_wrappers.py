@@ -67,7 +67,7 @@ DENIED = [
     "git for-each-repo --config=x push", "git difftool -x 'git push'", "git grep -O'git push' x", "git clone -u 'git push' a b", "git fetch --upload-pack='git push' a", "git filter-branch --msg-filter 'git push'",
     "git fetch 'ext::git push'", 'g""it push; ls', "g\\it push; ls", "'git' push; ls", '"git" push && ls', "{git,push}; ls", "ls | env git push", "ls; env -S 'g\"i\"t push'", "x=git; $x push", "$(git push)",
     "`git push`", "cat <(git push)", "if true; then git push; fi", "f() { git push; }; f", "g\\\nit push; ls", "echo push | xargs git", "alias g=git; g push", "(cd x && git push)", "echo a\ngit push", "cat <<E\n$(git push)\nE",
-    "vim '+!git push' f", "less '+!git push' f", "git merge-index git push", "git archive --remote='ext::git push' HEAD", "git config alias.x '!git push'", "git clone -c core.sshCommand='git push' a", "git svn fetch --authors-prog='git push'", "git send-email --sendmail-cmd='git push' a.patch", "2>&- git push", "2>&- g''it push",
+    "vim '+!git push' f", "less '+!git push' f", "git merge-index git push", "git archive --remote='ext::git push' HEAD", "git config alias.x '!git push'", "git clone -c core.sshCommand='git push' a", "2>&- git push", "2>&- g''it push",
     "trap 'g\"\"it push' EXIT; ls", "f() { $1 push; }; f git", "case a in a) g''it push;; esac", "apt-get -o APT::Update::Pre-Invoke::='git push' update", "cat > x <<E\ngit push\nE\nsh x", "mapfile -C 'git push' a", "PS4='$(git push)' bash -x f",
     "ls; make X='git push'", "ls; sh -c \"sh -c 'git push'\"", 'ls; frobnicate "g"it push', "git\tpush", "env --  git  push", ["env", "git", "push"], ["sh", "-c", "git \\\n push"], ["env", "-S", "git push\n"],
 ]  # fmt: skip
@@ -85,7 +85,7 @@ ASKED = [
     "awk 'BEGIN{system(\"g\" \"it push\")}'", "awk '{print | \"sh\"}' f", "gawk '\"x\" | getline'", "awk 'BEGIN{system(\"x\")}' -e f", "sed -n '1e x' f", "sed 's/a/b/e' f", "env PAGER='git push' git log", "env GIT_SSH_COMMAND='git push' git fetch",
     "git -c core.pager='git push' log", "git --config-env=alias.x=X x", "git x", "git -C a unknown", "xargs -a words git", "xargs sh -c", "bash", "sh -s", "bash deploy.sh git", "expect -c 'spawn git push'",
     "$X push", '"$X" push', "gi? push", "$(printf 'g%s' it) push", 'eval "$X"', "curl x | sh", "base64 -d f | bash -s", "cat f | xargs env", "`cat f`", "$'\\x67it' push", "sh -c '$X push'", 'bash -c "${X}"',
-    "python3 - <<E\nimport subprocess\nE", "find . -exec '{}' ';'", "env -S '${X} push'",
+    "python3 - <<E\nimport subprocess\nE", "find . -exec '{}' ';'", "env -S '${X} push'", "git svn fetch --authors-prog=x",
 ]  # fmt: skip
 """Commands of which nobody can say that they do not start the program."""
 PLAIN = [

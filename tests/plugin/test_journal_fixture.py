@@ -263,7 +263,7 @@ def test_rules_about_secrets_come_from_the_mark_and_the_ini_file(run, pytester, 
     wire = f"\n{marked}\ndef test_wire(cassette):\n    ask(cassette, 'go to t-4711 and Mallory')\n"
     run(wire, "--stepengine-record=once").assert_outcomes(passed=1)
     content = (pytester.path / "cassettes/test_it/test_wire.yaml").read_text()
-    assert 2 == len(re.findall(r"go to <redacted:stepengine_redact~\w{4}> and <redacted:who~\w{4}>", content))
+    assert 2 == len(re.findall(r"go to <redacted:stepengine_redact=\w{4}> and <redacted:who~\w{4}>", content))
     run(wire).assert_outcomes(passed=1)
 
 
