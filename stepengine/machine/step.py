@@ -642,10 +642,12 @@ def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:
 
 
 def _can_end_turn(run: RunState) -> Flow[bool]:
-    """Return whether the turn may end, as decided by ``on_stop`` hooks; a spent budget or cut reply always ends it."""
+    """Return whether the turn may end, as decided by ``on_stop`` hooks; a spent budget, cut reply or hand-off always ends it."""
     # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
-    # unanswered.
+    # unanswered. After a hand-off it is the other agent's turn.
     if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.progress.truncated:
+        return True
+    if run.children.successor is not None:
         return True
     return not (yield from hooks.on_stop(run))
 

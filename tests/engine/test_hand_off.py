@@ -162,6 +162,16 @@ async def test_a_session_stays_with_the_other_agent_until_it_hands_back():
     assert "You greet." == models["desk"].calls[1].system_prompt
 
 
+@pytest.mark.spec("generator-contract:L41", "reliability:GN36")
+async def test_on_stop_is_not_called_by_a_hand_off():
+    desk, _ = agents()
+    desk = attrs.evolve(desk, hooks=Hooks(on_stop=[lambda ctx: "Go on."]))
+    engine, models = engine_of(desk, [HANDS], ["Order 7 is refunded."])
+
+    assert "Order 7 is refunded." == (await engine.run(desk, "Refund order 7.")).output
+    assert 1 == len(models["desk"].calls)
+
+
 @pytest.mark.spec("generator-contract:L41")
 async def test_the_agent_that_handed_over_says_nothing_more_and_its_handler_ends_first():
     log = []
