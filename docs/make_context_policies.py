@@ -50,7 +50,7 @@ Policies change only the prompt. With `replace_record=True`, a policy also short
 | `mask_tool_results` | old results, first of the tools that you name, then long ones | results that the agent can read again |
 | `output_cache` | the oldest results; the tool `read_output` fetches them | results that cannot be produced again |
 | `@tool(ephemeral=N)` | all results of the tool except the newest N | screenshots, listings, states |
-| `prune_to_summary` | the text of replies, most inputs and results; not user messages, errors, edits, answers and outputs of agents | long coding turns, without a model call |
+| `prune_to_summary` | the text of replies, most inputs and results; user messages, errors, edits, answers and outputs of agents only where its budget is too small for them | long coding turns, without a model call |
 | `summarize` | everything that the model's summary omits; not unanswered user messages and instructions | other long tasks; each summary costs a model call |
 | `raise_on_overflow` | nothing: the run fails before the model call | tests; callers with their own policy |
 
