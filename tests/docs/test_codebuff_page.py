@@ -34,7 +34,7 @@ from stepengine.data.limits import DEFAULT_LIMITS
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
 
 from .pages import ROOT, page
@@ -291,11 +291,109 @@ def paths_stay_below_the_root(root: Path) -> None:
 
 
 def secrets_are_not_read(root: Path) -> None:
-    for name, text in ((".env", "KEY=1\n"), (".gitignore", "*.log\n"), ("a.log", "ignored\n")):
-        (root / name).write_text(text)
-    secret, ignored = called("read_files", {"paths": [".env", "a.log"]}, *file_tools(root)).data
-    assert "error" in secret
-    assert "ignored\n" == ignored["content"]
+    secret = [".env", ".env.example", ".npmrc", "key.pem"]
+    for name in (*secret, "a.log"):
+        (root / name).write_text("text\n")
+    (root / ".gitignore").write_text("*.log\n")
+    *withheld, ignored = called("read_files", {"paths": [*secret, "a.log"]}, *file_tools(root)).data
+    assert [True] * 4 == ["error" in entry for entry in withheld]
+    assert "text\n" == ignored["content"]
+
+
+def secrets_and_settings_are_not_written(root: Path) -> None:
+    for name in (".env", ".npmrc", ".git/hooks/x", ".github/workflows/x.yml", ".vscode/settings.json"):
+        assert called("write_file", {"path": name, "content": "x"}, *file_tools(root, write=True)).is_error, name
+        assert not (root / name).exists()
+
+
+def edits_need_the_file_as_it_was_read(root: Path) -> None:
+    (root / "a").write_text("one\n")
+
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("read_files", {"paths": ["a"]})
+        (root / "a").write_text("one\ntwo\n")
+        edit = ToolCall("str_replace", {"path": "a", "replacements": [{"old_string": "one", "new_string": "1"}]})
+        first = (yield edit).tool_result
+        yield ToolCall("read_files", {"paths": ["a"]})
+        return [first.is_error, (yield edit).tool_result.is_error]
+
+    assert [True, False] == run(handle_steps, *file_tools(root, write=True)).output
+
+
+def contents_are_written_as_they_are(root: Path) -> None:
+    for content in ("\nabc\n", "```js\nx\n```\n"):
+        called("write_file", {"path": "a", "content": content}, *file_tools(root, write=True))
+        assert content == (root / "a").read_text()
+
+
+def equal_contents_are_written(root: Path) -> None:
+    (root / "a").write_text("x\n")
+    assert not called("write_file", {"path": "a", "content": "x\n"}, *file_tools(root, write=True)).is_error
+
+
+def unknown_parameters_are_refused(root: Path) -> None:
+    calls = [{"path": "a", "content": "x", "foo": 1}, {"path": "b", "content": "x"}]
+    agent = AgentDefinition("asker", model="t/m", tools=file_tools(root, write=True))
+    replies = [*[tool_call("write_file", value) for value in calls], "Done."]
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        made = engine.run_sync(agent, "go").tool_calls
+    assert [True, False] == [call.result.is_error for call in made]
+
+
+def refused_agents_keep_their_place(_: Path) -> None:
+    kid = AgentDefinition("kid", model="t/m")
+    entries = [{"agent_type": name, "prompt": "go"} for name in ("nope", "kid")]
+
+    def handle_steps(_: Any) -> Any:
+        return (yield ToolCall("spawn_agents", {"agents": entries})).tool_result.data
+
+    refused, ran = run(handle_steps, "spawn_agents", replies=["Yes."], spawnable_agents=[kid]).output
+    assert ("error" in refused, ran["output"]) == (True, "Yes.")
+
+
+def fitting_text_is_an_output(_: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    agent = AgentDefinition("asker", model="t/m", output_schema=schema)
+    fits, never = ScriptedModel(['{"a": 1}']), ScriptedModel(["x"] * 9)
+    for model, status, calls in ((fits, RunStatus.COMPLETED, 1), (never, RunStatus.FAILED, 3)):
+        with Engine([agent], models=model) as engine:
+            assert status is engine.run_sync(agent, "go").status
+        assert calls == len(model.calls)
+
+
+def cut_replies_go_on(_: Path) -> None:
+    agent = AgentDefinition("asker", model="t/m")
+    with Engine([agent], models=ScriptedModel([text("Part", stop_reason="max_tokens"), "Done."])) as engine:
+        assert "PartDone." == engine.run_sync(agent, "go").output
+
+
+def slashes_are_prompts(_: Path) -> None:
+    model = ScriptedModel(["Done."])
+    with Engine([AgentDefinition("asker", model="t/m")], models=model) as engine:
+        engine.run_sync("asker", "/compact").unwrap()
+    assert ["/compact"] == [message.text for message in model.calls[0].messages]
+
+
+def any_value_is_an_output(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("set_output", {"data": "hello"}, include_tool_call=False)
+
+    assert "hello" == run(handle_steps, output_mode="structured_output").output
+
+
+def agents_are_listed_in_a_message(_: Path) -> None:
+    kid = AgentDefinition("kid", model="t/m", description="Helps.")
+    agent = AgentDefinition("asker", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
+    model = ScriptedModel(["Done."])
+    with Engine([agent], models=model) as engine:
+        engine.run_sync(agent, "go").unwrap()
+    assert any("<system-reminder>" in m.text and "kid" in m.text for m in model.calls[0].messages)
+
+
+def small_summaries_drop_the_first_prompt(_: Path) -> None:
+    large, small = [pruned(3_000, "word ", maxContextLength=most)[0] for most in (3_000, 500)]
+    assert ("[USER]\ngo" in large, "[USER]" in small) == (True, False)
+    assert "Progress note:" in small
 
 
 def paths_start_at_the_root(root: Path) -> None:
@@ -550,13 +648,25 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "a replacement that fails is skipped": all_replacements_or_none,
     "any file of the system can be read": paths_stay_below_the_root,
     "the content of `.env` and ignored files is `[BLOCKED]`": secrets_are_not_read,
+    "`write_file` writes any file of the project": secrets_and_settings_are_not_written,
+    "an edit applies to what the file contains now": edits_need_the_file_as_it_was_read,
+    "`write_file` removes a leading newline and a code fence": contents_are_written_as_they_are,
+    "`write_file` with the same content is an error": equal_contents_are_written,
+    "unknown parameters of a tool are dropped, unquoted JSON is repaired": unknown_parameters_are_refused,
+    "an agent that may not be spawned is left out of the call and the result": refused_agents_keep_their_place,
+    "JSON text is no output; `set_output` is asked for once, then the output is null": fitting_text_is_an_output,
+    "a reply that was cut at `max_tokens` ends the turn": cut_replies_go_on,
+    "`/compact`, `/init` and `/export` are commands": slashes_are_prompts,
+    '`set_output({"data": ...})` needs an object': any_value_is_an_output,
+    "a list of the agents that may be spawned is part of the tool": agents_are_listed_in_a_message,
+    "summaries of `context-pruner` keep more messages": small_summaries_drop_the_first_prompt,
     "`code_search` gives paths from `cwd`, as in `./a.ts`": paths_start_at_the_root,
     "`glob` matches paths from the root, also with `cwd`": patterns_start_at_cwd,
     "`glob` gives all files": glob_gives_a_hundred_files,
     "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
     "`timeout_seconds: -1` waits without end": commands_end_after_their_limit,
     "`write_file` and `str_replace` report `Created file successfully.` and the like": edits_report_a_diff,
-    "a wrong call of a handler is a result": wrong_calls_are_raised,
+    "a wrong call of a handler has no result": wrong_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
     "`agentState` can be changed": state_is_frozen,
     "`add_message` is offered to models": add_message_is_for_handlers,
