@@ -417,6 +417,8 @@ class Turn:
     def _open_record_to_resume(self) -> JournaledRun | None:
         """Return the record of the run that waits, to go on from there with the answer; ``None`` where there is none."""
         from stepengine.journal.journaled_run import JournaledRun
+        from stepengine.journal.permission_reset import remove_approvals
+        from stepengine.journal.provenance import has_trusted_permissions
 
         name, state = self._before.journal, self._before.state
         if name is None or state is None or self._journals is None or self._request.previous is not None:
@@ -439,6 +441,8 @@ class Turn:
                 "store keeps of it, so nothing would be recorded in the one that journal= names; leave it out"
             )
             raise SessionError(msg)
+        if not has_trusted_permissions(journal):
+            remove_approvals(journal)
         asked = self._request.on_divergence
         recording = JournaledRun.resume(journal, self._answers_by_question(), keep=asked == "keep")
         recording.raises = asked != "stop"

@@ -29,7 +29,7 @@ from stepengine.journal.modes import (
     Resuming,
     Walking,
 )
-from stepengine.journal.provenance import is_resumed_as_own, is_written_by_user
+from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own, is_written_by_user
 from stepengine.journal.questions import GivenAnswers, InDoubt, check_answers
 from stepengine.journal.recorded_clock import ReplayPace, RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -127,7 +127,7 @@ class JournaledRun:
         ahead: Mapping[str, AnswerLike] | None = None,
         keep: bool = False,
         now: bool = False,
-        asks_again: bool = False,
+        asks_again: bool | None = None,
         asks_about_calls: bool | None = None,
     ) -> JournaledRun:
         """
@@ -135,7 +135,8 @@ class JournaledRun:
 
         With *keep*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
         *answers*, those given *ahead* need not fit an open question: they may be asked for later. With *now* recorded sleeps
-        and timeouts are over at once. With *asks_again* nobody is believed who posted a permission. With *asks_about_calls* a person is
+        and timeouts are over at once. With *asks_again* no recorded or posted answer is believed; by default (``None``) if this user did
+        not give the permissions that the journal holds. With *asks_about_calls* a person is
         asked about calls that only the record asks for; by default (``None``) if the journal is not known as this user's.
 
         Raises:
@@ -156,6 +157,8 @@ class JournaledRun:
         try:
             if is_written_by_user(journal):
                 writer.take_ownership()
+            if asks_again is None:
+                asks_again = not has_trusted_permissions(journal)
             if asks_about_calls is None:
                 asks_about_calls = not is_resumed_as_own(journal)
             leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
@@ -166,7 +169,7 @@ class JournaledRun:
             # that went on without it would ask again somewhere else.
             check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
             run.mail.collect(history, asks_again=asks_again)
-            given.add_recorded(history, ahead or {}, by_id=keep)
+            given.add_recorded(history, ahead or {}, by_id=keep, asks_again=asks_again)
         except BaseException:
             writer.close()
             raise

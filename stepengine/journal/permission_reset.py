@@ -2,7 +2,8 @@
 Remove the permissions from a third-party journal, so that a resumed run asks again.
 
 A journal says who allowed what, and whoever writes one can say it. What is recorded as done stays done; but a yes whose call
-has not begun would let it run now, and one for good would let later calls run, under rules that ask.
+has not begun would let it run now, and one for good would let later calls run, under rules that ask. An answer without a result would
+be given to whichever question has its id or text, also a permission that the run asks for later.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PERMISSION = "permission"
 
 def find_effective_questions(history: History, *, after: Address | None = None) -> list[str]:
     """
-    Return the ids of questions whose recorded approval covers a call not started yet, or all later calls.
+    Return the ids of questions whose recorded approval covers a call not started yet, or all later calls, or whose answer has no result.
 
     Args:
         history: What was recorded.
@@ -43,7 +44,25 @@ def find_effective_questions(history: History, *, after: Address | None = None) 
         for intent in _find_effective_permissions(history, cut)
         for question in questions_of(history.form(intent))
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *[record.input["question_id"] for record in _find_unused_answers(history)]]))
+
+
+def _find_unused_answers(history: History) -> list[Input]:
+    """Return the recorded answers that are in no result of their question."""
+    return [
+        record
+        for record in history.inputs
+        if record.input.get("type") == "answer"
+        and not (
+            record.address in history.results and _is_answer_to(record, _find_question_ids(history, record.address))
+        )
+    ]
+
+
+def _find_question_ids(history: History, address: Address) -> set[str]:
+    """Return the ids of the questions of the effect at an address."""
+    intent = history.intents.get(address)
+    return {q.id for q in questions_of(history.form(intent))} if intent is not None and intent.type == "ask" else set()
 
 
 def remove_approvals(journal: Journal) -> tuple[str, ...]:
@@ -80,7 +99,7 @@ def _get_recorded_answers(history: History, address: Address) -> Sequence[Answer
     """Return the recorded answers to an effect, those waiting for its other questions included."""
     known = history.results.get(address)
     if known is None:
-        ids = {question.id for question in questions_of(history.form(history.intents[address]))}
+        ids = _find_question_ids(history, address)
         return [restored(each.input["answer"]) for each in history.inputs if _is_answer_to(each, ids)]
     outcome: object = history.outcome(known)
     return outcome.value if isinstance(outcome, Value) else ()
@@ -123,6 +142,7 @@ def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator
     cut = JournalCut(history)
     asked = {intent.address: intent for intent in _find_effective_permissions(history, cut) if intent.address != keep}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
+    ids |= {record.input["question_id"] for record in _find_unused_answers(history) if record.address != keep}
     for record in history.records:
         if isinstance(record, Input) and _is_answer_to(record, ids):
             continue

@@ -83,15 +83,15 @@ class GivenAnswers:
         """Return whether a question is answered."""
         return question.id in self.by_question or question.text in self.by_question
 
-    def add_recorded(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool) -> None:
+    def add_recorded(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool) -> None:
         """
-        Add the recorded answers, and those given *ahead* for questions that may still be asked.
+        Add the recorded answers, unless *asks_again*, and those given *ahead* for questions that may still be asked.
 
         With *by_id* answers to open questions are stored by id instead of text: a question whose text was edited is asked as
         it is now, and who answers has seen the one that was recorded.
         """
         # The later ones win: those of the caller over those that the record keeps, and both over those given *ahead*.
-        answers = {**load_recorded_answers(history), **self.by_question}
+        answers = {**({} if asks_again else load_recorded_answers(history)), **self.by_question}
         if by_id:
             by_text: dict[str, list[str]] = {}
             for key, (_, question) in open_questions(history).items():

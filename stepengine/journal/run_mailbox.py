@@ -178,10 +178,9 @@ class RunMailbox:
         """Use a letter as the answer to a question, unless the caller answers it."""
         answer = parse_answer(letter.value)
         problem = answer_problem(answer, question)
-        # Whoever can write to the folder can post a yes. An answer to a question is only text for the agent; a
-        # permission lets something run, so on a folder that others share it is asked again.
-        if asks_again and question.tool_name is not None:
-            problem = f"{question.id!r} is a permission, and whoever posted that it is given may be anybody"
+        # Whoever wrote the journal could put a letter beside it, and say of a permission that it is another question.
+        if asks_again:
+            problem = f"{question.id!r} is asked again, since whoever posted the answer may be anybody"
         if problem:
             self._record_refusal(letter, problem)
         elif not self._run.answers.has(question):

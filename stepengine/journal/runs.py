@@ -259,7 +259,8 @@ async def fork(
 
     given, _ = split_answers(answers)
     source = as_journal(journal)
-    asks_about_calls = not (is_resumed_as_own(source) if trust is None else trust)
+    asks_again = not _has_trusted_permissions(source, trust=trust)
+    asks_about_calls = asks_again or not (is_resumed_as_own(source) if trust is None else trust)
     made = branch(
         source, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
     )
@@ -269,7 +270,7 @@ async def fork(
     texts = {question.text for _, question in waiting.values()}
     asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
     # What is asked only after the fork may be answered up front, as in a new run.
-    run = JournaledRun.resume(made, asked, ahead=given, asks_about_calls=asks_about_calls)
+    run = JournaledRun.resume(made, asked, ahead=given, asks_again=asks_again, asks_about_calls=asks_about_calls)
     branched = len(made.records())
     try:
         return await _run_to_end(run, launch, "raise")

@@ -129,6 +129,12 @@ class UnknownCalls:
         if isinstance(outcome, Value) and all(answer.agrees for answer in outcome.value):
             self._approved.add((item.path, effect.tool_call_id))
 
+    def _is_started_by_record(self, path: str) -> bool:
+        """Return whether the record says that a model started the run at *path*, or one around it."""
+        while path and path not in self._started:
+            path = get_start_address(path)[0]
+        return bool(path)
+
     def includes(self, item: Item) -> bool:
         """Return whether a person has to be asked about an effect before it starts."""
         effect = item.effect
@@ -136,12 +142,12 @@ class UnknownCalls:
             return False
         has_begun = self._past.intent(item.address) is not None
         if isinstance(effect, CallFunction):
-            return has_begun or item.path in self._started
+            return has_begun or self._is_started_by_record(item.path)
         # A child without a call is the handler's.
         is_free = not effect.tool_call_id if isinstance(effect, Spawn) else _is_harmless(item, effect.tool_name)
         if is_free or (item.path, effect.tool_call_id) in self._approved:
             return False
-        return has_begun or item.path in self._started or self._comes_from_record(item.path)
+        return has_begun or self._is_started_by_record(item.path) or self._comes_from_record(item.path)
 
     def make_refusal(self, item: Item) -> JournalError:
         """Return the error for a call that a replay would perform: it asks nobody."""

@@ -18,16 +18,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Ask, Engine, Perform, RunResult, ToolCall, tool
+from stepengine import AgentCall, AgentDefinition, Ask, Engine, Perform, RunResult, ToolCall, tool
 from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
+from stepengine.data.json import freeze, thaw
 from stepengine.data.tools import ToolAnnotations
 from stepengine.debugging import debug
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
+from stepengine.journal.mailbox import Letter
 from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.records import Input, Intent
 from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -254,6 +257,110 @@ def test_a_fork_believes_an_approval_of_others_only_if_the_caller_gives_it(
 
     assert (["a", "a"] if is_edited else ["a"]) == done
     assert is_edited == (result.status != "suspended")
+
+
+def make_keeper(done: list[str]) -> AgentDefinition:
+    """Return an agent whose handler calls a tool for which permission is asked."""
+
+    @tool(category="write")
+    def keep(text: str) -> str:
+        """Write."""
+        done.append(text)
+        return "kept"
+
+    def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
+        yield Perform(str, "a")
+        yield ToolCall("keep", {"text": "a"})
+
+    return AgentDefinition("keeper", tools=[keep], handle_steps=handle_steps)
+
+
+ASKS = Policy([Rule.ask_for_tool("keep")])
+
+
+@pytest.mark.parametrize("entry", ["resume", "resume, trust=False", "fork"])
+@pytest.mark.parametrize("key", ["id", "text"])
+def test_an_answer_of_others_before_its_question_approves_nothing(
+    key: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+    agent = make_keeper(done)
+    journal = FileJournal(tmp_path / "run.jsonl")
+    with Engine([agent], permissions=ASKS) as engine:
+        (question,) = engine.run_sync("keeper", "act", journal=journal).pending_questions
+    records = list(journal.records())
+    (place,) = [n for n, record in enumerate(records) if isinstance(record, Intent) and record.type == "ask"]
+    answer = {"type": "answer", "question_id": getattr(question, key), "answer": {"type": "answer", "text": "yes"}}
+    journal.replace([*records[:place], Input("", 0, 0, answer)])
+    become_somebody_else(monkeypatch, tmp_path)
+    with Engine([agent], permissions=ASKS) as engine:
+        if entry == "fork":
+            result = engine.fork_sync(journal, at=0)
+        else:
+            result = engine.resume_sync(journal, **({"trust": False} if "trust" in entry else {}))
+            assert [] == done
+            result = engine.resume_sync(journal, answers={question.id: "no"})
+
+    assert [] == done
+    assert ("suspended" if entry == "fork" else "completed") == result.status
+
+
+def test_a_letter_beside_a_journal_of_others_approves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stored question says that it is no permission; its fingerprint is still that of one."""
+    done = list[str]()
+    agent = make_keeper(done)
+    journal = FileJournal(tmp_path / "run.jsonl")
+    with Engine([agent], permissions=ASKS) as engine:
+        (question,) = engine.run_sync("keeper", "act", journal=journal).pending_questions
+
+    def lie(record: Any) -> Any:
+        if not isinstance(record, Intent) or record.type != "ask":
+            return record
+        form = thaw(record.effect)
+        del form["questions"][0]["tool_name"]
+        return Intent(record.path, record.seq, freeze({**form, "purpose": "question"}), record.fp)
+
+    journal.replace([lie(record) for record in journal.records()])
+    journal.mailbox().post(Letter(kind="answer", topic=question.id, value="yes"))
+    become_somebody_else(monkeypatch, tmp_path)
+    with Engine([agent], permissions=ASKS) as engine:
+        result = engine.resume_sync(journal)
+
+    assert ([], "suspended") == (done, result.status)
+
+
+def test_a_grandchild_of_a_child_of_others_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[str]()
+
+    def grand_steps(ctx: Any) -> Generator[Any, Any, Any]:
+        yield Perform(sent.append, f"grand {ctx.prompt}")
+
+    def steps(ctx: Any) -> Generator[Any, Any, Any]:
+        yield from AgentCall("grand", ctx.prompt)
+        yield Perform(sent.append, ctx.prompt)
+
+    grand = AgentDefinition("grand", handle_steps=grand_steps)
+    kid = AgentDefinition("kid", spawnable_agents=["grand"], handle_steps=steps)
+    lead = AgentDefinition("lead", tools=["start_agents"], spawnable_agents=["kid"])
+    starts = tool_call("start_agents", {"agents": [{"agent_type": "kid", "prompt": "evil"}]})
+    whole = FileJournal(tmp_path / "whole.jsonl")
+
+    def make(*replies: Any) -> Engine:
+        return Engine([lead, kid, grand], child_tools(), models=ScriptedModel([*replies, *[text("done")] * 5]))
+
+    with make(starts) as engine:
+        engine.run_sync("lead", "go", journal=whole).unwrap()
+    assert ["grand evil", "evil"] == sent
+    lines = whole.path.read_bytes().splitlines(keepends=True)
+    begun = next(number for number, line in enumerate(lines) if b'"path":"1' in line)
+    become_somebody_else(monkeypatch, tmp_path)
+    sent.clear()
+    for count in (begun, begun + 1, begun + 2):
+        cut = FileJournal(tmp_path / f"{count}.jsonl")
+        cut.path.write_bytes(b"".join(lines[:count]))
+        with make() as engine:
+            assert "suspended" == engine.resume_sync(cut, on_divergence="stop").status
+        assert [] == sent, lines[count - 1]
 
 
 @pytest.mark.parametrize("way", ["spawn_agents", "start_agents"])

@@ -196,9 +196,9 @@ async def test_what_was_allowed_for_good_is_not_asked_about_again_also_under_ano
 ) -> None:
     model = {"sessionId": "$session", "configId": "model", "value": "anthropic/claude-sonnet-4-5"}
     seen = await edited(
-        package, tmp_path, begun(project), said("run git log -1"), said("run git log -2"),
-        {"method": "session/set_config_option", "params": model}, said("run git log -3"), said("run git log -4"),
-        choose=["Always: git log with harmless options and paths"],
+        package, tmp_path, begun(project), said("run touch a"), said("run touch a"),
+        {"method": "session/set_config_option", "params": model}, said("run touch a"), said("run touch a"),
+        choose=["Always: exactly this call"],
     )  # fmt: skip
 
     assert ["end_turn"] * 4 == [turn["stopReason"] for turn in seen["results"] if "stopReason" in turn]
