@@ -73,6 +73,8 @@ QUERY_PAIR = re.compile(r"""(?<=[?&#])([\w.~%\[\]-]{1,100})=([^&#\s"'<>;,\\`]+)"
 """A parameter of an address, wherever an address is quoted."""
 JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
 """A piece of JSON, or of a text that is nearly JSON."""
+NEARLY_JSON = re.compile(r"\s*(?:data:|[\w.$]+\s*\()?\s*[{\[]")
+"""How a text begins that is JSON broken off, too deep, with repeated names or in a call. A page that quotes JSON is no such text."""
 JSON_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]{5,}")
 """The shortest number that is a secret by its name has six digits: shorter ones are counts."""
 VALUE_NAMES = frozenset({"plain", "plaintext", "raw", "value"})
@@ -775,7 +777,8 @@ class Redactor:
         """Return *text* cleaned as the JSON that it is, or as text."""
         tree = parse_if_json(text)
         if isinstance(tree, str):
-            return self.text(self._redact_tokens(text, level) if self.shapes and may_name_secret_member(text) else text)
+            is_near = self.shapes and NEARLY_JSON.match(text) is not None and may_name_secret_member(text)
+            return self.text(self._redact_tokens(text, level) if is_near else text)
         clean = self._redact_tree(tree, level) if level else self.value(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 

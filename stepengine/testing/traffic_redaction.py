@@ -425,8 +425,9 @@ class Cleaner:
         name, sign, value = text.partition("=")
         if not sign:
             return self._hide(text, "cookie", "header") if text else ""
-        if not value or PLACEHOLDER.fullmatch(value):
-            return text
+        # aiohttp sends the placeholder that it received in a replayed `Set-Cookie` in quotes.
+        if not value or PLACEHOLDER.fullmatch(value.strip('"')):
+            return name + sign + value.strip('"')
         name_alone = name.strip()
         may_differ = is_credential_cookie(name_alone, value)
         return f"{name}{sign}{self.redactor.placeholder(value, name_alone, may_differ=may_differ)}"

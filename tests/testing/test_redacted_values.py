@@ -206,3 +206,26 @@ def test_a_reply_keeps_user_names_and_ordinary_cookies(header: tuple[str, str]) 
 
     assert b"ada.lovelace" in body
     assert b"hunter2-hunter2" not in body
+
+
+@pytest.mark.spec("replay:C4")
+def test_a_page_that_quotes_json_is_recorded_as_it_is() -> None:
+    page = b'<html><pre>"Cookie": "_gauges_unique=1; _gauges_unique_day=1", {"password": "x"}</pre></html>'
+    reply = RecordedResponse(200, headers=[("content-type", "text/html")], body=page)
+
+    cassette = record(RecordedRequest("GET", URL), replies=(reply,))
+
+    assert page == cassette.interactions[0].response.body
+
+
+@pytest.mark.spec("replay:C8", "replay:K4")
+def test_a_replayed_cookie_that_a_client_quotes_matches() -> None:
+    login = RecordedRequest("GET", f"{URL}/login")
+    given = RecordedResponse(200, headers=[("Set-Cookie", "theme=dark; Path=/")])
+    asked = RecordedRequest("GET", URL, [("cookie", "theme=dark")])
+    cassette = record(login, asked, replies=(given, RecordedResponse(200)))
+
+    ((_, replayed),) = cassette.take(login).response.headers
+    value = replayed.partition(";")[0].removeprefix("theme=")
+
+    assert matches(cassette, RecordedRequest("GET", URL, [("cookie", f'theme="{value}"')]))
