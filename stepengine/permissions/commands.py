@@ -23,7 +23,7 @@ from attrs import frozen
 from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.script_commands import EXPANSION, WORD, split_script
-from stepengine.permissions.wrappers import find_started, option_ends, program_name
+from stepengine.permissions.wrappers import ADDED_WORDS, GIT_VALUES, find_started, option_ends, program_name
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
@@ -458,7 +458,7 @@ def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
         return program in _find_script_words(command.text)
     if program_name(command[0]) != program:
         return False
-    if form.exact:
+    if form.exact and not any(ADDED_WORDS in word for word in command):
         return command[1:] == form.prefix[1:]
     return _contains_prefix(form.prefix[1:], command)
 
@@ -486,7 +486,11 @@ def _contains_prefix(prefix: Sequence[str], words: Sequence[str]) -> bool:
     """Return whether the words of a prefix follow the program, options and their values between them aside."""
     places = {1}
     for wanted in prefix:
-        places = {at + 1 for at in option_ends(words, places) if words[at] == wanted}
+        ends = option_ends(words, places)
+        # Words that are read elsewhere may be the rest of the prefix, but not where they are the value of an option such as `git -C`.
+        if any(ADDED_WORDS in words[at] and words[at - 1] not in GIT_VALUES for at in ends):
+            return True
+        places = {at + 1 for at in ends if words[at] == wanted}
     return bool(places)
 
 

@@ -20,7 +20,8 @@ WORD = re.compile(r"[^\s\0;&|<>()`$\"'{},=!]+")
 RESERVED = frozenset(("!", "{", "}", "do", "done", "elif", "else", "esac", "fi", "if", "then", "until", "while"))
 HEADS = frozenset(("[[", "case", "for", "function", "select"))
 """Words that start no command: the words behind them are values."""
-BRACKETS = frozenset(("[", "[[", "{", "}"))
+BRACKETS = frozenset(("[", "[[", "{", "}", "{}"))
+"""Words that no shell expands."""
 EXPANDED = frozenset("*?[{")
 MAX_HEREDOC_DEPTH = 8
 """How deep here-documents in substitutions of here-documents are read; no person writes more than two."""

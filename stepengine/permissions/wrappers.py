@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from attrs import frozen
@@ -26,6 +27,8 @@ MAX_COPIES = 8
 """All that is derived from a command may be this many times as long, so that its time is linear."""
 MIN_DERIVED_CHARS = 200_000
 """All that is derived from a short command may have this many characters, more than a person's wrappers have."""
+MAX_WRAPPERS = 32
+"""How many commands one behind the other may read the same input; no person writes more than a few."""
 MIN_CHARS = 10
 """What a derived command counts at least."""
 CACHED = 16
@@ -154,6 +157,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("flock", _wrapper("-e -F -n -o -s -u -x --close --exclusive --nonblock --nb --no-fork --shared --unlock --verbose -E= -w= --conflict-exit-code= --timeout= --wait=", operands=(1, 1), lines="-c --command")),
     **_wrappers("chroot", _wrapper("-n --skip-chdir -g= -G= -u= --groups= --userspec=", operands=(1, 1))),
     **_wrappers("unshare", _wrapper("-c -C -f -i -m -n -p -r -T -u -U --cgroup --fork --ipc --mount --net --pid --time --user --uts --map-root-user --map-current-user --map-auto --mount-proc --keep-caps --kill-child -G= -R= -S= -w= -l= --root= --setgid= --setgroups= --setuid= --wd= --propagation=")),
+    **_wrappers("nsenter", _wrapper("-a -C -c -e -F -i -m -n -p -r -T -U -u -w -Z --all --cgroup --env --follow-context --ipc --join-cgroup --keep-caps --mount --net --no-fork --pid --preserve-credentials --root --time --user --user-parent --uts --wd -G= -N= -S= -t= -W= --net-socket= --setgid= --setuid= --target= --wdns=")),
     **_wrappers("sudo", _wrapper("-A -B -b -E -e -H -i -K -k -l -N -n -P -S -s -V -v --askpass --background --login --non-interactive --preserve-env --set-home --shell --stdin -C= -D= -g= -h= -p= -R= -r= -T= -t= -U= -u= --chdir= --close-from= --group= --host= --prompt= --user=", sets=True)),
     **_wrappers("doas", _wrapper("-L -n -s -C= -u=")),
     **_wrappers("pkexec", _wrapper("--disable-internal-agent --keep-cwd --user=")),
@@ -170,7 +174,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("npx pnpx bunx", _wrapper("-y -q --yes --no --no-install --quiet -p= --package= -w= --workspace=", lines="-c --call")),
     **_wrappers("uvx", _wrapper(f"{_RUN} --isolated --offline --with= --from=")),
     # a command at any place, or several
-    **_wrappers("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell nsenter orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
+    **_wrappers("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
     # options that name a program, among words that mean something else
     **_wrappers("rg", _wrapper(rest="none", lines="--pre --hostname-bin")),
     **_wrappers("sort", _wrapper(rest="none", lines="--compress-program")),
@@ -183,7 +187,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("split", _wrapper(rest="none", lines="--filter")),
     **_wrappers("ack ag bat delta", _wrapper(rest="none", lines="--pager")),
     **_wrappers("install", _wrapper(rest="none", lines="--strip-program")),
-    **_wrappers("wget", _wrapper(rest="none", lines="--use-askpass")),
+    **_wrappers("wget", _wrapper(rest="none", lines="--use-askpass -e --execute")),
     **_wrappers("make", _wrapper(rest="none", lines="-E --eval", sets=True)),
     **_wrappers("diff diff3 sdiff", _wrapper(rest="none", lines="--diff-program")),
     **_wrappers("mypy", _wrapper(rest="none", lines="--python-executable")),
@@ -193,13 +197,17 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("cargo", _wrapper(rest="none", lines="--config")),
     **_wrappers("npm pnpm yarn", _wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
     **_wrappers("less more most", _wrapper(rest="none", lines="+")),
-    **_wrappers("apt apt-get", _wrapper(rest="none", lines="-o --option")),
+    **_wrappers("apt apt-cache apt-get aptitude", _wrapper(rest="none", lines="-o --option")),
+    **_wrappers("tox", _wrapper(rest="none", lines="-x --override")),
+    **_wrappers("dotnet msbuild", _wrapper(rest="none", lines="--property -p: /p: -property: /property: --property:")),
+    **_wrappers("dotenv", _wrapper("-c -q --quote= -e= -f= -o= -v= -p= --file= --export=")),
     **_wrappers("dnf yum", _wrapper(rest="none", lines="--setopt")),
     **_wrappers("mapfile readarray complete compgen", _wrapper(rest="none", lines="-C")),
     **_wrappers("hash", _wrapper(rest="none", lines="-p")),
     **_wrappers("tcpdump", _wrapper(rest="none", lines="-z")),
     # subcommands
-    **dict.fromkeys(("brew sh", "brew bundle", "brew exec"), _ANYWHERE),
+    **dict.fromkeys(("brew sh", "brew bundle", "brew exec", "yarn workspace", "yarn workspaces", "pnpm recursive", "stepengine cassette record"), _ANYWHERE),
+    "brew ruby": _wrapper(rest="none", lines="-e"),
     **dict.fromkeys(("docker-compose exec", "docker-compose run", "kubectl debug", "kubectl exec", "kubectl run"), _ELSEWHERE),
     **{f"{program} {name}": _ELSEWHERE for program in ("docker", "podman") for name in ("run", "exec", "create", "container run", "container exec", "container create", "compose run", "compose exec")},
     "git config": _ANYWHERE,
@@ -212,21 +220,33 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "git send-email": _wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
     "git filter-branch": _wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
     "git bisect run": _wrapper(),
+    "git remote-ext": _wrapper(operands=(1, 1), rest="line"),
     "git submodule foreach": _wrapper("-q --quiet --recursive", rest="line"),
     "uv run": _wrapper(f"{_RUN} -U -m --module --active --all-extras --all-groups --all-packages --dev --exact --frozen --isolated --locked --no-cache --no-config --no-dev --no-env-file --no-project --no-sync --offline --script --env-file= --extra= --group= --index= --no-extra= --no-group= --only-group= --with= --with-editable= --with-requirements="),
     "uv tool run": _wrapper(f"{_RUN} --isolated --offline --with= --from="),
     **{f"{name} run": _wrapper("-q -v --quiet --verbose -C= -P= --directory= --project=") for name in ("hatch", "pdm", "pipenv", "pipx", "poetry", "rye")},
+    "hatch env run": _wrapper("--force-continue --ignore-compat -e= -f= -i= -x= --env= --exclude= --filter= --include="),
+    "coverage run": _wrapper("-a -L -m -p --append --branch --module --parallel-mode --pylib --timid --concurrency= --context= --data-file= --debug= --include= --omit= --rcfile= --save-signal= --source= --source-dirs="),
+    "meson devenv": _wrapper("--dump -C= -w= --dump-format= --workdir="),
+    "meson test": _wrapper(rest="none", lines="--wrap --wrapper --gdb-path"),
+    "pipenv shell": _SHELL,
     **{f"{name} run": _wrapper("-v --live-stream --no-capture-output --no-banner -n= -p= --cwd= --name= --prefix=") for name in ("conda", "mamba", "micromamba")},
     **{f"{name} exec": _wrapper() for name in ("asdf", "bundle", "bundler", "pnpm", "pyenv", "rbenv", "tox", "yarn")},
     **{name: _wrapper("-y --yes -w= -p= --package= --workspace=", lines="-c --call") for name in ("npm exec", "npm x", "mise exec", "mise x")},
-    **{name: _wrapper() for name in ("pnpm dlx", "yarn dlx", "bun x", "asdf env", "tox e", "dotenv run", "op run", "cmake -E")},
+    **{name: _wrapper() for name in ("pnpm dlx", "yarn dlx", "bun x", "asdf env", "tox e", "dotenv run", "op run", "op plugin run", "podman unshare", "cmake -E")},
     **dict.fromkeys(("direnv exec", "npm explore", "rustup run", "aws-vault exec"), _ONE),
-    **dict.fromkeys(("nix develop", "nix run", "nix shell", "cargo watch", "cargo flamegraph"), _ANYWHERE),
-    **{f"go {name}": _wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "generate", "get", "install", "run", "test", "vet")},
+    **dict.fromkeys(("nix develop", "nix env shell", "nix run", "nix shell", "cargo watch", "cargo flamegraph"), _ANYWHERE),
+    **{f"go {name}": _wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "clean", "fix", "generate", "get", "install", "list", "run", "test", "vet")},
 }  # fmt: skip
 """By the name of the program, or its name and those of its subcommands."""
 
+MODULES = {
+    "perl": ("-M", "-m"),
+    **dict.fromkeys(("node", "nodejs", "ts-node", "tsx"), ("--import", "--loader", "--experimental-loader", "-r", "--require")),
+}
+"""Options of interpreters whose value names a module, and may hold code."""
 SEARCHES = {
+    "ctest": ("--build-makeprogram", "--test-command"),
     "find": ("-exec", "-execdir", "-ok", "-okdir"),
     "fd": ("-x", "-X", "--exec", "--exec-batch"),
     "fdfind": ("-x", "-X", "--exec", "--exec-batch"),
@@ -269,26 +289,35 @@ CODE = {
 }
 """Interpreters, each with its options whose value is code. Else their first operand is a file, and the others are arguments of that."""
 STARTING_CODE = re.compile(
-    r"`|%x|\bqx\b|\bsystem\b|popen|spawn|\bexec(?:[lv]p?e?|File|Sync|FileSync)?\b|\bos\.execute\b|\bfork(?:pty)?\b|subprocess|child_process|"
+    r"`|%x|\bqx\b|\bsystem\b(?!\(\))|popen|spawn|\bexec(?:[lv]p?e?|File|Sync|FileSync)?\b|\bos\.execute\b|\bfork(?:pty)?\b|subprocess|child_process|"
     r"\bProcess\b|process\.(?:binding|mainModule)|\bpty\b|ctypes|shell|(?<!literal)(?:\b|_)eval\b|(?<!re\.)\bcompile\b|callCommand|"
-    r"import_module|importlib|\bimport\s*\(|__import__|__dict__|__builtins__|getattr|globals|\bvars\b|"
+    r"import_module|importlib\b(?!\.(?:metadata|resources)\b)|\bimport\s*\(|__import__|__dict__|__builtins__|getattr|globals|\bvars\b|"
     r"\brequire\b(?!\(\s*(['\"])[\w./@-]+\1\s*\))|proc_open|passthru|b64decode|doShellScript|do shell script"
 )
 """How code of usual languages starts programs, or hides that it does."""
-AWK_PIPE = re.compile(r"(?<!\|)\|(?!\|)")
-STARTING_AWK = re.compile(
-    r"system[ \t]*\(|@[A-Za-z_]\w*[ \t]*\(|\|&?[ \t]*(?:getline|\"|[A-Za-z_][A-Za-z0-9_]*[ \t]*(?:[;}\n]|$))|\"[ \t]*\|"
-)
-AWK_LITERAL = re.compile(r"\"(?:\\.|[^\"\\]){0,200}\"|(?:(?<=[(,~!&|{};\n])|^)[ \t]{0,40}/(?:\\.|[^/\n\\]){0,200}/")
+STARTING_AWK = re.compile(r"system[\s\\]*\(|@[A-Za-z_]\w*[\s\\]*\(|(?<!\|)\|(?!\|)")
+"""How awk starts programs: by ``system``, by a name that it computes, or by a pipe."""
+AWK_TOKEN = re.compile(r'(?P<text>"(?:\\.|[^"\\\n])*")|(?P<note>#[^\n]*)|(?P<name>[$\w]+)|(?P<blank>(?:[^\S\n]|\\\n)+)|.', re.DOTALL)
+AWK_PATTERN = re.compile(r"/(?:\\.|\[\^?\]?[^\]/\n\\]*\]|[^/\n\\\[])*/")
+"""None with a slash in brackets, which ends it for some programs."""
+AWK_WORDS = frozenset(("case", "delete", "do", "else", "exit", "getline", "in", "print", "printf", "return"))
+"""Names behind which a slash starts a pattern; behind other names it divides."""
 SED_ADDRESS = r"(?:[0-9$]+(?:~[0-9]+)?|/(?:\\.|[^/\n\\]){0,200}/[IM]*|\\([^\n])(?:(?!\%d).){0,200}\%d[IM]*)"
+SED_CHARACTER = r"(?:\\.|(?!\%d)[^\\])"
 STARTING_SED = re.compile(
-    r"(?:^|[;{}]|(?<!\\)\n)[ \t]{0,40}(?:"
+    r"(?:^|[;{}]|(?<!\\)\n)[ \t]{0,40}(?:(?:"
     + SED_ADDRESS % (1, 1)
+    + r"[ \t]{0,9},[ \t]{0,9})?(?:/(?:\\.|[^/\n\\]){200}|\\([^\n])(?:(?!\2).){200})|(?:"
+    + SED_ADDRESS % (3, 3)
     + r"[ \t]{0,9}(?:,[ \t]{0,9}(?:[+~][0-9]+|"
-    + SED_ADDRESS % (2, 2)
-    + r"))?)?[ \t!]{0,9}(?:e|s([^\n])(?:\\.|(?!\3)[^\\]){0,500}\3(?:\\.|(?!\3)[^\\]){0,500}\3[gpiImM0-9]*e)"
+    + SED_ADDRESS % (4, 4)
+    + r"))?)?[ \t!]{0,9}(?:e|s([^\n])"
+    + rf"{SED_CHARACTER % 5}{{0,500}}\5{SED_CHARACTER % 5}{{0,500}}\5[gpiImM0-9]*e|s([^\n])"
+    + rf"(?:{SED_CHARACTER % 6}{{500}}|{SED_CHARACTER % 6}{{0,499}}\6{SED_CHARACTER % 6}{{500}})))"
 )
-"""The command ``e``, or ``s`` with the flag ``e``, at the start of a command of sed."""
+"""The command ``e``, or ``s`` with the flag ``e``, at the start of a command of sed; also what is too long to be read."""
+SED_BRACKETS = re.compile(r"\[\^?\]?[^\]\n]{0,200}\]")
+"""A delimiter in brackets ends a pattern for some programs."""
 SAYS_VERSION = frozenset(("--help", "--version", "-V", "-h", "-v", "-version"))
 TEXT_PROGRAMS = {
     "awk": _wrapper("-b -c -C -g -h -I -M -n -N -O -P -r -s -S -t -V --posix --sandbox --csv -v= -F= -f= -e= -i= -l= -E= --assign= --field-separator= --file= --source= --include= --load= --exec="),
@@ -312,13 +341,13 @@ QUIET = frozenset((
     "gzip", "hexdump", "jq", "locate", "look", "lsd", "pcregrep", "rev", "rgrep", "scc", "sponge", "tokei", "ts", "ugrep", "unxz", "unzip", "unzstd",
     "xmllint", "xxd", "xz", "xzcat", "xzgrep", "yq", "zcat", "zgrep", "zstd", "zstdcat",
     # what runs the files of a project, and checks them
-    "alembic", "ansible-lint", "autopep8", "bandit", "black", "clang-format", "clang-tidy", "codespell", "coverage", "ctest", "djlint", "eslint",
-    "flake8", "flit", "gofmt", "goimports", "golangci-lint", "hatch", "isort", "jest", "lint-imports", "markdownlint", "meson", "mkdocs", "mocha",
+    "alembic", "ansible-lint", "autopep8", "bandit", "black", "clang-format", "clang-tidy", "codespell", "djlint", "eslint",
+    "flake8", "flit", "gofmt", "goimports", "golangci-lint", "isort", "jest", "lint-imports", "markdownlint", "mkdocs", "mocha",
     "mypy", "ninja", "nose2", "pip", "pip-compile", "pip3", "playwright", "prettier", "py.test", "pycodestyle", "pydocstyle", "pyflakes", "pylint",
-    "pyright", "pytest", "pyupgrade", "rspec", "rubocop", "ruff", "rustc", "rustfmt", "shellcheck", "shfmt", "sphinx-build", "stepengine",
-    "stylelint", "taplo", "tox", "tsc", "twine", "unittest", "venv", "vitest", "vulture", "webpack", "yamllint",
+    "pyright", "pytest", "pyupgrade", "rspec", "rubocop", "ruff", "rustc", "rustfmt", "shellcheck", "shfmt", "sphinx-build",
+    "stylelint", "taplo", "tsc", "twine", "unittest", "venv", "vitest", "vulture", "webpack", "yamllint",
     # networks and packages
-    "apk", "apt-cache", "aptitude", "aws", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "pacman", "ping", "port", "zypper",
+    "apk", "aws", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "pacman", "ping", "port", "zypper",
 ))  # fmt: skip
 """
 Programs that start nothing that their words name, whatever these are: they show, search and change files, or run what files say.
@@ -326,7 +355,7 @@ Programs that start nothing that their words name, whatever these are: they show
 A program in none of these tables may be a wrapper that nobody has listed.
 """
 PROGRAMS = (
-    frozenset([key.partition(" ")[0] for key in WRAPPERS]) | QUIET | frozenset(("cargo", "dotnet", "gem", "go", "npm"))
+    frozenset([key.partition(" ")[0] for key in WRAPPERS]) | QUIET | frozenset(("cargo", "ctest", "gem", "go", "npm"))
 )
 """All programs that are known."""
 GIT_COMMANDS = frozenset((
@@ -353,13 +382,39 @@ GIT_VALUES = frozenset(
     ("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--super-prefix", "--work-tree")
 )
 LOADER = re.compile(r"ld(?:64)?(?:[-.][a-z0-9_.-]*)?\.so(?:\.[0-9]+)*")
+LETTERS_OF_TAR = frozenset("bCFfgHIKLNTVX")
+"""Those with a value."""
 ALIAS = re.compile(r"alias\.([^=]+)=(.*)", re.DOTALL | re.IGNORECASE)
 SETTING = re.compile(r"[ \t]*[A-Za-z_][A-Za-z0-9_.:-]*[ \t]*=")
 ESCAPES_OF_ENV = re.compile(r"\\[_fnrtv]")
+LETTERS = re.compile(r"-[A-Za-z0-9]*?([xX])(.*)", re.DOTALL)
+ASKS_FOR_SHELL = re.compile(r"-[A-Za-z]*[isS]|--shell|--login")
+STARTING_SHELLS: Mapping[str, int] = {
+    **dict.fromkeys(("chroot", "doas", "fakeroot", "nsenter", "setarch", "sudo", "unshare"), 1),
+    **dict.fromkeys([name for name in WRAPPERS if WRAPPERS[name] == WRAPPERS["linux64"]], 1),
+    **dict.fromkeys(("cmd", "firejail", "nix-shell", "powershell", "pwsh", "systemd-run"), 1),
+    **dict.fromkeys(("newgrp", "script", "sg"), 2),
+    **dict.fromkeys(("runuser", "su"), 3),
+}
+"""Wrappers that start a shell if no command follows, each with the number of operands from which on one does."""
+DEBUGGERS = frozenset(("gdb", "lldb"))
+COMMAND_FILES: Mapping[str, tuple[str, ...]] = {
+    "gdb": ("-x", "--command", "-command"),
+    "lldb": ("-s", "--source"),
+    "make": ("-f", "--file", "--makefile"),
+    "ninja": ("-f",),
+    **dict.fromkeys(("ex", "gvim", "nvim", "vi", "view", "vim", "vimdiff"), ("-S", "-s", "-u")),
+}
+"""Options whose value is a file with commands."""
 GITS = frozenset(("git", "hub", "yadm"))
 INPUTS = ("<", "/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 PLACEHOLDER = "{}"
-"""Stands for words that are read elsewhere, as for ``xargs``."""
+"""Stands for the name of a file that ``find`` found."""
+ADDED_WORDS = "\ufdd1"
+"""Stands for words that ``xargs`` reads elsewhere: Unicode has no such character."""
+MARK_OPTIONS = ("-I", "-J", "-i", "--replace")
+"""Options of ``xargs`` and ``parallel`` whose value is what they replace by words that they read."""
+MARK_OF_PARALLEL = re.compile(r"\{[^{}\s]*\}")
 UNREADABLE = "it has more words or wrappers than are read"
 
 
@@ -457,13 +512,19 @@ class _Search:
     def _derive_from_input(self, simple: SimpleCommand, text: str, parsed: ParsedScript) -> Iterator[_Derived]:
         """Give the texts of a script that one of its commands may run: what is written to its input or to its files."""
         name, words = _table_name(simple.words[0]), simple.words
+        readers = _behind_wrappers(words) if simple.is_piped or simple.has_heredoc else []
+        if len(readers) > MAX_WRAPPERS:
+            self._note(UNREADABLE)
+        for behind in readers:
+            other = _table_name(behind[0])
+            if _reads_program(other, behind):
+                yield _Derived(Script(text, "code"), is_guess=True)
+                # `uv run -` reads Python.
+                if simple.is_piped or (other not in CODE and other != "-") or STARTING_CODE.search(text):
+                    self._note(f"{behind[0]!r} runs what it reads, which may start programs")
         is_shell = name in {".", "source"} or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
         if (is_shell or name in CODE or name == "make") and any(word.startswith(INPUTS) for word in words[1:]):
             self._note(f"{words[0]!r} runs what it reads from another program")
-        if _reads_program(name, words) and (simple.is_piped or simple.has_heredoc):
-            yield _Derived(Script(text, "code"), is_guess=True)
-            if simple.is_piped or name not in CODE or STARTING_CODE.search(text):
-                self._note(f"{words[0]!r} runs what it reads, which may start programs")
         is_known = name in PROGRAMS or name in SEARCHES or name in GITS or name in TEXT_PROGRAMS
         if not is_known and simple.has_heredoc:
             yield _Derived(Script(text, "code"), is_possible=True, is_guess=True)
@@ -494,7 +555,7 @@ class _Search:
             yield from self._derive_from_wrapper(name, wrapper, words, start)
 
     def _derive_from_unknown(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
-        if words[0] == PLACEHOLDER:
+        if words[0] == PLACEHOLDER or ADDED_WORDS in words[0]:
             self._note("it starts a program that it reads from somewhere")
         elif len(words) > 1 and not is_guess:
             yield _Derived(_script_from_words(words[1:]), is_possible=not self._is_script, is_guess=True)
@@ -502,7 +563,7 @@ class _Search:
                 yield found._replace(is_possible=True)
 
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
-        for text in _line_values(wrapper.lines, words[first:]):
+        for text in _line_values(wrapper.lines, _spell_out_letters(name, words)[first:]):
             yield from self._derive_from_program(text)
         if wrapper.rest == "shell":
             yield from self._derive_from_shell(words)
@@ -516,17 +577,40 @@ class _Search:
             yield from _derive_from_split_string(words, before) if name == "env" else ()
             yield from _derive_from_variables(wrapper, before)
             for start in starts:
-                yield from self._derive_from_rest(wrapper, words[start:], is_guess=len(starts) > 1)
+                if wrapper.rest == "open":
+                    yield from self._derive_from_open(name, words[first:start], words[start:])
+                else:
+                    yield from self._derive_from_rest(name, wrapper, words[start:], is_guess=len(starts) > 1)
 
-    def _derive_from_rest(self, wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+    def _derive_from_rest(self, name: str, wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         """Give what the words behind the options of a wrapper run."""
         if wrapper.rest == "line":
             yield from map(_Derived, _read_line(" ".join(rest)))
-        if wrapper.rest == "open":
-            # The words that are added may be those of the rule.
-            yield _Derived(_script_from_words(rest[:1]), is_possible=not self._is_script, is_guess=True)
-            rest = (*rest, PLACEHOLDER)
+        elif any(char.isspace() for char in rest[0]):  # no name of a program: some wrappers give it to a shell
+            yield from map(_Derived, _read_line(rest[0]))
         yield _Derived(rest, is_guess=is_guess)
+        if name == "hatch" and ":" in rest[0]:  # the environment in front of the command
+            yield _Derived((rest[0].partition(":")[2] or PLACEHOLDER, *rest[1:]), is_guess=is_guess)
+
+    def _derive_from_open(self, name: str, options: Argv, rest: Argv) -> Iterator[_Derived]:
+        """Give what a command runs to which words are added, or in which words are replaced, by others that are read elsewhere."""
+        marks = [mark for mark in _line_values(MARK_OPTIONS, options) if mark]
+        if name != "xargs":
+            rest = tuple(takewhile(lambda word: not word.startswith(":::"), rest))
+        opened = list[str]()
+        for word in (*rest, ADDED_WORDS):
+            filled = MARK_OF_PARALLEL.sub(ADDED_WORDS, word) if name != "xargs" else word.replace("{}", ADDED_WORDS)
+            for mark in marks:
+                filled = filled.replace(mark, ADDED_WORDS)
+            opened.append(filled)
+        # The words that are added may be those of the rule.
+        is_possible = not self._is_script
+        if name == "xargs":
+            yield _Derived(rest)
+            yield _Derived(tuple(opened), is_possible=is_possible)
+        else:
+            yield from map(_Derived, _read_line(" ".join(rest)))
+            yield from [_Derived(line, is_possible=is_possible) for line in _read_line(" ".join(opened))]
 
     def _derive_from_program(self, text: str) -> Iterator[_Derived]:
         """Give what an option runs that names a program or holds code, with words that are added to it."""
@@ -552,6 +636,9 @@ class _Search:
 
     def _derive_from_code(self, name: str, words: Argv) -> Iterator[_Derived]:
         codes = list(_line_values(CODE[name].split(), words[1:]))
+        for module in _line_values(MODULES.get(name, ()), words[1:]):
+            if module.startswith("data:") or (name == "perl" and STARTING_CODE.search(module)):
+                self._note(f"a module that {words[0]!r} loads may start programs")
         for code in codes:
             yield _Derived(Script(code, "code"), is_possible=True, is_guess=True)
             if STARTING_CODE.search(code):
@@ -574,7 +661,7 @@ class _Search:
             # Behind an option with a program the first operand is a file; behind `-i` of BSD it may be empty.
             if not any(True for _ in _line_values(options, words[1:start])):
                 programs += words[start : start + 1 + (words[start] == "")]
-        starts_programs = _awk_starts_programs if name == "awk" else STARTING_SED.search
+        starts_programs = _awk_starts_programs if name == "awk" else _sed_starts_programs
         if any(starts_programs(program.removesuffix(EXPANSION)) for program in programs):
             self._note(f"the program for {words[0]!r} may start programs")
 
@@ -595,7 +682,7 @@ class _Search:
             yield _Derived(Script("git", "an alias"), is_possible=True, is_guess=True)
         for wrapper, start in _find_wrappers("git", ("git", *rest)):
             yield from self._derive_from_wrapper("git", wrapper, ("git", *rest), start)
-        if rest[:1] == ("for-each-repo",):
+        if rest[:1] in {("for-each-repo",), ("subtree",)}:
             yield from [_Derived(("git", *rest[start:])) for start in _find_starts(Wrapper(), rest, 1)]
         for word in rest:
             _, is_helper, line = word.partition("ext::")
@@ -661,6 +748,20 @@ def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
         places = {(key, start) for key, start in places if key in WITH_SUBCOMMANDS}
 
 
+def _behind_wrappers(words: Argv) -> list[Argv]:
+    """Return the words of a command, and those of each command behind its wrappers that reads the same input."""
+    found = {words: None}
+    pending = [words] if len(words) <= COMMAND_WORDS else []
+    while pending and len(found) <= MAX_WRAPPERS:
+        one = pending.pop()
+        for wrapper, first in _find_wrappers(_table_name(one[0]), one):
+            for start in _find_starts(wrapper, one, first) if wrapper.rest == "command" else ():
+                if one[start:] not in found:
+                    found[one[start:]] = None
+                    pending.append(one[start:])
+    return list(found)
+
+
 def option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
     """Return where options that begin at *starts* may end: nobody knows which of them takes the next word as its value."""
     ends, reached = set[int](), set(starts)
@@ -670,6 +771,8 @@ def option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
                 ends.add(at)
                 if words[at].startswith("-"):
                     reached.update((at + 1, at + 2))
+                elif words[at].startswith("+"):  # the toolchain of `cargo +nightly`
+                    reached.add(at + 1)
     return ends
 
 
@@ -705,12 +808,27 @@ def _line_values(options: Iterable[str], words: Argv) -> Iterator[str]:
         name, equals, value = word.partition("=")
         if word[:1] == "+" and "+" in options:
             yield word[1:]
+        elif found := next((one for one in options if one[-1:] == ":" and word.casefold().startswith(one)), ""):
+            yield word[len(found) :]
+        elif equals and name in options and name[2:]:
+            yield value
         elif word in options or (name[2:] and any(option.startswith(name) for option in options if name[:2] == "--")):
             yield value if equals and name[:2] == "--" else following
         elif word[:1] == "-" and word[:2] != "--":
             at = next((at for at, letter in enumerate(word[1:], start=1) if letter in letters), None)
             if at is not None:
                 yield word[at + 1 :] or following
+
+
+def _spell_out_letters(name: str, words: Argv) -> Argv:
+    """Return the words of ``tar`` with an option for each letter of its first word, as in ``tar cIf PROGRAM FILE``."""
+    if name not in {"tar", "bsdtar"} or not words[1:2] or not words[1].isalpha():
+        return words
+    spelled, values = list[str](), list(words[2:])
+    for letter in words[1]:
+        has_value = letter in LETTERS_OF_TAR and bool(values)
+        spelled += [f"-{letter}", *([values.pop(0)] if has_value else [])]
+    return (words[0], *spelled, *values)
 
 
 def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
@@ -743,22 +861,59 @@ def _derive_from_settings(settings: Iterable[str]) -> Iterator[_Derived]:
 
 
 def _awk_starts_programs(program: str) -> bool:
-    """Return whether a program for awk runs commands: by ``system``, by a name that it computes, or by a pipe."""
-    return bool(STARTING_AWK.search(program) or AWK_PIPE.search(AWK_LITERAL.sub("", program)))
+    """Return whether a program for awk runs commands, texts and patterns aside; what is not read for sure counts as a whole."""
+    code, at, previous = list[str](), 0, ""
+    while found := AWK_TOKEN.match(program, at):
+        token = found[0]
+        if token == '"' or (token == "/" and previous in {")", "+", "-"}):
+            break
+        is_operand = previous not in AWK_WORDS and (previous[-1:] in {'"', "]", "$", "_"} or previous[-1:].isalnum())
+        if token == "/" and not is_operand:
+            pattern = AWK_PATTERN.match(program, at)
+            if pattern is None:
+                break
+            found, token = pattern, '""'
+        at = found.end()
+        code.append('""' if found.lastgroup == "text" else "" if found.lastgroup == "note" else token)
+        previous = previous if found.lastgroup in {"note", "blank"} else token
+    return STARTING_AWK.search("".join(code) + program[at:]) is not None
+
+
+def _sed_starts_programs(program: str) -> bool:
+    """Return whether a program for sed runs commands, with delimiters in brackets read in both ways."""
+    return any(STARTING_SED.search(text) for text in {program, SED_BRACKETS.sub("_", program)})
 
 
 def _reads_program(name: str, words: Argv) -> bool:
     """Return whether a program runs what it reads: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
     operands = [word for word in words[1:] if _is_operand(word)]
-    if name in {"at", "batch"}:
+    if name in {"-", "at", "batch"}:
         return True
-    if name in TEXT_PROGRAMS or name == "make":
-        return any(value == "-" or value.startswith(INPUTS) for value in _line_values(["-f", "--file"], words[1:]))
+    if name in TEXT_PROGRAMS or name in COMMAND_FILES:
+        options = COMMAND_FILES.get(name, ("-f", "--file"))
+        has_file = any(value == "-" or value.startswith(INPUTS) for value in _line_values(options, words[1:]))
+        return has_file or name == "ex" or (name in DEBUGGERS and not {"-batch", "--batch"} & set(words))
     if name in CODE:
         has_code = any(True for _ in _line_values([*CODE[name].split(), "-m"], words[1:]))
         return not has_code and (not operands or operands[0] == "-") and not set(words[1:]) & SAYS_VERSION
+    if name in STARTING_SHELLS:
+        return _starts_shell(name, words, operands)
     reads_lines = name == "parallel" or (name in WRAPPERS and WRAPPERS[name].rest == "line" and name != "trap")
     return reads_lines and not _find_starts(WRAPPERS[name], words, 1)
+
+
+def _starts_shell(name: str, words: Argv, operands: Sequence[str]) -> bool:
+    """Return whether a wrapper starts a shell because no command follows it."""
+    wrapper = WRAPPERS[name]
+    if set(words[1:]) & SAYS_VERSION:
+        return False
+    if name in {"doas", "sudo", "systemd-run"} and not any(ASKS_FOR_SHELL.fullmatch(word) for word in words[1:]):
+        return False
+    if wrapper.rest == "command":
+        # A word such as the architecture may be left out in front of the command.
+        return len(_find_starts(wrapper, words, 1)) <= wrapper.operands[1] - wrapper.operands[0]
+    has_command = any(True for _ in _line_values(["-c", "--command", "--run", "--session-command"], words[1:]))
+    return not has_command and len(operands) < STARTING_SHELLS[name]
 
 
 def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:
@@ -779,9 +934,13 @@ def _is_starter(word: str) -> bool:
 def _derive_from_search(options: Sequence[str], words: Argv) -> Iterator[_Derived]:
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name not in options:
+        letter = LETTERS.match(word)
+        if name in options:
+            rest = (value, *words[at + 1 :]) if equals else words[at + 1 :]
+        elif letter and f"-{letter[1]}" in options:  # `-Hx`
+            rest = (letter[2], *words[at + 1 :]) if letter[2] else words[at + 1 :]
+        else:
             continue
-        rest = (value, *words[at + 1 :]) if equals else words[at + 1 :]
         end = next((end for end, other in enumerate(rest) if other in {";", "+"}), len(rest))
         if rest[:end] and rest[0]:
             yield _Derived(rest[:end])

@@ -456,8 +456,26 @@ HARMLESS = [
     "sed '/x/a\\\nexport A=1' f", "FOO=$BAR make && git log", "command -v git && git log", "python3 -c 'import ast; ast.literal_eval(x)'", "echo x | jq . && git log", "git log | less +G",
 ]  # fmt: skip
 
+USUAL = [
+    "git diff --name-only | xargs git add", "git branch --merged | xargs git branch -d", "xargs -a files.txt git add", "ls | xargs -I{} git -C {} pull",
+    "ls | parallel git add", "awk '{print $1 \"|\" $2}' f", "awk '{if ($1==\"x\" || $2==\"y\") print}' f", "awk '{print $1 / $2 \"|\" $3 # a | b\n}' f",
+    "awk '/[0-9]|x/ {print}' f", "python -c \"import importlib.metadata as m; print(m.version('httpx'))\"", "python -c 'import platform; print(platform.system())'",
+    "find . -name '*.pyc' -exec rm {} +", "ctest --output-on-failure", "coverage run -m pytest", "hatch run test:cov", "meson test -C build",
+    "tox -x testenv.recreate=true", "yarn workspace app test", "pnpm recursive run build", "dotnet test -p:Configuration=Release", "cargo +nightly build",
+    "tar cIf zstd a.tar x", "fd -Hx ls", "go test -exec=wine ./...", "sed 's/[/]/x/g;s/[e]/y/' f", "node --import tsx app.js", "perl -MPOSIX -e 'print floor(3.2)'",
+    "ls | sudo tee x", "cat f | chroot / wc", "uv run - <<E\nprint(1)\nE", "cat f | unshare -r wc", "git diff | vim -", "cat f | script -qc 'wc -l' out", "echo x | su -c cat y", "ls | linux64 wc",
+]  # fmt: skip
+"""Uses of programs that can start others."""
+
 
 @pytest.mark.spec("reliability:PM52")
 @pytest.mark.parametrize("command", HARMLESS)
 def test_a_script_of_known_commands_is_judged_by_each(command: str) -> None:
     assert "allow" == check(command, "git", "push")
+
+
+@pytest.mark.spec("reliability:PM52")
+@pytest.mark.parametrize("command", USUAL)
+def test_programs_that_can_start_others_do_ordinary_work_unasked(command: str) -> None:
+    for denied in (("git", "push"), ("rm", "-rf"), ("shutdown",)):
+        assert "allow" == check(command, *denied)

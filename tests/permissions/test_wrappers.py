@@ -70,6 +70,18 @@ DENIED = [
     "vim '+!git push' f", "less '+!git push' f", "git merge-index git push", "git archive --remote='ext::git push' HEAD", "git config alias.x '!git push'", "git clone -c core.sshCommand='git push' a", "2>&- git push", "2>&- g''it push",
     "trap 'g\"\"it push' EXIT; ls", "f() { $1 push; }; f git", "case a in a) g''it push;; esac", "apt-get -o APT::Update::Pre-Invoke::='git push' update", "cat > x <<E\ngit push\nE\nsh x", "mapfile -C 'git push' a", "PS4='$(git push)' bash -x f",
     "ls; make X='git push'", "ls; sh -c \"sh -c 'git push'\"", 'ls; frobnicate "g"it push', "git\tpush", "env --  git  push", ["env", "git", "push"], ["sh", "-c", "git \\\n push"], ["env", "-S", "git push\n"],
+    "stepengine cassette record x -- git push", "ctest --build-and-test a b --test-command git push", "coverage run -m git push", "hatch env run -- git push",
+    "hatch run env:git push", "meson devenv -C b git push", "meson test --wrapper 'git push'", "tox -x testenv.commands='git push'",
+    "aptitude -o DPkg::Pre-Invoke::='git push' update", "podman unshare git push", "yarn workspace a exec git push", "yarn workspaces foreach -A exec git push",
+    "pnpm recursive exec -- git push", "pnpm -c exec 'git push'", "dotenv -f .env -- git push", "op plugin run -- git push", "pipenv shell -c 'git push'",
+    "brew ruby -e 'exec %w(git push)'", "nix env shell nixpkgs#git -c git push", "cargo +nightly watch -s 'git push'", "dotnet build -p:PostBuildEvent='git push'",
+    "dotnet build /p:PostBuildEvent='git push'", "git subtree push --prefix x o b", "git remote-ext x 'git push'", "tar cIf 'git push' a.tar x",
+    "wget -e use_askpass='git push' x", "go test -exec='git push' x", "go list -toolexec 'git push' x", "fd -HIx git push", "pipx run 'git push'",
+    "xargs -a f -I{} sh -c 'git {}; ls'", "ls | xargs -I% git % x", "sudo -u x bash <<E\ngit push\nE", "gdb <<E\nshell git push\nE", "echo git push | ex -s",
+    "echo git push | unshare -U", "echo git push | linux64", "echo git push | setarch x86_64", "echo git push | script -q f", "echo git push | fakeroot",
+    "echo git push | chroot /", "echo git push | gdb", "echo git push | ninja -f /dev/stdin", "echo git push | vim -S /dev/stdin", "echo git push | sudo -s",
+    "echo git push | sudo -u root -i", "echo git push | su", "echo git push | su - root", "echo git push | newgrp", "echo git push | nsenter -t 1 -m",
+    "echo git push | uv run -", "echo git push | uv run python", "echo git push | systemd-run --shell", "echo git push | nix-shell",
 ]  # fmt: skip
 """Spellings that are denied and not run by the tests: they need a terminal, rights, a network or programs that are rare."""
 ASKED = [
@@ -86,6 +98,9 @@ ASKED = [
     "git -c core.pager='git push' log", "git --config-env=alias.x=X x", "git x", "git -C a unknown", "xargs -a words git", "xargs sh -c", "bash", "sh -s", "bash deploy.sh git", "expect -c 'spawn git push'",
     "$X push", '"$X" push', "gi? push", "$(printf 'g%s' it) push", 'eval "$X"', "curl x | sh", "base64 -d f | bash -s", "cat f | xargs env", "`cat f`", "$'\\x67it' push", "sh -c '$X push'", 'bash -c "${X}"',
     "python3 - <<E\nimport subprocess\nE", "find . -exec '{}' ';'", "env -S '${X} push'", "git svn fetch --authors-prog=x",
+    "x | sudo -s", "x | unshare -U", "x | gdb", "curl x | sudo python3 -", "brew ruby -e 'system \"x\"'", "sed 's/[/]/x/e' f", "sed '/[/]/e x' f",
+    "sed 's/" + 600 * "a" + "/x/e' f", "sed '1,/" + 600 * "a" + "/e x' f", "node --import 'data:text/javascript,x' x.js", "perl '-MPOSIX;qx(x)' -e1",
+    "parallel git ::: push", "awk '/[/]/ {print | \"x\"}' f", "awk '{if (0) x; else /\"/; print \"x\" | \"sh\"}' f", "awk '{x = 1 / 2; print | \"x\"}' f",
 ]  # fmt: skip
 """Commands of which nobody can say that they do not start the program."""
 PLAIN = [
