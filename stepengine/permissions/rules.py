@@ -35,6 +35,7 @@ from stepengine.workspace.contained_paths import (
     has_wildcards,
     is_path_like,
     is_resolved,
+    remove_emphasis,
     spellings,
 )
 from stepengine.workspace.path_rules import (
@@ -203,7 +204,8 @@ class Request:
 def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | None:
     found = set[str]()
     for text in texts:
-        paths = contained_paths(text, keep)
+        # Files whose names such stars would fit are judged when the call starts.
+        paths = contained_paths(remove_emphasis(text), keep)
         if paths is None or len(found) > MAX_PARTS:
             return None
         # Where `..` behind a link leads is judged when the call begins; here it is judged as text.
@@ -464,7 +466,8 @@ class Path:
                 return "..."
             if path := next(filter(self._may_be_meant, found), None):
                 return path
-        texts = [(text, possible_paths(text)) for text in map(_shorten_path, request.other_texts) if _is_short(text)]
+        shortened = [text for text in map(_shorten_path, request.other_texts) if _is_short(text)]
+        texts = [(text, possible_paths(text)) for text in shortened if not _is_only_address(text)]
         return next((text for text, found in texts if not found or any(map(self._may_match, found))), None)
 
     def _may_lead_out(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:

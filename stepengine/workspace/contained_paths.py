@@ -7,11 +7,11 @@ A path rule knows the arguments that a tool's definition marks as paths. Any oth
 1. The text is decoded (``%2f``, escapes of JSON) until nothing changes.
 2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
 3. The result is split at blanks, control characters and the characters of ``DELIMITERS``.
-4. A part loses dashes in front, the letter of an option such as ``-I``, and dots at its end.
+4. A part loses dashes in front, the letters of options such as ``-I`` and ``-xf``, and dots at its end.
 5. A part that starts at ``~``, a variable or a drive is absolute: its start is unknown. Its ``..`` are resolved. It is returned as it is
    written, too, since ``..`` behind a link leads elsewhere: only the file system knows where.
 
-``*``, ``?`` and ``[...]`` stay in a part, for which they are wildcards. Addresses of the web are no paths. The cost is linear in the length of
+``*``, ``?``, ``[...]`` and ``!(...)`` stay in a part, for which they are wildcards. Addresses of the web are no paths. The cost is linear in the length of
 the text. ``None`` means that a text is too long or has too many readings, so that it may name any path.
 """
 
@@ -37,20 +37,28 @@ MAX_WORD_CHARS = 1_024
 MAX_PATH_CHARS = 4_096
 """Linux opens no longer path."""
 
+MAX_LETTERS = 9
+"""Options of one letter that share a word with a value; programs have few."""
+
 DELIMITERS = BLANKS + ",;:=@'\"`|<>(){}[]&#!+^" + "“”„‘’‚«»‹›…–—•、。，：；（）【】「」『』"  # noqa: RUF001
 """Where programs split texts, or take something off in front of a path."""
+_IN_ADDRESS = rf"[^{re.escape(BLANKS)}<>\"'`|{{}}()\[\],;?#&="
 WEB_ADDRESS = re.compile(
-    rf"(?<![A-Za-z])(?:https?|wss?|ftp)://[^{re.escape(BLANKS)}<>\"'`|{{}}()\[\],;?#&=]*", re.IGNORECASE
+    rf"(?<![A-Za-z])(?:https?|wss?|ftp)://{_IN_ADDRESS}/]*(?:/{_IN_ADDRESS}:!]*)?", re.IGNORECASE
 )
-"""The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values."""
+"""The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values. A colon may follow only in the host."""
 ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|([0-7]{3})|[abfnrtv])")
 QUOTES = re.compile(r"[\\'\"`]")
-ESCAPED_BLANK = re.compile(r"\\ |%20")
+ESCAPED_BLANK = re.compile(r"\\ |%20|(?<=\w)\+(?=\w)")
 KEPT_BLANK = "\ufffe"
 """Stands for an escaped blank while a text is split: Unicode has no such character."""
 SIGNS = re.compile(r"[^\w\x00-\x7f\ufffe]")
 """Invisible characters, arrows and other signs, which stand in front of paths; marks of letters are among them, and split another reading."""
 CHARACTER_CLASS = re.compile(r"\[[^\[\]\s/]{1,80}\]")
+EXTENDED_PATTERN = re.compile(r"[!@?*+]\([^()\s]{0,200}\)")
+"""A pattern of shells such as ``@(a|b)`` and ``!(a)``."""
+EMPHASIS = re.compile(r"\*\*(?=[^\W_])([^*\n/_]{1,200})\*\*(?![\w*])|(?<=[(,\[{])([ ]?)\*{1,2}([A-Za-z_][\w.]{0,80})(?=[,)\]}])")
+"""Strong words of Markdown, and arguments such as ``*args``: their stars are no wildcards."""
 SEQUENCE = re.compile(r"\{[^{}\s,]{1,40}\.\.[^{}\s,]{1,40}\}")
 ATTACHED = re.compile(rf"[^{re.escape(DELIMITERS)}]\{{|\}}[^{re.escape(DELIMITERS)}]")
 """Braces that share a name with what is next to them: other ones are split like the rest of the text."""
@@ -62,10 +70,10 @@ PREFIXED = re.compile(
 ELSEWHERE = re.compile(r"~|\$|%\w+%/")
 WILDCARDS = frozenset("*?")
 FILE_NAME = re.compile(
-    r"\.{1,2}[^.].*|.*[^.]\.[A-Za-z][\w-]{0,9}~?|.*[A-Za-z]\.(?:[0-9][\w-]{0,5}[A-Za-z][\w-]{0,3}|[0-9]{4,10})~?",
+    r"\.{1,2}[^.].*|.*[^.]\.[^\W\d_](?:[\w-]{0,9}|(?:[^\W_]|-){0,80})~?|.*[A-Za-z]\.(?:[0-9][\w-]{0,5}[A-Za-z][\w-]{0,3}|[0-9]{4,10})~?",
     re.DOTALL,
 )
-"""Versions and numbers such as ``v1.2``, ``Fig.3`` and ``1.5GB`` are none."""
+"""Long extensions with underscores are attributes. Versions and numbers such as ``v1.2``, ``Fig.3`` and ``1.5GB`` are none."""
 NO_FILE_NAMES = frozenset({"e.g", "i.e", "a.m", "p.m"})
 
 
@@ -100,6 +108,11 @@ def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
             return None
     whole = text.strip(BLANKS)
     return frozenset(found | {whole} if whole and WILDCARDS.issuperset(whole) else found)
+
+
+def remove_emphasis(text: str) -> str:
+    """Return a text without the stars that mark strong words of Markdown and arguments of functions."""
+    return EMPHASIS.sub(r"\1\2\3", text) if "*" in text else text
 
 
 def is_path_like(path: str) -> bool:
@@ -161,6 +174,8 @@ def spellings(text: str) -> Iterator[str]:
         yield base
         if "[" in base:
             yield CHARACTER_CLASS.sub("?", CHARACTER_CLASS.sub("?", base))  # twice for `[[:alpha:]]`
+        if "(" in base and (plain := EXTENDED_PATTERN.sub("*", EXTENDED_PATTERN.sub("*", base))) != base:
+            yield plain
         if "?" in base:
             yield base.replace("?", " ")
         if "{" in base:
@@ -186,7 +201,9 @@ def _splitter(keep: str) -> re.Pattern[str]:
 def _readings(part: str) -> Iterator[str]:
     parts = {part, part.lstrip("-")}
     if part.startswith("-") and not part.startswith("--"):
-        parts.add(part[2:])
+        parts.update([part[at:] for at in range(2, MAX_LETTERS)])  # `-xfNAME`
+    if part[0] in DELIMITERS:  # one that is part of names, as in `@@scope/x`
+        parts.add(part[0] + part.lstrip(part[0]))
     parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}
     for one in parts:
         for path in (_resolve(one.replace(KEPT_BLANK, " ")), one if "/../" in one.lstrip("./") else ""):

@@ -12,15 +12,22 @@ What the engine reads of a project for a prompt is bound likewise, although no c
 from __future__ import annotations
 
 import contextvars
+import fnmatch
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
+import attrs
 from attrs import frozen
 
-from stepengine.workspace.contained_paths import MAX_PATH_CHARS, contained_paths
+from stepengine.workspace.contained_paths import MAX_PATH_CHARS, contained_paths, has_wildcards
 from stepengine.workspace.path_rules import possible_paths
+
+MAX_COMPARED = 50_000
+"""Names of files that are compared with the wildcards of a call, and places that are looked at: about a second."""
 
 FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
 """
@@ -77,13 +84,66 @@ class CallGuard:
         """Return why the call must not start, judged by the existing files that its texts name; ``""`` if it may start."""
         assert self.file is not None  # noqa: S101
         # As written these texts are allowed. Which files there are and where links lead is known only here.
-        for path in (*_find_files(folder, self.named, is_path=True), *_find_files(folder, self.others, is_path=False)):
-            if why := _judge_place(self.file, top, _split_path(os.path.realpath(folder / path))):
-                return f"{path!r} {why}"
-        return ""
+        patterns = _PatternExpander(folder)
+        for texts, is_path in ((self.named, True), (self.others, False)):
+            for path in _find_files(folder, texts, patterns, is_path=is_path):
+                if why := _judge_place(self.file, top, _split_path(os.path.realpath(folder / path))):
+                    return f"{path!r} {why}"
+        return "its wildcards stand for more files than can be judged" if patterns.is_exhausted else ""
 
 
-def _find_files(folder: Path, texts: Sequence[str], *, is_path: bool) -> Iterator[str]:
+@attrs.define
+class _PatternExpander:
+    """The files of a folder that patterns with wildcards stand for, as far as they can be looked through in a second."""
+
+    _folder: Path
+    _names: dict[str, list[str]] = attrs.field(factory=dict, init=False)
+    _left: int = attrs.field(default=MAX_COMPARED, init=False)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._left <= 0
+
+    def expand(self, pattern: str) -> Iterator[str]:
+        """Yield the paths that fit a pattern: existing ones, and those whose last names are to be made behind existing ones."""
+        given = [name for name in pattern.split("/") if name]
+        names = [name for at, name in enumerate(given) if (name, given[at - 1 : at]) != ("**", ["**"])]
+        start = "/" if pattern.startswith("/") else ""
+        pending, seen = [(start, 0)], set[tuple[str, int]]()
+        while pending and self._left > 0:
+            path, at = pending.pop()
+            self._left -= 1
+            plain = list(takewhile(lambda name: not has_wildcards(name), names[at:]))
+            path, at = path + "/".join(plain), at + len(plain)
+            if at == len(names):
+                yield path
+                continue
+            real = os.path.realpath(self._folder / path)
+            if (real, at) in seen:
+                continue  # a link that leads back
+            seen.add((real, at))
+            path, name = f"{path}/" if plain else path, names[at]
+            fits = re.compile(fnmatch.translate(re.sub(r"\*{2,}", "*", name)), re.IGNORECASE).match
+            if name == "**" and at + 1 < len(names):
+                pending.append((path, at + 1))
+            for found in self._list_names(real):
+                self._left -= 1
+                if fits(found):
+                    is_last = at + 1 == len(names)
+                    pending.append((f"{path}{found}" if is_last else f"{path}{found}/", at + 1))
+                    if name == "**":
+                        pending.append((f"{path}{found}/", at))
+
+    def _list_names(self, folder: str) -> list[str]:
+        if folder not in self._names:
+            try:
+                self._names[folder] = os.listdir(folder)  # noqa: PTH208 - names, and not paths
+            except OSError:
+                self._names[folder] = []
+        return self._names[folder]
+
+
+def _find_files(folder: Path, texts: Sequence[str], patterns: _PatternExpander, *, is_path: bool) -> Iterator[str]:
     """
     Yield the paths to existing files that texts name.
 
@@ -97,12 +157,15 @@ def _find_files(folder: Path, texts: Sequence[str], *, is_path: bool) -> Iterato
     top = os.path.realpath(folder)
     for text in texts:
         whole = possible_paths(text) if len(text) <= MAX_PATH_CHARS else ()
-        for path in filter(None, dict.fromkeys([*whole, *sorted(contained_paths(text) or ())])):
+        written = dict.fromkeys([*whole, *sorted(contained_paths(text) or ())])
+        expanded = [found for path in written if has_wildcards(path) and "\0" not in path for found in patterns.expand(path)]
+        for path in filter(None, dict.fromkeys([*written, *expanded])):
             first = path.removeprefix("./").partition("/")[0].casefold()
-            if (first in names or first in {"", "..", "."}) and "\0" not in path and os.path.lexists(folder / path):
+            if (first in names or first in {"", "..", "."}) and "\0" not in path:
                 real = os.path.realpath(folder / path)
                 is_link = real != os.path.normpath(os.path.join(top, path))  # noqa: PTH118 - as text
-                if is_path or is_link or path in whole or os.path.isfile(real):  # noqa: PTH113 - a text
+                # Behind a link a file may be made.
+                if is_link or (os.path.lexists(real) and (is_path or path in whole or os.path.isfile(real))):  # noqa: PTH113 - a text
                     yield path
 
 

@@ -334,3 +334,77 @@ def test_marks_of_letters_split_no_name(text: str) -> None:
     policy = Policy([Rule.deny_path(f"{text.partition('/')[0]}/**"), Rule.allow_tool("*")])
 
     assert "ask" == policy.check(seen("look", {"other": f"see {text}"})).decision
+
+
+PROSE = [
+    ("**/*.pem", "http://example.org/a.pem"), ("**/id_*", "**Important:** read it"), ("**/id_*", "call f(*args) or f(a, **kwargs)"), ("**/id_*", "**Fixed** in 2.0"), ("**/id_*", "x = [*a.b, c], {**d}"),
+    ("secrets/**", "https://example.org:8080/a/b:c"), ("secrets/**", "assert!(x) and ![a](b)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("glob", "text"), PROSE)
+@pytest.mark.spec("reliability:PM47")
+def test_addresses_and_marks_of_prose_are_no_paths(desk: Path, glob: str, text: str) -> None:
+    policy = Policy([Rule.deny_path(glob), Rule.allow_tool("*")])
+
+    assert "allow" == policy.check(seen("look", {"other": text})).decision
+    assert FREE in outcomes([look], "look", [{"path": "docs/a.md", "other": text}], policy)[0]
+
+
+HIDDEN = [
+    ("secrets/**", "https://example.org/a:secrets/plan.txt"), ("secrets/**", "http://h/x.jar!/secrets/p"), ("secrets/**", "!(docs)/plan.txt"), ("secrets/**", "@(sec|x)rets/plan.txt"),
+    ("@scope/**", "@@scope/x"), ("secrets/**", "-xfsecrets/plan.txt"), ("secrets/**", "tar -xzvfsecrets/plan.tar"), ("my notes/**", "path=my+notes/x"), ("**/id_*", "id_**"), ("**/id_*", "**/id*"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("glob", "text"), HIDDEN)
+@pytest.mark.spec("reliability:PM47")
+def test_a_protected_file_in_a_rare_notation_is_asked_about(glob: str, text: str) -> None:
+    policy = Policy([Rule.deny_path(glob), Rule.allow_tool("*")])
+
+    assert "ask" == policy.check(seen("look", {"other": text})).decision
+
+
+@pytest.mark.parametrize("name", ["evil.code-workspace", "x.каталог", "x.averylongextension"])
+@pytest.mark.spec("reliability:PM47")
+def test_an_allow_counts_file_names_with_any_extension(name: str) -> None:
+    assert "deny" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": f"write {name}"})).decision
+
+
+@pytest.mark.parametrize("mode", ["default", "bypass"])
+@pytest.mark.parametrize("text", ["l*k/plan.txt", "l???/plan.txt", "l*/pl*", "docs/l*", "docs/**", "d*s/l?nk", "[l]ink/plan.txt", "l*/new.txt", "link/new.txt", "docs/deep/new.txt"])  # fmt: skip
+@pytest.mark.spec("reliability:PM47")
+def test_a_pattern_or_new_file_is_judged_by_where_links_lead(desk: Path, text: str, mode: Any) -> None:
+    policy = Policy(DENY.rules, mode)
+    for given in ({"path": text}, {"other": f"see {text} there"}):
+        assert "allow" == policy.check(seen("look", given)).decision
+        (found,) = outcomes([look], "look", [given], policy)
+        assert "is kept from tools by the rule" in found
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_an_allowed_pattern_is_judged_by_where_links_lead(desk: Path) -> None:
+    for text in ("docs/*", "docs/l*", "docs/**"):
+        assert "allow" == ALLOW.check(seen("look", {"path": text})).decision
+        assert "has to be asked first" in outcomes([look], "look", [{"path": text}], ALLOW)[0]
+    assert FREE in outcomes([look], "look", [{"path": "docs/a*"}], ALLOW)[0]
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_emphasis_that_fits_an_existing_file_is_judged_when_the_call_starts(desk: Path) -> None:
+    (desk / "id_key").write_text(SECRET)
+    policy = Policy([Rule.deny_path("**/id_*"), Rule.allow_tool("*")])
+    try:
+        assert "is kept from tools" in outcomes([look], "look", [{"other": "see **key** there"}], policy)[0]
+    finally:
+        (desk / "id_key").unlink()
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_a_pattern_over_links_that_lead_back_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs/a").mkdir(parents=True)
+    for name in ("one", "two", "three"):
+        (tmp_path / "docs/a" / name).symlink_to("..")
+    monkeypatch.chdir(tmp_path)
+
+    assert "" == outcomes([look], "look", [{"path": "docs/**/*/**/x"}], DENY)[0]
