@@ -75,6 +75,11 @@ JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],:]|[^\s"{}\
 """A piece of JSON, or of a text that is nearly JSON."""
 NEARLY_JSON = re.compile(r"\s*(?:data:|[\w.$]+\s*\()?\s*[{\[]")
 """How a text begins that is JSON broken off, too deep, with repeated names or in a call. A page that quotes JSON is no such text."""
+OPENING, CLOSING = ("{", "["), ("}", "]")
+JSON_CHARACTER = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
+)
+"""A character of a JSON string as it is spelled there."""
 JSON_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]{5,}")
 """The shortest number that is a secret by its name has six digits: shorter ones are counts."""
 VALUE_NAMES = frozenset({"plain", "plaintext", "raw", "value"})
@@ -758,7 +763,7 @@ class Redactor:
         """Return what stands for a member that a pointer of the user names, whatever its value is."""
         if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
             return value
-        text = value if isinstance(value, str) else compact(value)
+        text = value if isinstance(value, str) else _write_value(value)
         return self.placeholder(text, name, may_differ=is_secret_name(name, "member"))
 
     def redact_for_run(self, value: object) -> Any:
@@ -780,7 +785,7 @@ class Redactor:
             is_near = self.shapes and NEARLY_JSON.match(text) is not None and may_name_secret_member(text)
             return self.text(self._redact_tokens(text, level) if is_near else text)
         clean = self._redact_tree(tree, level) if level else self.value(tree)
-        return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
+        return text if clean == tree else write_changes(text, tree, clean)
 
     def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
@@ -788,7 +793,7 @@ class Redactor:
             return self.named(value, name, "member")
         if isinstance(value, list | tuple):
             return [self.member(name, one, level) for one in value]
-        if type(value) in (int, float) and self._is_secret_number(name, text := compact(value)):
+        if type(value) in (int, float) and self._is_secret_number(name, text := _write_value(value)):
             return self.named(text, name, "member")
         if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_NAMES):
             value = {one: self.member(name, v, level) if one in VALUE_NAMES else v for one, v in value.items()}
@@ -820,7 +825,7 @@ class Redactor:
                 value = _decode_string(piece)
                 clean = self._redact_token(name or (lists[-1] if lists else ""), value, piece, level)
                 if clean != value:
-                    made += (text[at : token.start()], json.dumps(clean, ensure_ascii=False))
+                    made += (text[at : token.start()], _write_string(piece, clean))
                     at = token.end()
             last = _decode_string(piece) if piece[0] == '"' else ""
         return "".join([*made, text[at:]])
@@ -1257,6 +1262,67 @@ def _decode_string(piece: str) -> str:
         return str(json.loads(piece))
     except ValueError:
         return piece.strip('"')
+
+
+def write_changes(text: str, old: object, new: object) -> str:
+    """Return the JSON *text* of *old* as one of *new*, in which all that is equal stays as it is written."""
+    made: list[str] = []
+    at = 0
+    for start, end, piece in _find_changes(JSON_TOKEN.finditer(text), old, new):
+        made += (text[at:start], piece)
+        at = end
+    return "".join([*made, text[at:]])
+
+
+def _find_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> Iterator[tuple[int, int, str]]:
+    """Take the tokens of *old*, and yield the start, end and new text of each part that differs in *new*."""
+    first = next(tokens)
+    if isinstance(old, dict) and isinstance(new, Mapping) and len(old) == len(new) > 0:
+        for (name, member), (new_name, new_member) in zip(old.items(), new.items(), strict=True):
+            key, _colon = next(tokens), next(tokens)
+            if name != new_name:
+                yield *key.span(), _write_string(key[0], new_name)
+            yield from _find_changes(tokens, member, new_member)
+            next(tokens)
+    elif isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new) > 0:
+        for member, new_member in zip(old, new, strict=True):
+            yield from _find_changes(tokens, member, new_member)
+            next(tokens)
+    else:
+        last, depth = first, int(first[0] in OPENING)
+        while depth:
+            last = next(tokens)
+            depth += (last[0] in OPENING) - (last[0] in CLOSING)
+        if old is not new and (type(old) is not type(new) or old != new):
+            piece = _write_string(first[0], new) if isinstance(new, str) else _write_value(new)
+            yield first.start(), last.end(), piece
+
+
+def _write_string(piece: str, text: str) -> str:
+    """Return *text* as a JSON string that begins and ends with the spelling of *piece*, as far as both are equal there."""
+    if piece[0] != '"' or not _is_json_string(piece):
+        return _write_value(text)
+    spelled = JSON_CHARACTER.findall(piece[1:-1])
+    before = [json.loads(f'"{one}"') if one[0] == "\\" else one for one in spelled]
+    most = min(len(before), len(text))
+    same = next((at for at in range(most) if before[at] != text[at]), most)
+    most -= same
+    end = next((at for at in range(most) if before[-1 - at] != text[-1 - at]), most)
+    middle = _write_value(text[same : len(text) - end])[1:-1]
+    return f'"{"".join(spelled[:same])}{middle}{"".join(spelled[len(spelled) - end :])}"'
+
+
+def _is_json_string(piece: str) -> bool:
+    try:
+        return isinstance(json.loads(piece), str)
+    except ValueError:
+        return False
+
+
+def _write_value(value: object) -> str:
+    """Return *value* as JSON as programs write it, numbers that are not finite included."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if _is_encodable(text) else json.dumps(value, separators=(",", ":"))
 
 
 def _reject_duplicate_names(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -43,6 +43,7 @@ from stepengine.redaction import (
     Span,
     make_redactor,
     parse_if_json,
+    write_changes,
 )
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
@@ -97,19 +98,17 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     for number, line in enumerate(lines):
         if number not in trees:
             lines[number] = redactor.json_text(line)
-        elif (cleaned := redactor.value(trees[number])) != json.loads(line[5:]):
-            lines[number] = f"data: {json.dumps(cleaned, ensure_ascii=False, separators=(',', ':'))}"
+        elif (cleaned := redactor.value(trees[number])) != (tree := json.loads(line[5:])):
+            lines[number] = line[:5] + write_changes(line[5:], tree, cleaned)
     return "".join(lines)
 
 
 def _parse_event_trees(lines: list[str]) -> dict[int, object]:
     trees: dict[int, object] = {}
     for number, line in enumerate(lines):
-        if line.startswith("data:") and line[5:].lstrip()[:1] in ("{", "["):
-            try:
-                trees[number] = json.loads(line[5:])
-            except (ValueError, RecursionError):
-                continue
+        tree = parse_if_json(line[5:].strip(" \t")) if line.startswith("data:") else ""
+        if not isinstance(tree, str):
+            trees[number] = tree
     return trees
 
 
@@ -473,7 +472,7 @@ class Cleaner:
         """Return JSON, lines of JSON or other text without secrets."""
         plain = text.lstrip("\ufeff \t\r\n")
         if isinstance(parse_if_json(plain), str) and not isinstance(parse_if_json(plain.partition("\n")[0]), str):
-            return "".join([self.redactor.json_text(line) for line in text.splitlines(keepends=True)])
+            return "\n".join([self.redactor.json_text(line) for line in text.split("\n")])
         return text[: len(text) - len(plain)] + self.redactor.json_text(plain)
 
     def text(self, text: str) -> str:

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from urllib.parse import quote_plus
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.testing import Cassette
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.transport import RecordTransport, ReplayTransport
 
 URL = "http://api.test/things"
 SECRET = "zq9Hk27TmPLx4"
@@ -74,6 +77,57 @@ def test_no_number_under_the_name_of_a_secret_is_stored(tmp_path: Path) -> None:
 
     assert "482910375" not in stored
     assert "482910" in stored
+ATOMS = st.sampled_from(
+    ["NaN", "-Infinity", "1E400", "0.1000000000000000055511151231257827", "1.0", "-0.0", "true", "null", '"\\u00e9\\/"', '"\\ud83d\\ude00"']
+) | st.sampled_from(['"\\ud800"', '"é"', "[ ]", "{ }", "7" * 400])  # fmt: skip
+ODD_JSON = st.recursive(
+    ATOMS,
+    lambda inner: st.lists(inner, max_size=3).map(lambda some: f"[ {' ,'.join(some)}]") | inner.map(lambda one: f'{{"\\u0061" :\t{one} }}'),
+)  # fmt: skip
+PLACES = [
+    f'{{"password": "{SECRET}" ,"n":ODD}}',
+    f'{{"n": ODD, "secret": {{"value":"{SECRET}"}} , "m":ODD}}',
+    f'[ODD, "\\u00e9\\/?access_token={SECRET}&b=\\u0041"]',
+    f'{{"n":"{{\\"password\\": \\"{SECRET}\\", \\"b\\": 1.0}}" ,"m" :ODD}}',
+    f'{{"n":ODD,"n":ODD ,"note":"\\u00e9?access_token={SECRET}\\/"}}',
+    f'{{"n":ODD}}\n{{"n": ODD, "password":"{SECRET}"}}\n',
+]
+
+
+@pytest.mark.spec("replay:C4", "replay:K4")
+@given(st.sampled_from(PLACES), ODD_JSON, st.sampled_from([JSON, "text/event-stream"]))
+def test_json_loses_nothing_but_its_secret(place: str, odd: str, kind: str) -> None:
+    text = place.replace("ODD", odd)
+    lines = [f"data: {line}" if line and kind != JSON else line for line in text.split("\n")]
+    body = "\n".join(lines).encode(errors="surrogatepass")
+    message = RecordedRequest("POST", URL, [("content-type", JSON)], text.encode(errors="surrogatepass"))
+    cassette = Cassette()
+
+    cassette.finish(
+        cassette.reserve(), Interaction(message, RecordedResponse(200, "OK", [("content-type", kind)], body))
+    )
+
+    kept = cassette.interactions[0]
+    restored = [re.sub(rb"<redacted:\w+~\w{4}>", SECRET.encode(), one.body) for one in (kept.request, kept.response)]
+    assert [message.body, body] == restored
+    assert SECRET.encode() not in kept.request.body + kept.response.body
+    assert kept == cassette.take(message)
+
+
+@pytest.mark.spec("replay:C4", "replay:C40")
+def test_a_program_receives_a_reply_with_a_secret_and_odd_numbers(tmp_path: Path) -> None:
+    body = f'{{"password":"{SECRET}", "loss":NaN, "most":1E400}}'.encode()
+    live = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
+    cassette = Cassette()
+    with httpx2.Client(transport=RecordTransport(live, cassette)) as client:
+        assert body == client.post(URL, content=body).content
+
+    again = Cassette.load(cassette.save(tmp_path / "c.yaml"))
+
+    with httpx2.Client(transport=ReplayTransport(again)) as client:
+        assert b'"loss":NaN, "most":1E400}' in client.post(URL, content=body).content
+
+
     assert "true" in stored
 
 
