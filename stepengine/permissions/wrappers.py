@@ -242,7 +242,9 @@ WRAPPERS: Mapping[str, Wrapper] = {
 
 MODULES = {
     "perl": ("-M", "-m"),
-    **dict.fromkeys(("node", "nodejs", "ts-node", "tsx"), ("--import", "--loader", "--experimental-loader", "-r", "--require")),
+    **dict.fromkeys(
+        ("node", "nodejs", "ts-node", "tsx"), ("--import", "--loader", "--experimental-loader", "-r", "--require")
+    ),
 }
 """Options of interpreters whose value names a module, and may hold code."""
 SEARCHES = {

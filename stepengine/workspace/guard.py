@@ -158,7 +158,8 @@ def _find_files(folder: Path, texts: Sequence[str], patterns: _PatternExpander, 
     for text in texts:
         whole = possible_paths(text) if len(text) <= MAX_PATH_CHARS else ()
         written = dict.fromkeys([*whole, *sorted(contained_paths(text) or ())])
-        expanded = [found for path in written if has_wildcards(path) and "\0" not in path for found in patterns.expand(path)]
+        wild = [path for path in written if has_wildcards(path) and "\0" not in path]
+        expanded = [found for path in wild for found in patterns.expand(path)]
         for path in filter(None, dict.fromkeys([*written, *expanded])):
             first = path.removeprefix("./").partition("/")[0].casefold()
             if (first in names or first in {"", "..", "."}) and "\0" not in path:
