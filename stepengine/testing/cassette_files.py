@@ -135,6 +135,12 @@ def is_json(message: RecordedRequest | RecordedResponse) -> bool:
     return kind == "application/json" or kind.endswith("+json")
 
 
+def may_be_json(request: RecordedRequest) -> bool:
+    """Return whether the body of *request* counts as JSON if it is: by its content type, or for want of one."""
+    kind = request.header("content-type").partition(";")[0].lower()
+    return is_json(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
+
+
 def is_stream(message: Any) -> bool:
     """Return whether *message* is a stream of server-sent events."""
     return bool(message.header("content-type").strip().lower().startswith("text/event-stream"))
@@ -569,7 +575,8 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
         text = message.body.decode()
     except UnicodeDecodeError:
         return message.body, ""
-    return (text, "") if is_stream(message) else indent_json(text)
+    is_raw = not may_be_json(message) if isinstance(message, RecordedRequest) else is_stream(message)
+    return (text, "") if is_raw else indent_json(text)
 
 
 def _readable_text(response: RecordedResponse) -> str:

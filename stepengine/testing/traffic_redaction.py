@@ -47,7 +47,7 @@ from stepengine.redaction import (
 )
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cassette_matching import find_boundary, is_counted, is_uncounted
+from stepengine.testing.cassette_matching import PORTS, find_boundary, is_counted, is_uncounted
 
 __all__ = (
     "KEPT_REQUEST_HEADERS",
@@ -356,6 +356,14 @@ def _clean_pair(piece: str, redactor: Redactor) -> str:
         return piece if clean == plain else f"{name}{sign}{quote_plus(clean, safe='<>:~=')}"
     return f"{name}{sign}{redactor.named(plain, unquote_plus(name), 'parameter')}"
 
+def _is_host_of(value: str, url: str) -> bool:
+    """Return whether a header Host only repeats the host of *url*."""
+    parts = urlsplit(url)
+    port = f":{PORTS.get(parts.scheme, '')}"
+    host = parts.netloc.rpartition("@")[2].lower()
+    return value.strip().lower().removesuffix(port) == host.removesuffix(port)
+
+
 
 @frozen
 class Cleaner:
@@ -378,7 +386,11 @@ class Cleaner:
 
     def request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* without secrets, and without headers that neither count nor hold a secret."""
-        headers = [(n, self.header(n, v)) for n, v in request.headers if is_recorded_header(n)]
+        headers = [
+            (n, self.header(n, v))
+            for n, v in request.headers
+            if is_recorded_header(n) and not (n == "host" and _is_host_of(v, request.url))
+        ]
         kind, encoding = request.header("content-type"), request.header("content-encoding")
         plain = decode_body(request.body, encoding) if encoding else request.body
         body = self.body(plain, kind)

@@ -98,6 +98,63 @@ def test_another_address_is_another_request(tmp_path: Path, one: str, other: str
     assert [1, 0] == played(cassette, RecordedRequest("GET", f"{URL}{other}"), RecordedRequest("GET", f"{URL}{one}"))
 
 
+def posted(body: bytes = b"", kind: str = "application/json", /, **headers: str) -> RecordedRequest:
+    return RecordedRequest("POST", URL, {**({"content-type": kind} if kind else {}), **headers}, body)
+
+
+OTHERS = {
+    "host": (posted(host="a.test"), posted(host="b.test")),
+    "host of the address": (posted(host="a.test"), posted(host="shop.example")),
+    "cookie": (posted(cookie="theme=a"), posted(cookie="lang=b")),
+    "value of a cookie": (posted(cookie="theme=a"), posted(cookie="theme=b")),
+    "no cookie": (posted(cookie="theme=a"), posted()),
+    "one more cookie": (posted(cookie="session=abc"), posted(cookie="session=abc; lang=b")),
+    "text of a number": (posted(b'{"a":0.1234567890123456789}'), posted(b'{"a":"0.1234567890123456789"}')),
+    "text": (posted(b"[1.0]", "text/plain"), posted(b"[1]", "text/plain")),
+    "bytes": (posted(b"[1.0]", "application/octet-stream"), posted(b"[1]", "application/octet-stream")),
+    "text like a placeholder": (posted(b'"<redacted:a~12>"'), posted(b'"<redacted:a~13>"')),
+    "digits of a number": (
+        posted(b'{"password": "x9y8z7w6", "n": 0.1}'),
+        posted(b'{"password": "x9y8z7w6", "n": 0.1000000000000000055}'),
+    ),
+}
+
+
+@pytest.mark.spec("replay:C8", "replay:K4")
+@pytest.mark.parametrize(("one", "other"), OTHERS.values(), ids=OTHERS.keys())
+def test_a_request_with_another_part_is_a_miss(tmp_path: Path, one: RecordedRequest, other: RecordedRequest) -> None:
+    for asked, now in ((one, other), (other, one)):
+        cassette = loaded(recorded(asked), tmp_path)
+        with pytest.raises(CassetteMiss):
+            cassette.take(now)
+        assert [0] == played(cassette, asked)
+
+
+PARTS = b"--%b\r\nContent-Type: text/plain\r\n\r\na\r\n--%b--\r\n"
+EQUAL = {
+    "host": (posted(host="shop.example"), posted()),
+    "spelling of the host": (posted(host="shop.example:443"), posted(host="Shop.Example")),
+    "JSON without a content type": (posted(b"[1.0]", ""), posted(b"[1]", "")),
+    "credential in a cookie": (posted(cookie="session=abc"), posted()),
+    **{
+        f"boundary of multipart/{kind}": (
+            posted(PARTS % (b"x1", b"x1"), f"multipart/{kind}; {name}=x1"),
+            posted(PARTS % (b"y2", b"y2"), f"multipart/{kind}; {name}=y2"),
+        )
+        for kind, name in (("related", "boundary"), ("mixed", "BOUNDARY"), ("form-data", "Boundary"))
+    },
+}
+
+
+@pytest.mark.spec("replay:C8")
+@pytest.mark.parametrize(("one", "other"), EQUAL.values(), ids=EQUAL.keys())
+def test_a_request_that_is_the_same_to_its_server_matches(
+    tmp_path: Path, one: RecordedRequest, other: RecordedRequest
+) -> None:
+    for asked, now in ((one, other), (other, one)):
+        assert [0] == played(loaded(recorded(asked), tmp_path), now)
+
+
 @pytest.mark.spec("replay:C8", "replay:C10")
 def test_what_no_server_depends_on_does_not_count(tmp_path: Path) -> None:
     asked = RecordedRequest(
