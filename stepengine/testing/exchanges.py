@@ -171,11 +171,13 @@ class Exchange:
         reply = attrs.evolve(self._head, body=body)
         if self._request.method == "HEAD" or reply.status in WITHOUT_BODY:
             return reply, True
+        length = reply.header("content-length")
+        if length.isdecimal() and self.unframe is None:  # a client that knows the length asks for nothing behind it
+            whole = len(body) >= int(length)
         if is_stream(reply):
             text = decode_body(body, reply.header("content-encoding")).decode(errors="replace")
-            return reply, stream_is_complete(text, read_to_end=whole, with_errors=self._record_errors)
-        length = reply.header("content-length")
-        return reply, len(body) >= int(length) if length.isdecimal() and self.unframe is None else whole
+            whole = stream_is_complete(text, read_to_end=whole, with_errors=self._record_errors)
+        return reply, whole
 
     def _report_left_out(self, reason: str) -> None:
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)

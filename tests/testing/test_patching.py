@@ -25,6 +25,7 @@ from stepengine.testing import Cassette, CassetteMiss
 from stepengine.testing.recordings import CassetteFixture
 from tests.http_programs.odd_server import odd_server
 from tests.model_server import ModelServer, model_server
+from tests.servers import Quiet, served
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 SAID = "You said: hi"
@@ -277,6 +278,26 @@ def test_requests_and_urllib3_record_what_they_read(server, tmp_path):
     recorded = record(file, program)
     assert recorded == replay(file, program)
     assert (b"data: [DONE]", 5) == (recorded[2], len(Cassette.load(file)))
+
+
+class Events(Quiet):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", "13")
+        self.end_headers()
+        self.wfile.write(b"data: first\n\n")
+
+
+@pytest.mark.spec("replay:Y20", "replay:C6")
+def test_a_stream_of_known_length_is_recorded(tmp_path):
+    with served(Events) as url:
+
+        def program() -> bytes:
+            return requests.get(url, timeout=5).content
+
+        assert b"data: first\n\n" == record(tmp_path / "c.yaml", program)
+    assert b"data: first\n\n" == replay(tmp_path / "c.yaml", program)
 
 
 @pytest.mark.spec("replay:Y20", "replay:C6")
