@@ -24,7 +24,7 @@ SECRET_ENDINGS: dict[str, frozenset[Place]] = {
             "accesskey", "accountkey", "apikey", "apikeys", "applicationkey", "appkey", "authkey", "authorization", "consumerkey",
             "credential", "credentials", "customerkey", "encryptionkey", "functionskey", "jwt", "licensekey", "masterkey", "passcode",
             "passphrase", "passwd", "password", "passwordconfirmation", "passwords", "presharedkey", "privatekey", "pwd", "secret",
-            "secretkey", "secrets", "sharedkey", "signingkey", "subscriptionkey", "token", "writekey",
+            "secretkey", "secrets", "secretstring", "sharedkey", "signingkey", "subscriptionkey", "token", "writekey",
         ),
         EVERYWHERE,
     ),
@@ -43,7 +43,7 @@ SECRET_ENDINGS: dict[str, frozenset[Place]] = {
 }  # fmt: skip
 """How names of credentials end, in lower case and without separators, and where."""
 SECRET_WORDS: dict[str, frozenset[Place]] = {
-    **dict.fromkeys(("auth", "bearer", "pat"), frozenset({"header"})),
+    **dict.fromkeys(("auth", "bearer", "csrf", "pat", "xsrf"), frozenset({"header"})),
     "otp": frozenset({"parameter"}),
 }
 """Last words of names of credentials, and where; as the end of a longer word they mean nothing."""
@@ -96,7 +96,7 @@ MIN_TOKEN = 8
 
 MEMBER_HINTS = (
     "authorization", "confirmation", "cookie", "credential", "credentials", "jwt", "key", "keys", "pass", "passcode", "passphrase", "passwd",
-    "password", "passwords", "pwd", "secret", "secrets", "token",
+    "password", "passwords", "pwd", "secret", "secrets", "secretstring", "token",
 )  # fmt: skip
 """The last words of all names of members that are secret."""
 NAME_END = re.compile(r"[0-9_.\[\]-]*\\*\"")

@@ -163,6 +163,8 @@ KEPT_RESPONSE_HEADERS = frozenset({
 KEPT_PREFIXES = ("anthropic-ratelimit-", "x-ratelimit-")
 """The headers that vcrpy is told to keep."""
 SET_COOKIES = frozenset({"set-cookie", "set-cookie2"})
+NEXT_COOKIE = re.compile(r",(?=\s*[^\s;,=]+=)")
+"""The comma between two cookies that a server or proxy joined in one header; the one in a date is none."""
 ACCOUNT_HEADERS = frozenset({"anthropic-organization-id", "openai-organization", "openai-project"})
 """Headers of replies that name an account: no secrets, and not for everybody to read."""
 ADDRESS_HEADERS = frozenset({"content-location", "link", "location", "refresh"})
@@ -180,13 +182,14 @@ TELEMETRY_HOST = re.compile(
     r"(?:.+\.)?(?:api\.smith\.langchain\.com|logfire-(?:us|eu)\.pydantic\.dev|i\.posthog\.com|app\.posthog\.com"
     r"|ingest\.(?:\w+\.)?sentry\.io|cloud\.langfuse\.com)"
 )
-TOKEN_PATHS = ("/token", "/oauth/access_token", "/oauth2/introspect", "/oauth2/revoke")
-TOKEN_REQUEST = re.compile(
-    rb"grant_?type|client_?secret|client_?assertion|refresh_?token|\b(?:code|token)\b", re.IGNORECASE
-)
-"""What a request for a token has in its body or query, beside a path that such requests have."""
+TOKEN_PATHS = ("/oauth/access_token", "/oauth2/introspect", "/oauth2/revoke")
+GRANT = "granttype"
+TOKEN_PARAMETERS = frozenset({GRANT, "clientsecret", "clientassertion", "refreshtoken", "code", "token"})
+"""What a request about a token has in its form, JSON or query, of which one at least, beside a path that such requests have."""
 HEAD_END = re.compile(rb"\r?\n\r?\n")
 PART_NAME = re.compile(rb"""(?i)[;\s]name\*?="?(?:[\w-]{0,40}'[\w-]{0,40}')?([^";\r\n]{1,200})""")
+PART_PARAMETER = re.compile(rb"""(?i)[;\s]([\w*-]{1,100})=(?:"((?:[^"\\]|\\.)*)"|[^;\r\n]*)""")
+"""A parameter of a part's headers, quoted ones whole."""
 PART_KIND = re.compile(rb"(?im)^content-type:[ \t]*([^\r\n]+)")
 MOST_NESTED = 3
 """How deep multipart messages are looked into: nobody nests them deeper, and others could do it without end."""
@@ -196,9 +199,9 @@ CHARSET = re.compile(
 )
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """How a text in UTF-16 starts, if it says so."""
-TEXT_KINDS = ("application/x-www-form-urlencoded", "application/json", "text/")
+FORM = "application/x-www-form-urlencoded"
+TEXT_KINDS = (FORM, "application/json", "text/")
 """What is text even if it is not UTF-8, as the forms of old servers are not."""
-"""The name and content type of a part of a multipart message."""
 SHAPES = ANY
 
 
@@ -233,24 +236,55 @@ def _basic_auth_values(credential: str) -> Iterable[str]:
 
 def find_request_secrets(request: RecordedRequest) -> dict[str, str]:
     """Return the credentials in the address and body of *request*, with their names: a reply may quote them."""
-    found: dict[str, str] = {}
-    texts = [urlsplit(request.url).query]
-    kind = request.header("content-type").lower()
-    if kind.startswith("application/x-www-form-urlencoded"):
-        texts.append(request.body.decode("latin-1"))
-    for pair in [pair for text in texts for pair in text.split("&")]:
+    encoding = request.header("content-encoding")
+    body = decode_body(request.body, encoding) if encoding else request.body
+    found = [
+        *_find_form_secrets(urlsplit(request.url).query), *_find_body_secrets(body, request.header("content-type"), 0)
+    ]  # fmt: skip
+    return {value: name for name, value in found if len(value) >= MIN_KNOWN and not PLACEHOLDER.fullmatch(value)}
+
+
+def _find_form_secrets(text: str) -> Iterator[tuple[str, str]]:
+    for pair in [*text.split("&"), *(re.split("[&;]", text) if ";" in text else ())]:
         name, value = [unquote_plus(part) for part in pair.partition("=")[::2]]
         if may_differ(name, value, "parameter"):
-            found[value] = name
-    text = request.body.decode(errors="replace")
-    members = [parse_if_json(text)] if may_name_secret_member(text) else []
-    for one in members:
-        members += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        strings = [(n, v) for n, v in one.items() if isinstance(v, str)] if isinstance(one, dict) else []
-        found.update({value: name for name, value in strings if may_differ(name, value, "member")})
-    return {
-        value: name for value, name in found.items() if len(value) >= MIN_KNOWN and not PLACEHOLDER.fullmatch(value)
-    }
+            yield name, value
+
+
+def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of the credentials in the form, multipart form or JSON of a *body*."""
+    kind = content_type.lower()
+    if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
+        for part in _split_parts(body, boundary)[::2]:
+            head, content = _split_part(part)
+            text = content.decode(errors="replace")
+            yield from [(name, text) for name in _find_part_names(head) if may_differ(name, text, "parameter")]
+            yield from _find_body_secrets(content, _find_part_kind(head), level + 1)
+    elif kind.startswith(FORM):
+        yield from _find_form_secrets(body.decode("latin-1"))
+    else:
+        text = body.decode(errors="replace")
+        members = [parse_if_json(text.strip())] if may_name_secret_member(text) else []
+        for one in members:
+            members += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            strings = [(n, v) for n, v in one.items() if isinstance(v, str)] if isinstance(one, dict) else []
+            yield from [(name, value) for name, value in strings if may_differ(name, value, "member")]
+
+
+def _split_parts(body: bytes, boundary: str) -> list[bytes]:
+    """Return the parts of a multipart message, and the lines between them at the odd places."""
+    return re.split(rb"((?:^|\r?\n)--%b(?=--|[ \t]*\r?\n|$))" % re.escape(boundary.encode()), body)
+
+
+def _split_part(part: bytes) -> tuple[bytes, bytes]:
+    """Return the headers and the content of a part of a multipart message; no headers if nothing ends them."""
+    end = HEAD_END.search(part)
+    return (b"", part) if end is None else (part[: end.end()], part[end.end() :])
+
+
+def _find_part_kind(head: bytes) -> str:
+    kind = PART_KIND.search(head)
+    return kind[1].decode("latin-1") if kind else ""
 
 
 def _find_encoding(body: bytes, kind: str) -> str:
@@ -276,6 +310,13 @@ def is_unread(message: RecordedRequest | RecordedResponse) -> bool:
     return message.body != b"" and (not body or not _find_encoding(body, message.header("content-type").lower()))
 
 
+def _find_part_names(head: bytes) -> list[str]:
+    """Return the names of a part of a multipart message, in both readings: what is quoted before may hold one, or a backslash."""
+    names = [found[1] for found in PART_NAME.finditer(head)]
+    names += [found[2] for found in PART_PARAMETER.finditer(head) if found[1].lower() == b"name" and found[2]]
+    return [name.decode("latin-1") for name in names]
+
+
 def is_credential_exchange(request: RecordedRequest) -> bool:
     """
     Return whether *request* requests or carries credentials; such requests are sent but never recorded.
@@ -286,18 +327,41 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
     parts = urlsplit(request.url)
     if (parts.hostname or "") in METADATA_HOSTS:
         return True
-    if request.method == "POST" and parts.path.rstrip("/").endswith(TOKEN_PATHS):
-        return TOKEN_REQUEST.search(request.body + parts.query.encode()) is not None
+    path = parts.path.rstrip("/")
+    if request.method == "POST" and path.endswith("/token"):
+        return GRANT in _find_parameters(request)
+    if request.method == "POST" and path.endswith(TOKEN_PATHS):
+        return not TOKEN_PARAMETERS.isdisjoint(_find_parameters(request))
     if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
-    is_form = request.header("content-type").lower().startswith("application/x-www-form-urlencoded")
-    if is_form and (b"grant_type=" in request.body or b"Action=AssumeRole" in request.body):
-        return True
+    if request.header("content-type").lower().startswith("application/x-www-form-urlencoded"):
+        form = _find_parameters(request)
+        if GRANT in form or form.get("action", "").startswith("AssumeRole"):
+            return True
     return b'"private_key_id"' in request.body and b'"client_email"' in request.body
+
+
+def _find_parameters(request: RecordedRequest) -> dict[str, str]:
+    """Return the parameters in the address, form or JSON of *request*, by names in lower case without underscores."""
+    kind = request.header("content-type").lower()
+    body = request.body.decode(errors="replace")
+    texts = [urlsplit(request.url).query, body if not kind or kind.startswith(FORM) else ""]
+    pairs = [map(unquote_plus, pair.partition("=")[::2]) for text in texts for pair in text.split("&")]
+    tree = parse_if_json(body.strip())
+    found = {**dict(pairs), **(dict.fromkeys(tree, "") if isinstance(tree, dict) else {})}
+    return {name.lower().replace("_", ""): value for name, value in found.items()}
 
 
 def _add_to_length(length: str, more: int) -> str:
     return str(int(length) + more) if length.isdecimal() else length
+
+
+def _is_host_of(value: str, url: str) -> bool:
+    """Return whether a header Host only repeats the host of *url*."""
+    parts = urlsplit(url)
+    port = f":{PORTS.get(parts.scheme, '')}"
+    host = parts.netloc.rpartition("@")[2].lower()
+    return value.strip().lower().removesuffix(port) == host.removesuffix(port)
 
 
 def is_recorded_header(name: str) -> bool:
@@ -342,7 +406,20 @@ def clean_url(url: str, redactor: Redactor = SHAPES) -> str:
 
 def clean_pairs(text: str, redactor: Redactor) -> str:
     """Return a query or form with placeholders for values whose names say that they are secret; everything else as it is spelled."""
-    return "&".join([_clean_pair(piece, redactor) for piece in text.split("&")])
+    return "&".join([_clean_pairs_at_semicolons(piece, redactor) for piece in text.split("&")])
+
+
+def _clean_pairs_at_semicolons(piece: str, redactor: Redactor) -> str:
+    """Return a pair without its secret; some servers also take what follows a semicolon in an ordinary value for a pair."""
+    clean = _clean_pair(piece, redactor)
+    if clean != piece or ";" not in piece:
+        return clean
+    pieces = piece.split(";")
+    for number, one in enumerate(pieces):
+        name, _, value = one.partition("=")
+        if is_secret(unquote_plus(name), unquote_plus(value), "parameter"):
+            return ";".join([*pieces[:number], _clean_pair(";".join(pieces[number:]), redactor)])
+    return piece
 
 
 def _clean_pair(piece: str, redactor: Redactor) -> str:
@@ -351,18 +428,10 @@ def _clean_pair(piece: str, redactor: Redactor) -> str:
     if not value or PLACEHOLDER.fullmatch(plain):
         return piece
     if not is_secret(unquote_plus(name), plain, "parameter"):
-        is_nested = (plain[0] in "{[" or "://" in plain) and redactor.suspicious(plain)
+        is_nested = (plain[0] in "{[" or "://" in plain or "?" in plain) and redactor.suspicious(plain)
         clean = redactor.json_text(plain) if is_nested else plain
         return piece if clean == plain else f"{name}{sign}{quote_plus(clean, safe='<>:~=')}"
     return f"{name}{sign}{redactor.named(plain, unquote_plus(name), 'parameter')}"
-
-def _is_host_of(value: str, url: str) -> bool:
-    """Return whether a header Host only repeats the host of *url*."""
-    parts = urlsplit(url)
-    port = f":{PORTS.get(parts.scheme, '')}"
-    host = parts.netloc.rpartition("@")[2].lower()
-    return value.strip().lower().removesuffix(port) == host.removesuffix(port)
-
 
 
 @frozen
@@ -420,8 +489,7 @@ class Cleaner:
         if low == "cookie":
             return ";".join([self._cookie(one) for one in value.split(";")])
         if low in SET_COOKIES:
-            cookie, end, attributes = value.partition(";")
-            return f"{self._cookie(cookie)}{end}{attributes}"
+            return ",".join([self._set_cookie(one) for one in NEXT_COOKIE.split(value)])
         if is_secret(low, value, "header"):
             scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
             return (
@@ -431,6 +499,10 @@ class Cleaner:
             return self._hide(value, low, "header")
         clean = self.address(value) if low in ADDRESS_HEADERS or "://" in value else value
         return self.redactor.json_text(clean)
+
+    def _set_cookie(self, text: str) -> str:
+        cookie, end, attributes = text.partition(";")
+        return f"{self._cookie(cookie)}{end}{attributes}"
 
     def _cookie(self, text: str) -> str:
         name, sign, value = text.partition("=")
@@ -450,35 +522,31 @@ class Cleaner:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
         kind = content_type.lower()
         if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
-            return self._clean_parts(body, boundary.encode(), level)
+            return self._clean_parts(body, boundary, level)
         encoding = _find_encoding(body, kind)
         if not encoding:
             return self.redactor.binary(body)
         text = body.decode(encoding)
-        if kind.startswith("application/x-www-form-urlencoded"):
+        if kind.startswith(FORM):
             clean = self.text(clean_pairs(text, self.redactor))
         else:
             clean = self._clean_json(text) if self.redactor.suspicious(text) else text
         return body if clean == text else clean.encode(encoding, errors="backslashreplace")
 
-    def _clean_parts(self, body: bytes, boundary: bytes, level: int) -> bytes:
+    def _clean_parts(self, body: bytes, boundary: str, level: int) -> bytes:
         """Return the *body* of a multipart message without secrets."""
-        delimiter = rb"((?:^|\r?\n)--%b(?=--|[ \t]*\r?\n|$))" % re.escape(boundary)
-        pieces = re.split(delimiter, body)
+        pieces = _split_parts(body, boundary)
         return b"".join(
             [piece if number % 2 else self._clean_part(piece, level) for number, piece in enumerate(pieces)]
         )
 
     def _clean_part(self, part: bytes, level: int) -> bytes:
-        head_end = HEAD_END.search(part)
-        if head_end is None:
-            return self.body(part)
-        head, content = part[: head_end.end()], part[head_end.end() :]
-        name, kind = PART_NAME.search(head), PART_KIND.search(head)
-        field, text = name[1].decode("latin-1") if name else "", content.decode("latin-1")
-        if content and is_secret(field, text, "parameter"):
+        head, content = _split_part(part)
+        text = content.decode("latin-1")
+        field = next((name for name in _find_part_names(head) if is_secret(name, text, "parameter")), "")
+        if content and field:
             return head + self._hide(text, field, "parameter").encode("latin-1")
-        return head + self.body(content, kind[1].decode("latin-1") if kind else "", level + 1)
+        return head + self.body(content, _find_part_kind(head), level + 1)
 
     def _clean_json(self, text: str) -> str:
         """Return JSON, lines of JSON or other text without secrets."""

@@ -425,6 +425,24 @@ def test_a_request_that_deals_in_credentials_is_answered_and_never_kept(server, 
 
 @pytest.mark.spec("replay:K15")
 @pytest.mark.parametrize(
+    ("path", "headers", "body"),
+    [
+        ("/push/token", {}, b'{"token": "device-1234"}'),
+        ("/push/token", FORM, b"token=device-1234"),
+        ("/ask", FORM, b"text=what+does+grant_type=+mean"),
+        ("/ask", FORM, b"text=Action=AssumeRole"),
+    ],
+)
+def test_a_request_that_only_sounds_like_one_for_credentials_is_recorded(server, path, headers, body):
+    cassette = Cassette()
+    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), cassette)) as client:
+        client.post(f"{server}{path}", content=body, headers=headers)
+
+    assert [path] == [urlsplit(i.request.url).path for i in cassette.interactions]
+
+
+@pytest.mark.spec("replay:K15")
+@pytest.mark.parametrize(
     "host", ["sts.amazonaws.com", "sts.eu-west-1.amazonaws.com", "portal.sso.us-east-1.amazonaws.com"]
 )
 def test_a_service_that_hands_out_credentials_is_never_recorded(host):
