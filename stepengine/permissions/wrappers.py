@@ -299,7 +299,9 @@ STARTING_CODE = re.compile(
 """How code of usual languages starts programs, or hides that it does."""
 STARTING_AWK = re.compile(r"system[\s\\]*\(|@[A-Za-z_]\w*[\s\\]*\(|(?<!\|)\|(?!\|)")
 """How awk starts programs: by ``system``, by a name that it computes, or by a pipe."""
-AWK_TOKEN = re.compile(r'(?P<text>"(?:\\.|[^"\\\n])*")|(?P<note>#[^\n]*)|(?P<name>[$\w]+)|(?P<blank>(?:[^\S\n]|\\\n)+)|.', re.DOTALL)
+AWK_TOKEN = re.compile(
+    r'(?P<text>"(?:\\.|[^"\\\n])*")|(?P<note>#[^\n]*)|(?P<name>[$\w]+)|(?P<blank>(?:[^\S\n]|\\\n)+)|.', re.DOTALL
+)
 AWK_PATTERN = re.compile(r"/(?:\\.|\[\^?\]?[^\]/\n\\]*\]|[^/\n\\\[])*/")
 """None with a slash in brackets, which ends it for some programs."""
 AWK_WORDS = frozenset(("case", "delete", "do", "else", "exit", "getline", "in", "print", "printf", "return"))
@@ -514,16 +516,8 @@ class _Search:
     def _derive_from_input(self, simple: SimpleCommand, text: str, parsed: ParsedScript) -> Iterator[_Derived]:
         """Give the texts of a script that one of its commands may run: what is written to its input or to its files."""
         name, words = _table_name(simple.words[0]), simple.words
-        readers = _behind_wrappers(words) if simple.is_piped or simple.has_heredoc else []
-        if len(readers) > MAX_WRAPPERS:
-            self._note(UNREADABLE)
-        for behind in readers:
-            other = _table_name(behind[0])
-            if _reads_program(other, behind):
-                yield _Derived(Script(text, "code"), is_guess=True)
-                # `uv run -` reads Python.
-                if simple.is_piped or (other not in CODE and other != "-") or STARTING_CODE.search(text):
-                    self._note(f"{behind[0]!r} runs what it reads, which may start programs")
+        if simple.is_piped or simple.has_heredoc:
+            yield from self._derive_from_readers(simple, text)
         is_shell = name in {".", "source"} or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
         if (is_shell or name in CODE or name == "make") and any(word.startswith(INPUTS) for word in words[1:]):
             self._note(f"{words[0]!r} runs what it reads from another program")
@@ -536,6 +530,20 @@ class _Search:
         names = {word.removeprefix("./") for word in words} | set(words)
         if (is_shell or not is_known) and not parsed.written.isdisjoint(names):
             yield _Derived(Script(text, "a file that it writes"), is_guess=True)
+
+    def _derive_from_readers(self, simple: SimpleCommand, text: str) -> Iterator[_Derived]:
+        """Give the texts of a script that a command, or one behind its wrappers, reads as a program."""
+        readers = _behind_wrappers(simple.words)
+        if len(readers) > MAX_WRAPPERS:
+            self._note(UNREADABLE)
+        for words in readers:
+            name = _table_name(words[0])
+            if not _reads_program(name, words):
+                continue
+            yield _Derived(Script(text, "code"), is_guess=True)
+            # `uv run -` reads Python.
+            if simple.is_piped or (name not in CODE and name != "-") or STARTING_CODE.search(text):
+                self._note(f"{words[0]!r} runs what it reads, which may start programs")
 
     def _derive_from_words(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         name = _table_name(words[0])
@@ -866,18 +874,18 @@ def _awk_starts_programs(program: str) -> bool:
     """Return whether a program for awk runs commands, texts and patterns aside; what is not read for sure counts as a whole."""
     code, at, previous = list[str](), 0, ""
     while found := AWK_TOKEN.match(program, at):
-        token = found[0]
-        if token == '"' or (token == "/" and previous in {")", "+", "-"}):
+        piece = found[0]
+        if piece == '"' or (piece == "/" and previous in {")", "+", "-"}):
             break
         is_operand = previous not in AWK_WORDS and (previous[-1:] in {'"', "]", "$", "_"} or previous[-1:].isalnum())
-        if token == "/" and not is_operand:
+        if piece == "/" and not is_operand:
             pattern = AWK_PATTERN.match(program, at)
             if pattern is None:
                 break
-            found, token = pattern, '""'
+            found, piece = pattern, '""'
         at = found.end()
-        code.append('""' if found.lastgroup == "text" else "" if found.lastgroup == "note" else token)
-        previous = previous if found.lastgroup in {"note", "blank"} else token
+        code.append('""' if found.lastgroup == "text" else "" if found.lastgroup == "note" else piece)
+        previous = previous if found.lastgroup in {"note", "blank"} else piece
     return STARTING_AWK.search("".join(code) + program[at:]) is not None
 
 

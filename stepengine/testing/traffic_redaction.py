@@ -346,9 +346,10 @@ def _find_parameters(request: RecordedRequest) -> dict[str, str]:
     kind = request.header("content-type").lower()
     body = request.body.decode(errors="replace")
     texts = [urlsplit(request.url).query, body if not kind or kind.startswith(FORM) else ""]
-    pairs = [map(unquote_plus, pair.partition("=")[::2]) for text in texts for pair in text.split("&")]
+    pairs = [pair.partition("=") for text in texts for pair in text.split("&")]
+    found = {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
     tree = parse_if_json(body.strip())
-    found = {**dict(pairs), **(dict.fromkeys(tree, "") if isinstance(tree, dict) else {})}
+    found.update(dict.fromkeys(tree, "") if isinstance(tree, dict) else {})
     return {name.lower().replace("_", ""): value for name, value in found.items()}
 
 

@@ -43,9 +43,7 @@ MAX_LETTERS = 9
 DELIMITERS = BLANKS + ",;:=@'\"`|<>(){}[]&#!+^" + "“”„‘’‚«»‹›…–—•、。，：；（）【】「」『』"  # noqa: RUF001
 """Where programs split texts, or take something off in front of a path."""
 _IN_ADDRESS = rf"[^{re.escape(BLANKS)}<>\"'`|{{}}()\[\],;?#&="
-WEB_ADDRESS = re.compile(
-    rf"(?<![A-Za-z])(?:https?|wss?|ftp)://{_IN_ADDRESS}/]*(?:/{_IN_ADDRESS}:!]*)?", re.IGNORECASE
-)
+WEB_ADDRESS = re.compile(rf"(?<![A-Za-z])(?:https?|wss?|ftp)://{_IN_ADDRESS}/]*(?:/{_IN_ADDRESS}:!]*)?", re.IGNORECASE)
 """The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values. A colon may follow only in the host."""
 ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|([0-7]{3})|[abfnrtv])")
 QUOTES = re.compile(r"[\\'\"`]")
@@ -57,7 +55,9 @@ SIGNS = re.compile(r"[^\w\x00-\x7f\ufffe]")
 CHARACTER_CLASS = re.compile(r"\[[^\[\]\s/]{1,80}\]")
 EXTENDED_PATTERN = re.compile(r"[!@?*+]\([^()\s]{0,200}\)")
 """A pattern of shells such as ``@(a|b)`` and ``!(a)``."""
-EMPHASIS = re.compile(r"\*\*(?=[^\W_])([^*\n/_]{1,200})\*\*(?![\w*])|(?<=[(,\[{])([ ]?)\*{1,2}([A-Za-z_][\w.]{0,80})(?=[,)\]}])")
+EMPHASIS = re.compile(
+    r"\*\*(?=[^\W_])([^*\n/_]{1,200})\*\*(?![\w*])|(?<=[(,\[{])([ ]?)\*{1,2}([A-Za-z_][\w.]{0,80})(?=[,)\]}])"
+)
 """Strong words of Markdown, and arguments such as ``*args``: their stars are no wildcards."""
 SEQUENCE = re.compile(r"\{[^{}\s,]{1,40}\.\.[^{}\s,]{1,40}\}")
 ATTACHED = re.compile(rf"[^{re.escape(DELIMITERS)}]\{{|\}}[^{re.escape(DELIMITERS)}]")
@@ -180,9 +180,14 @@ def spellings(text: str) -> Iterator[str]:
             yield base.replace("?", " ")
         if "{" in base:
             yield SEQUENCE.sub("*", base)
-            for word in base.split():
-                if "{" in word and "," in word and ATTACHED.search(word):
-                    yield from _expand(word)
+            yield from _expand_words(base)
+
+
+def _expand_words(text: str) -> Iterator[str]:
+    """Yield what the words of a text with braces stand for."""
+    for word in text.split():
+        if "{" in word and "," in word and ATTACHED.search(word):
+            yield from _expand(word)
 
 
 def _expand(word: str) -> list[str]:

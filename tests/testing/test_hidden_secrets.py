@@ -154,7 +154,9 @@ def test_no_secret_of_a_compressed_request_is_stored(tmp_path: Path) -> None:
         RecordedRequest("POST", URL, [("content-type", FORM)], f"password={SECRET}".encode()),
         RecordedRequest("POST", URL, [("content-type", JSON)], json.dumps({"a": [{"password": SECRET}]}).encode()),
         RecordedRequest("POST", URL, [("content-type", MULTIPART)], PART.encode()),
-        RecordedRequest("POST", URL, [("content-encoding", "gzip")], gzip.compress(b'{"password":"%b"}' % SECRET.encode())),
+        RecordedRequest(
+            "POST", URL, [("content-encoding", "gzip")], gzip.compress(b'{"password":"%b"}' % SECRET.encode())
+        ),
         RecordedRequest("POST", URL, [("content-type", FORM)], f"a=1;password={SECRET}".encode()),
     ],
     ids=["query", "form", "json", "multipart", "compressed", "semicolon"],
