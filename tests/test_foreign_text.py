@@ -2109,6 +2109,7 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "workspace/guard.py:_PatternExpander.expand": "one name of a path, whose length has a bound; fnmatch makes expressions that do not go back",
     "testing/conformance/journals.py:_check_killed": "what a program of ours said; bytes are decoded with replacement",
     "testing/conformance/providers.py:_require_call_pieces": "the arguments that a provider under test sends in its own test",
     "cli/commands/undo.py:_confirm_changes": "the content of a file of at most 16 MiB; the error of decoding it is caught",
