@@ -48,7 +48,7 @@ SECRET_WORDS: dict[str, frozenset[Place]] = {
 }
 """Last words of names of credentials, and where; as the end of a longer word they mean nothing."""
 VARIABLE_WORDS = frozenset({"auth", "key", "pass", "pat"})
-"""Last words of variables that commands do without: a variable that only might be secret is one that few commands need."""
+"""Last words of variables that may be secret. They are withheld from commands, few of which need them."""
 DOUBTFUL: dict[str, frozenset[Place]] = {
     "key": IN_REQUESTS,
     "pass": EVERYWHERE,
@@ -58,8 +58,9 @@ DOUBTFUL: dict[str, frozenset[Place]] = {
 }
 """Whole names of what is a credential or something ordinary; as in ``auth=none``, a value that is not random counts."""
 ONE_SESSION: dict[str, frozenset[Place]] = {
-    **dict.fromkeys(("authcode", "authorizationcode", "code", "sessid", "verificationcode"), frozenset({"parameter"})),
-    **dict.fromkeys(("session", "sessid", "sessionid"), frozenset({"header"})),
+    **dict.fromkeys(("authcode", "authorizationcode", "code", "verificationcode"), frozenset({"parameter"})),
+    "sessid": IN_REQUESTS,
+    **dict.fromkeys(("session", "sessionid"), frozenset({"header"})),
 }
 """How names end of what a server hands out for one session, which comes back in a replay: its value always counts. ``code`` is a whole name."""
 HINTS: dict[str, frozenset[Place]] = {

@@ -229,3 +229,15 @@ def test_a_replayed_cookie_that_a_client_quotes_matches() -> None:
     value = replayed.partition(";")[0].removeprefix("theme=")
 
     assert matches(cassette, RecordedRequest("GET", URL, [("cookie", f'theme="{value}"')]))
+
+
+@pytest.mark.spec("replay:C8", "replay:K4")
+@pytest.mark.parametrize("name", ["sessid", "PHPSESSID"])
+def test_a_session_in_an_address_is_replaced_and_counts(name: str) -> None:
+    asked, other = [RecordedRequest("GET", f"{URL}?{name}={value}") for value in ("a81", "b92")]
+
+    cassette = record(asked)
+
+    assert "a81" not in cassette.interactions[0].request.url
+    assert not matches(cassette, other)
+    assert matches(cassette, asked)
