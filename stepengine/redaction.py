@@ -733,7 +733,7 @@ class Redactor:
             return f"<redacted:{name}>"
         return f"<redacted:{name}{'~' if may_differ else '='}{self._mark(secret)}>"
 
-    def named(self, secret: str, name: str, place: Place) -> str:
+    def replace_by_name(self, secret: str, name: str, place: Place) -> str:
         """Return what stands for *secret*, which is one because of its *name* in a *place*."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
         return self.placeholder(secret, name, may_differ=is_known or may_differ(name, secret, place))
@@ -790,11 +790,11 @@ class Redactor:
     def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
-            return self.named(value, name, "member")
+            return self.replace_by_name(value, name, "member")
         if isinstance(value, list | tuple):
             return [self.member(name, one, level) for one in value]
         if type(value) in (int, float) and self._is_secret_number(name, text := _write_value(value)):
-            return self.named(text, name, "member")
+            return self.replace_by_name(text, name, "member")
         if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_NAMES):
             value = {one: self.member(name, v, level) if one in VALUE_NAMES else v for one, v in value.items()}
         return self._redact_tree(value, level)
@@ -832,9 +832,9 @@ class Redactor:
 
     def _redact_token(self, name: str, value: str, piece: str, level: int) -> str:
         if piece[0] != '"':
-            return self.named(value, name, "member") if self._is_secret_number(name, value) else value
+            return self.replace_by_name(value, name, "member") if self._is_secret_number(name, value) else value
         if self._is_secret_member(name, value) and not is_piece_of_text(name, {name: value}):
-            return self.named(value, name, "member")
+            return self.replace_by_name(value, name, "member")
         return self.json_text(value, level + 1) if level < NESTED_JSON and value[:1] in ("{", "[") else self.text(value)
 
     def frozen(self, value: Any) -> Any:

@@ -173,7 +173,7 @@ def check_text(value: str, path: str = "$") -> str:
         msg = f"expected text at {path}, not {_type_name(value)}"
         raise DataError(msg, path=path)
     try:
-        str.encode(value)  # a subclass may have an own one
+        str.encode(value)  # a subclass may override it
     except UnicodeEncodeError:
         msg = f"the text at {path} holds a lone surrogate, which no encoding can store"
         raise DataError(msg, path=path) from None

@@ -279,7 +279,7 @@ class Planner:
             StepEngineError: when it must not start: too deep, unknown, not allowed, wrong params, no model.
         """
         if path.count(".") >= MAX_LEVELS:
-            msg = f"it would stand more than {MAX_LEVELS} levels below the root, and no run goes deeper; return to a caller first"
+            msg = f"it would be more than {MAX_LEVELS} levels below the root run, and no more are allowed; let one of its callers start it"
             raise LimitExceeded(msg, kind="depth", limit=MAX_LEVELS)
         if isinstance(effect, CallBody):
             return self._plan_body(parent, effect, path)

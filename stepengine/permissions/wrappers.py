@@ -533,7 +533,7 @@ class _Search:
 
     def _derive_from_readers(self, simple: SimpleCommand, text: str) -> Iterator[_Derived]:
         """Give the texts of a script that a command, or one behind its wrappers, reads as a program."""
-        readers = _behind_wrappers(simple.words)
+        readers = _find_readers(simple.words)
         if len(readers) > MAX_WRAPPERS:
             self._note(UNREADABLE)
         for words in readers:
@@ -758,7 +758,7 @@ def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
         places = {(key, start) for key, start in places if key in WITH_SUBCOMMANDS}
 
 
-def _behind_wrappers(words: Argv) -> list[Argv]:
+def _find_readers(words: Argv) -> list[Argv]:
     """Return the words of a command, and those of each command behind its wrappers that reads the same input."""
     found = {words: None}
     pending = [words] if len(words) <= COMMAND_WORDS else []

@@ -639,7 +639,7 @@ class _HandlerRun(RunningProgram):
         try:
             check_bounds(turn.value, self._limits.value)
             encoded = _Form().encode_value(turn.value)
-            # The sandbox hands out a value that contains itself with such a text inside, so it is asked only where one is.
+            # A list inside of itself comes out of the sandbox as such a text; only the sandbox can tell it from one of the handler.
             if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._returned_cycle():
                 return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
             return {"returned": encoded}

@@ -34,7 +34,7 @@ from stepengine.testing.cassette_matching import (
     Matcher,
     SecretPairs,
     find_key,
-    have_equal_counts,
+    have_equal_counted_marks,
     have_equal_headers,
 )
 from stepengine.testing.cassette_misses import (
@@ -284,7 +284,7 @@ class Cassette:
                 if (
                     known is not None
                     and have_equal_headers(known.asked, asked, whole=known.whole)
-                    and have_equal_counts(known.asked, asked, whole=known.whole and self.mark_key != "")
+                    and have_equal_counted_marks(known.asked, asked, whole=known.whole and self.mark_key != "")
                     and (not exact or known.asked.marks.keys() == asked.marks.keys())
                     and fits(known.asked, asked)
                 ):

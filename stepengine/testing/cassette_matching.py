@@ -331,8 +331,8 @@ def _pair_marks(recorded: Marks, now: Marks) -> list[tuple[str, str]]:
     return [(known, now[place]) for place, known in recorded.items() if place in now]
 
 
-def have_equal_counts(recorded: ComparedRequest, now: ComparedRequest, *, whole: bool) -> bool:
-    """Return whether what always counts is equal, *whole* or where both requests have it."""
+def have_equal_counted_marks(recorded: ComparedRequest, now: ComparedRequest, *, whole: bool) -> bool:
+    """Return whether the marks that always count are equal; if not *whole*, those that only one request has are left out."""
     if whole:
         return recorded.counted == now.counted
     return all(known == mark for known, mark in _pair_marks(recorded.counted, now.counted))

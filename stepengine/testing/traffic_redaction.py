@@ -432,7 +432,7 @@ def _clean_pair(piece: str, redactor: Redactor) -> str:
         is_nested = (plain[0] in "{[" or "://" in plain or "?" in plain) and redactor.suspicious(plain)
         clean = redactor.json_text(plain) if is_nested else plain
         return piece if clean == plain else f"{name}{sign}{quote_plus(clean, safe='<>:~=')}"
-    return f"{name}{sign}{redactor.named(plain, unquote_plus(name), 'parameter')}"
+    return f"{name}{sign}{redactor.replace_by_name(plain, unquote_plus(name), 'parameter')}"
 
 
 @frozen
@@ -517,7 +517,7 @@ class Cleaner:
         return f"{name}{sign}{self.redactor.placeholder(value, name_alone, may_differ=may_differ)}"
 
     def _hide(self, secret: str, name: str, place: Place) -> str:
-        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.named(secret, name, place)
+        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.replace_by_name(secret, name, place)
 
     def body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
