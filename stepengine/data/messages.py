@@ -304,6 +304,8 @@ def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     Raises:
         DataError: for a text, bytes or a mapping.
     """
+    if isinstance(value, tuple):
+        return value
     if problem := find_list_problem(value):
         raise DataError(problem)
     return tuple(value)

@@ -136,7 +136,8 @@ class OutcomeMaker:
             return _add_usage_to_stop(late, value)
         # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
         # and a replay hears it at the same place (replay:J16).
-        if may_be_long(value):
+        # A reply was measured before it was priced.
+        if type(value) is not ModelReply and may_be_long(value):
             value = _fit_value(item, value)
             if isinstance(value, StepEngineError):
                 return self.failure(item, value)
