@@ -79,6 +79,7 @@ class OddHandler(Quiet):
         if self.command == "HEAD":
             return
         for piece in pieces:
+            assert piece  # an empty chunk is the end of the reply
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             self.wfile.flush()
         if whole:
@@ -178,7 +179,7 @@ class OddHandler(Quiet):
     def answer_chunked_gzip(self) -> None:
         packed = gzip.compress(TEXT.encode(), mtime=0)
         headers = [("Content-Type", "text/plain"), ("Content-Encoding", "gzip")]
-        self.send_chunks([packed[:10], packed[10:50], packed[50:]], headers)
+        self.send_chunks([packed[:10], packed[10:30], packed[30:]], headers)
 
     # --- headers ----------------------------------------------------------------------------------------------------
 
@@ -205,6 +206,15 @@ class OddHandler(Quiet):
         self.send_raw(302, "Found", [("Location", "/text"), ("Transfer-Encoding", "chunked")])
         if self.command != "HEAD":
             self.wfile.write(b"5\r\nmoved\r\n0\r\n\r\n")
+
+    def answer_redirect_unfinished(self) -> None:
+        """
+        Send a part of the body, and wait until the client goes away.
+        """
+        self.send_raw(302, "Found", [("Location", "/text"), ("Content-Length", "5")])
+        self.wfile.write(b"mov")
+        self.rfile.read(1)
+        self.close_connection = True
 
     def answer_redirect_same(self) -> None:
         self.reply(307, b"", [("Location", "/echo")])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepengine.testing.cassette import Cassette
 from stepengine.testing.recordings import CassetteFixture
 from tests.http_programs.odd_server import odd_server
 
@@ -56,3 +57,29 @@ def test_a_request_that_is_given_up_is_given_up_again(library: str, program: Any
 
     assert "given up" == recorded[0]
     assert recorded == replayed
+
+
+@pytest.mark.spec("replay:C7")
+def test_a_redirect_with_unread_body_is_recorded_without_error(tmp_path: Path) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def follow(base: str) -> list[object]:
+        async with aiohttp.ClientSession() as session, session.get(f"{base}/redirect-unfinished") as response:
+            return [len(response.history), response.status, await response.text()]
+
+    recording = CassetteFixture(tmp_path / "c.yaml", "once", record_errors=True)
+    with odd_server() as server:
+        base = f"http://127.0.0.1:{server.server_port}"
+        with recording.patch():
+            recorded = asyncio.run(follow(base))
+    recording.check()
+    recording.keep()
+    replaying = CassetteFixture(tmp_path / "c.yaml", "none")
+    with replaying.patch():
+        replayed = asyncio.run(follow(base))
+    replaying.check()
+
+    assert recorded == replayed
+    assert [(302, None), (200, None)] == [
+        (one.response.status, one.error) for one in Cassette.load(tmp_path / "c.yaml").interactions
+    ]

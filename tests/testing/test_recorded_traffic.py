@@ -153,14 +153,17 @@ def test_every_recording_is_written_back_unchanged(folder):
 
 def plain_headers(message: RecordedRequest | RecordedResponse) -> list[tuple[str, str]]:
     """
-    Return the headers of an exchange, other than those that a cassette takes out or replaces: cookies, accounts, and what no reply
-    depends on.
+    Return the headers of an exchange, other than those that a cassette takes out or replaces: cookies, accounts, what no reply
+    depends on, and a Host that only repeats the address.
     """
     account = {"anthropic-organization-id", "openai-organization", "openai-project"}
+    address = urlsplit(message.url).netloc if isinstance(message, RecordedRequest) else ""
     return [
         (name, value)
         for name, value in message.headers
-        if not is_uncounted(name.lower()) and name.lower() not in {"cookie", "set-cookie", *account}
+        if not is_uncounted(name.lower())
+        and name.lower() not in {"cookie", "set-cookie", *account}
+        and (name.lower(), value) != ("host", address)
     ]
 
 

@@ -31,6 +31,8 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 METHODS = ("request", "get", "options", "head", "post", "put", "patch", "delete")
 UPGRADED = 101
 INFORMATIONAL = range(100, 200)
+DROPPED = "Connection closed"
+"""The text of the error that aiohttp sets on a reply when the program drops it: the program met no error."""
 
 
 @attrs.define(eq=False)
@@ -164,6 +166,8 @@ def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
         # What a time limit raises is not the stream's, and passes by where the response is closed.
         met = sys.exc_info()[1]
         error = met if isinstance(met, TimeoutError) else response.content.exception()
+        if str(error) == DROPPED:
+            error = None
         exchange.end(read_to_end=response.content.is_eof(), error=error)
 
     traffic.at_end = end
