@@ -15,7 +15,7 @@ from stepengine.data.result_cuts import RESULT_CHARS
 from stepengine.tools.definition import ToolOptions
 from stepengine.tools.execution import TOOL_SECONDS
 
-from .pages import blocks_of, execute, page
+from .pages import ROOT, blocks_of, execute, page
 
 NAMES = (
     "the-machine",
@@ -101,3 +101,16 @@ def test_the_table_of_options_of_tools_is_complete_and_says_their_defaults() -> 
     assert set(some) <= set(told)
     assert f"`timeout={told['timeout']}`" in page("tools.md")
     assert f"{RESULT_CHARS:,} characters" in page("tools.md")
+
+
+def test_every_row_belongs_to_a_table() -> None:
+    """
+    A blank line inside of a table makes plain text of the rows below it.
+    """
+    loose = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        shown = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        blocks = [block.splitlines() for block in shown.split("\n\n") if block.startswith("|")]
+        loose += [f"{path.name}: {block[0]}" for block in blocks if not re.fullmatch(r"[|:\- ]+", [*block, ""][1])]
+
+    assert [] == loose
