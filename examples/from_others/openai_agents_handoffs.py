@@ -31,8 +31,10 @@ def population(city: str) -> int:
     return {"New York": 8_500_000}[city]
 
 
-def filter_history(ctx: HookContext) -> Change:
-    """Show the model no tool calls, no results, and not the first two messages."""
+def filter_history(ctx: HookContext) -> Change | None:
+    """Once, when the agent takes over: show the model no tool calls, no results, and not the first two messages."""
+    if not ctx.path or ctx.step_index:  # a later step or run, which keeps the view and adds to it
+        return None
     shown = [m for m in ctx.state.view if m.role == "user" or (m.role == "assistant" and not m.tool_calls)]
     return Change(view=shown[2:])
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 
 from cassettes import record_others as others
-from stepengine import RunStatus
+from stepengine import Engine, RunStatus
 from stepengine.journal import FileJournal
+from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.workspace.network import block_test_network
 from tests.offline import ROOT, ran
 
@@ -98,3 +100,22 @@ def test_three_researchers_are_started_by_one_reply_and_answer_in_order(tmp_path
         call.result.text for call in result.tool_calls if call.tool_name == "task"
     ]
     assert () == result.warnings
+
+
+def test_input_filter_of_a_handoff_runs_once() -> None:
+    """
+    Later steps and runs of the agent that took over add to what the filter left.
+    """
+    program = others.load_program("openai_agents_handoffs")
+    spanish = attrs.evolve(program.spanish, tools=[program.population])
+    desk = attrs.evolve(program.agent, spawnable_agents=[spanish])
+    front = [text("Hello."), text("Yes."), tool_call("hand_off", {"agent": "spanish"})]
+    model = ScriptedModel([*front, tool_call("population", {"city": "New York"}), text("Sí."), text("De nada.")])
+    state = None
+    with Engine([desk], models=model) as engine:
+        for words in ("One.", "Two.", "Three.", "Four."):
+            state = engine.run_sync(desk, words, previous=state).state
+
+    said = [[m.text for m in call.messages if m.text] for call in model.calls[3:]]
+    left = ["Two.", "Yes.", "Three."]
+    assert [left, [*left, "8500000"], [*left, "8500000", "Sí.", "Four."]] == said
