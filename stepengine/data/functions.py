@@ -18,8 +18,13 @@ INSTALLED = ("/site-packages/", "/dist-packages/")
 PYTHON = "python"
 OWN = ""
 POP_TOP = opmap["POP_TOP"]
-BETWEEN = frozenset({0, opmap["RESUME"], opmap["YIELD_VALUE"]})
-"""What CPython has between a call or ``yield`` and what becomes of its result; 0 is room for caches."""
+BETWEEN = frozenset(
+    {0, opmap["RESUME"], opmap["YIELD_VALUE"], opmap["JUMP_BACKWARD_NO_INTERRUPT"], opmap.get("END_SEND", 0)}
+)
+"""
+What CPython has between a call, ``yield`` or ``yield from`` and what becomes of its result; 0 is room for caches. Python 3.11 has no
+``END_SEND``.
+"""
 
 
 def unwrap_function(fn: object) -> object:

@@ -21,7 +21,7 @@ from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
 from stepengine.data.programs import RunningProgram
 from stepengine.data.record_sizes import cut_error, find_length_problem
 from stepengine.data.state import AgentState
-from stepengine.data.yields import YIELD_FROM, Perform, Sentinel
+from stepengine.data.yields import YIELD_FROM, Parallel, Perform, Sentinel
 from stepengine.errors import BadYield, HandlerError, InputError, LimitReached, StepEngineError
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.machine.signals import belongs_to_caller
@@ -47,6 +47,8 @@ OTHER_KINDS = {
     "GENERATE_N": "GenerateN(n)",
 }
 """What the members of a dict are called that stands for something to yield elsewhere, and what is written here."""
+PASSES_ON = Parallel.__iter__.__code__
+"""The code in which a generator waits at ``yield from Parallel(...)``."""
 
 
 class ReturnValue(NamedTuple):
@@ -256,10 +258,14 @@ class Author:
 
     @property
     def discards_answer(self) -> bool:
-        """Whether the ``yield`` at which the generator waits discards the value that it is sent."""
+        """Whether the ``yield`` or ``yield from Parallel(...)`` at which the generator waits discards its value."""
         steps: Any = self.steps
+        outer: Any = None
         while getattr(steps, "gi_yieldfrom", None) is not None:
-            steps = steps.gi_yieldfrom
+            outer, steps = steps, steps.gi_yieldfrom
+        # `Parallel` only passes the results on, so the line with its `yield from` decides. Those of other yieldables raise.
+        if getattr(steps, "gi_code", None) is PASSES_ON and outer is not None:
+            steps = outer
         frame = getattr(steps, "gi_frame", None)
         return frame is not None and discards_result(frame)
 

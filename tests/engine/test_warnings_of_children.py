@@ -487,3 +487,37 @@ async def test_long_and_many_warnings_are_shortened() -> None:
     assert [MAX_WARNING_CHARS] == [len(text) for text in alone.warnings]
     assert MAX_WARNINGS == len(many.warnings)
     assert f"there are more than {MAX_WARNINGS} warnings; the others are left out" == many.warnings[-1]
+
+
+def discards_all(ctx: Any) -> Any:
+    yield from Parallel(AgentCall("helper"), AgentCall("broken"))
+
+
+def discards_all_below(ctx: Any) -> Any:
+    yield from discards_all(ctx)
+
+
+def keeps_all(ctx: Any) -> Any:
+    children = yield from Parallel(AgentCall("helper"), AgentCall("broken"))
+    return [one.status.value for one in children]
+
+
+def unpacks_all(ctx: Any) -> Any:
+    _, broken = yield from Parallel(AgentCall("helper"), AgentCall("broken"))
+    return broken.status.value
+
+
+@pytest.mark.spec("generator-contract:L23")
+@pytest.mark.parametrize(
+    ("handler", "warns"), [(discards_all, True), (discards_all_below, True), (keeps_all, False), (unpacks_all, False)]
+)
+async def test_failure_discarded_by_yield_from_parallel_is_a_warning(
+    handler: Callable[..., Any], *, warns: bool
+) -> None:
+    """
+    `yield from` raises the failure of an `AgentCall`, and returns those of a `Parallel`.
+    """
+    result = await ran(AgentDefinition("boss", spawnable_agents=["helper", "broken"], handle_steps=handler))
+
+    found = [warning for warning in result.warnings if "throws away what it spawned: 'broken' failed" in warning]
+    assert ("completed", int(warns)) == (result.status, len(found))
