@@ -15,6 +15,7 @@ from stepengine import (
     AgentState,
     Ask,
     Change,
+    Decision,
     Engine,
     Hooks,
     Parallel,
@@ -181,6 +182,36 @@ async def test_cut_replies_and_thoughts_are_continued(replies: Any, status: RunS
     assert (status, output) == (result.status, result.output)
 
 
+async def test_denials_in_a_row_get_advice_and_then_end_the_run() -> None:
+    def deny(ctx: Any, call: Any) -> Decision:
+        return Decision.deny("No.")
+
+    model = ScriptedModel([tool_call("look")] * 10)
+    async with Engine([agent(tools=[look], hooks=Hooks(pre_tool=deny))], models=model) as engine:
+        result = await engine.run("desk", "Hi.")
+
+    told = [call.result.text for call in result.tool_calls]
+    assert ["No.", "No."] == told[:2]
+    assert all("do not call it again" in each for each in told[2:])
+    assert (RunStatus.FAILED, 10) == (result.status, len(told))
+
+
+async def test_arguments_in_another_form_are_converted() -> None:
+    ran = []
+
+    @tool
+    def refund(order_id: str, items: list[int]) -> str:
+        """Refund."""
+        ran.append((order_id, items))
+        return "refunded"
+
+    model = ScriptedModel([tool_call("refund", {"orderId": "7", "items": 3}), text("Done.")])
+    async with Engine([agent(tools=[refund])], models=model) as engine:
+        await engine.run("desk", "Hi.")
+
+    assert [("7", [3])] == ran
+
+
 # --- OpenAI Agents SDK ----------------------------------------------------------------------------------------------
 
 
@@ -207,6 +238,19 @@ async def test_returned_text_replaces_a_structured_output(returns: bool, reply: 
 
     assert [City(name="Rome")] == seen
     assert (2 if returns else 1) == len(model.calls)
+
+
+async def test_pre_tool_hook_gets_the_call_of_a_hand_off() -> None:
+    named: list[str] = []
+
+    def note(ctx: Any, call: Any) -> None:
+        named.append(call.tool_name)
+
+    desk = agent(tools=["hand_off"], spawnable_agents=[agent("billing")], hooks=Hooks(pre_tool=note))
+    async with Engine([desk], models=ScriptedModel([HANDS, "Hello."])) as engine:
+        await engine.run("desk", "Hi.")
+
+    assert ["hand_off"] == named
 
 
 async def test_calls_after_one_that_ends_the_turn_are_skipped() -> None:
