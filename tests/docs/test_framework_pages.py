@@ -172,10 +172,14 @@ async def test_events_of_a_called_agent_are_in_the_stream() -> None:
         ([text("Once", stop_reason="max_tokens"), text(" more.")], RunStatus.COMPLETED, "Once more."),
         ([text("a", stop_reason="max_tokens")] * 4, RunStatus.TRUNCATED, "aaaa"),
         ([thinking("Hm."), text("Yes.")], RunStatus.COMPLETED, "Yes."),
+        ([text(" \n"), text("Yes.")], RunStatus.COMPLETED, "Yes."),
+        ([text("<think>Hm.</think>Yes.")], RunStatus.COMPLETED, "Yes."),
     ],
-    ids=["cut", "cut four times", "thoughts"],
+    ids=["cut", "cut four times", "thoughts", "blanks", "tags"],
 )
-async def test_cut_replies_and_thoughts_are_continued(replies: Any, status: RunStatus, output: str) -> None:
+async def test_cut_replies_are_continued_and_thoughts_are_no_output(
+    replies: Any, status: RunStatus, output: str
+) -> None:
     async with Engine([agent()], models=ScriptedModel(replies)) as engine:
         result = await engine.run("desk", "Hi.")
 
@@ -194,6 +198,26 @@ async def test_denials_in_a_row_get_advice_and_then_end_the_run() -> None:
     assert ["No.", "No."] == told[:2]
     assert all("do not call it again" in each for each in told[2:])
     assert (RunStatus.FAILED, 10) == (result.status, len(told))
+
+
+async def test_empty_prompt_sends_no_message() -> None:
+    model = ScriptedModel(["Hello."])
+    async with Engine([agent(system_prompt="You help.")], models=model) as engine:
+        await engine.run("desk", "")
+
+    assert () == tuple(model.calls[0].messages)
+
+
+async def test_model_sees_nothing_of_children_that_the_handler_starts() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield from AgentCall("billing", "Go.")
+        yield STEP_ALL
+
+    model = ScriptedModel(["Billed.", "Hello."])
+    async with Engine([agent(handle_steps=handle_steps, spawnable_agents=[agent("billing")])], models=model) as engine:
+        await engine.run("desk", "Hi.")
+
+    assert ["user:Hi."] == said(model.calls[1])
 
 
 async def test_arguments_in_another_form_are_converted() -> None:
