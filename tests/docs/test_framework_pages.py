@@ -200,6 +200,26 @@ async def test_denials_in_a_row_get_advice_and_then_end_the_run() -> None:
     assert (RunStatus.FAILED, 10) == (result.status, len(told))
 
 
+async def test_only_placeholders_of_codebuff_are_filled() -> None:
+    model = ScriptedModel(["Hello."])
+    async with Engine([agent(system_prompt="{name} {CODEBUFF_USER_INPUT_PROMPT}")], models=model) as engine:
+        await engine.run("desk", "Hi.")
+
+    assert "{name} Hi." == model.calls[0].system_prompt
+
+
+@pytest.mark.parametrize(("value", "stored"), [((1, 2), [1, 2]), ({1}, None)], ids=["tuple", "set"])
+async def test_context_stores_json(value: Any, stored: Any) -> None:
+    keeps = Hooks(pre_run=lambda ctx: Change(context={"key": value}))
+    async with Engine([agent(hooks=keeps)], models=ScriptedModel(["Hello."])) as engine:
+        result = await engine.run("desk", "Hi.")
+
+    assert (RunStatus.FAILED if stored is None else RunStatus.COMPLETED, stored) == (
+        result.status,
+        result.state.context.get("key"),
+    )
+
+
 async def test_empty_prompt_sends_no_message() -> None:
     model = ScriptedModel(["Hello."])
     async with Engine([agent(system_prompt="You help.")], models=model) as engine:
