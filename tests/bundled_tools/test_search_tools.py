@@ -384,6 +384,18 @@ async def test_patterns_that_leave_the_root_or_explode_are_refused(root: Path, p
     assert "cannot be used" in result.text
 
 
+@pytest.mark.spec("generator-contract:T11")
+async def test_glob_rejects_the_syntax_of_other_globs(root: Path) -> None:
+    (root / "a(b)[1].py").write_text("")
+    glob = ToolRegistry(search_tools(root))
+    for pattern in ("*.py?(x)", "@(a|b).py", "!(a).py", "!*.py", "f{1..3}.py", "f{a..c}.py"):
+        result = await glob.execute("glob", {"pattern": pattern})
+        assert "has no special meaning here" in result.text, pattern
+    for pattern in ("a(b)*.py", "a[(]b)*", "?[(]b)*"):
+        result = await glob.execute("glob", {"pattern": pattern})
+        assert ["a(b)[1].py"] == result.data["files"], pattern  # type: ignore[index,call-overload]
+
+
 @pytest.mark.spec("reliability:FS23", "reliability:FP5")
 async def test_too_many_entries_end_a_walk_and_the_result_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -436,6 +436,15 @@ def glob_gives_a_hundred_files(root: Path) -> None:
     assert (100, 101) == (len(found["files"]), found["count"])
 
 
+def globs_are_plain(root: Path) -> None:
+    for name in ("a.ts", "b.tsx"):
+        (root / name).write_text("")
+    for pattern in ("*.ts?(x)", "{1..3}", "!*.ts"):
+        assert called("glob", {"pattern": pattern}, *search_tools(root)).is_error
+    found = called("glob", {"pattern": "*.{ts,tsx}"}, *search_tools(root)).data
+    assert ["a.ts", "b.tsx"] == list(found["files"])
+
+
 def edits_report_a_diff(root: Path) -> None:
     tools = file_tools(root, write=True)
     written = called("write_file", {"path": "a", "content": "one\n"}, *tools)
@@ -662,6 +671,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "summaries of `context-pruner` keep more messages": small_summaries_drop_the_first_prompt,
     "`code_search` gives paths from `cwd`, as in `./a.ts`": paths_start_at_the_root,
     "`glob` matches paths from the root, also with `cwd`": patterns_start_at_cwd,
+    "`glob` accepts `*.ts?(x)`, `{1..3}` and `!*.ts`": globs_are_plain,
     "`glob` gives all files": glob_gives_a_hundred_files,
     "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
     "`timeout_seconds: -1` waits without end": commands_end_after_their_limit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from typing import Annotated, Any
 
@@ -30,6 +31,9 @@ SEARCH_SECONDS = 10.0
 """A repository is searched in a second; a model waits no longer for one of its many searches."""
 GLOB_RESULTS = 100
 """About 2,000 tokens of paths."""
+
+OTHER_SYNTAX = re.compile(r"^!|[?*+@!]\(|\{-?\w+\.\.-?\w+(?:\.\.-?\d+)?\}")
+"""What other globs have, and models write: exclusion, alternatives such as ``@(a|b)``, and ranges such as ``{1..3}``."""
 
 FILES_SEEN = 200_000
 """About as many as are listed within the seconds of a search."""
@@ -74,6 +78,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             cwd: The folder to look in, relative to the root folder; the root folder by default.
             max_results: How many files to return at most.
         """
+        _check_syntax(pattern)
         wanted = GlobPattern(pattern, dotfiles=False)
         return _glob_files(root, wanted, cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
@@ -123,6 +128,17 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         return _search_files(root, ripgrep, pattern, wanted, cwd or ".", max_results, budget)
 
     return [glob, code_search, make_find_files_tool(root)]
+
+
+def _check_syntax(pattern: str) -> None:
+    """Raise for a pattern that means more to other globs: read as plain text, it would silently find nothing."""
+    found = OTHER_SYNTAX.search(pattern)
+    if found:
+        msg = (
+            f"the pattern {pattern!r} cannot be used: {found[0]!r} has no special meaning here. Write {{a,b}} for alternatives, "
+            "and ? for such a character of a name"
+        )
+        raise ToolError(msg)
 
 
 def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
