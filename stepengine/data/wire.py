@@ -89,12 +89,26 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
                 _check_members(plain, plain["role"])
                 system.append(_read_text(plain.get("content")))
             else:
-                found.extend(_read_message(message, names))
+                for each in _read_message(message, names):
+                    _append_message(found, each)
         except DataError as error:
             raise prefix_path(error, f"[{index}]") from None
         if found and isinstance(found[-1], AssistantMessage):
             names.update({c.tool_call_id: c.tool_name for c in found[-1].tool_calls})
     return ImportedHistory("\n\n".join(system), tuple(found))
+
+
+def _append_message(found: list[Message], message: Message) -> None:
+    """
+    Append a message.
+
+    Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message.
+    """
+    last = found[-1] if found else None
+    if isinstance(message, AssistantMessage) and isinstance(last, AssistantMessage) and last.tool_calls:
+        found[-1] = attrs.evolve(last, content=(*last.content, *message.content))
+    else:
+        found.append(message)
 
 
 def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:

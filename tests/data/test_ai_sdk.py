@@ -81,6 +81,24 @@ def test_a_history_of_codebuff_is_read_with_its_calls_tags_and_images() -> None:
 
 
 @pytest.mark.spec("generator-contract:T26")
+def test_calls_in_messages_of_their_own_become_one_message() -> None:
+    calls = [{"type": "tool-call", "toolCallId": key, "toolName": "read_files", "input": {}} for key in ("a", "b")]
+    results = [{"role": "tool", "toolCallId": key, "content": [{"type": "json", "value": key}]} for key in ("a", "b")]
+    history = [
+        {"role": "user", "content": "Read both."},
+        {"role": "assistant", "content": [{"type": "text", "text": "I read."}]},
+        *[{"role": "assistant", "content": [call]} for call in calls],
+        *results,
+        {"role": "assistant", "content": "Done."},
+    ]
+    found = AgentState.from_dicts(history).message_history
+
+    assert ["user", "assistant", "assistant", "tool", "tool", "assistant"] == [message.role for message in found]
+    with pytest.raises(TranscriptError, match="have no result"):
+        AgentState.from_dicts(history[:4])
+
+
+@pytest.mark.spec("generator-contract:T26")
 def test_a_handler_may_set_messages_of_that_shape() -> None:
     def handle_steps(_: Any) -> Any:
         yield from ToolCall("set_messages", {"messages": HISTORY[1:]}, include_tool_call=False)
