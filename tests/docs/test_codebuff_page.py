@@ -493,6 +493,68 @@ def state_is_frozen(_: Path) -> None:
     assert run(handle_steps).output == "frozen"
 
 
+def the_context_has_the_first_state(_: Path) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        turn = yield STEP
+        return [len(state.message_history) for state in (ctx.agent_state, turn.agent_state)]
+
+    assert run(handle_steps, replies=["Yes."]).output == [1, 2]
+
+
+def text_calls_listed_tools(root: Path) -> None:
+    for name in "ab":
+        (root / name).write_text(name)
+    calls = [
+        f'<codebuff_tool_call>\n{{"cb_tool_name": "read_files", "paths": ["{name}"]}}\n</codebuff_tool_call>'
+        for name in "ab"
+    ]
+
+    def handle_steps(_: Any) -> Any:
+        turn = yield StepText("\n".join(calls))
+        if turn.tool_result.is_error:
+            return turn.tool_result.text
+        return [turn.tool_result.data[0]["path"], *[result.data[0]["path"] for result in turn.tool_results]]
+
+    assert ["b", "a", "b"] == run(handle_steps, *file_tools(root)).output
+    agent = AgentDefinition("asker", handle_steps=handle_steps)
+    with Engine([agent], file_tools(root)) as engine:
+        assert "not available" in engine.run_sync(agent, "go").output
+
+
+def candidates_come_once(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        first = yield GenerateN(1)
+        second = yield ToolCall("think_deeply", {"thought": "Hm."}, include_tool_call=False)
+        return [list(turn.n_responses) for turn in (first, second)]
+
+    assert [["Yes."], []] == run(handle_steps, replies=["Yes."]).output
+
+
+def calls_after_the_end_are_skipped(root: Path) -> None:
+    for name in ("end_turn", "task_completed"):
+        agent = AgentDefinition("asker", model="t/m", tools=[name, *file_tools(root, write=True)])
+        reply = tool_calls(tool_call(name, {}), tool_call("write_file", {"path": "a", "content": "x"}))
+        with Engine([agent], models=ScriptedModel([reply])) as engine:
+            calls = engine.run_sync(agent, "go").tool_calls
+        assert [False, True] == [call.is_error for call in calls]
+        assert not (root / "a").exists()
+
+
+def calls_of_listed_tools_are_stored(_: Path) -> None:
+    def stored(name: str, value: Any, *tools: str) -> list[str]:
+        def handle_steps(_: Any) -> Any:
+            return [message.role for message in (yield ToolCall(name, value)).agent_state.message_history]
+
+        output: list[str] = run(handle_steps, *tools).output
+        return output
+
+    for name, value in (("set_output", {"a": 1}), ("write_todos", {"todos": []})):
+        assert ["user"] == stored(name, value)
+        assert ["user", "assistant", "tool"] == stored(name, value, name)
+    assert ["user", "user"] == stored("add_message", {"role": "user", "content": "More."}, "add_message")
+    assert [] == stored("set_messages", {"messages": []}, "set_messages")
+
+
 def add_message_is_for_handlers(_: Path) -> None:
     def handle_steps(_: Any) -> Any:
         yield STEP_ALL
@@ -679,6 +741,11 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "a wrong call of a handler has no result": wrong_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
     "`agentState` can be changed": state_is_frozen,
+    "the `agentState` that a handler is given changes with the run": the_context_has_the_first_state,
+    "`toolResult` of `STEP_TEXT` starts with the first call's, and any tool can be called": text_calls_listed_tools,
+    "`nResponses` is there until the next step": candidates_come_once,
+    "calls after `end_turn` or `task_completed` in a reply are executed": calls_after_the_end_are_skipped,
+    "a handler's calls of `set_output`, `write_todos` and the like are stored": calls_of_listed_tools_are_stored,
     "`add_message` is offered to models": add_message_is_for_handlers,
     "candidates may hold calls": candidates_are_texts,
     "`find_files` asks a model": find_files_asks_no_model,
