@@ -300,6 +300,19 @@ def secrets_are_not_read(root: Path) -> None:
     assert "text\n" == ignored["content"]
 
 
+def secrets_are_not_listed(root: Path) -> None:
+    for name in (".env", ".npmrc", "a"):
+        (root / name).write_text("")
+    assert ["a"] == called("list_directory", {"path": "."}, *file_tools(root)).data["files"]
+
+
+def paths_are_as_given(root: Path) -> None:
+    (root / "a").write_text("\ufeffone\n")
+    for given in ("./a", str(root / "a")):
+        (entry,) = called("read_files", {"paths": [given]}, *file_tools(root)).data
+        assert (given, "one\n") == (entry["path"], entry["content"])
+
+
 def secrets_and_settings_are_not_written(root: Path) -> None:
     for name in (".env", ".npmrc", ".git/hooks/x", ".github/workflows/x.yml", ".vscode/settings.json"):
         assert called("write_file", {"path": name, "content": "x"}, *file_tools(root, write=True)).is_error, name
@@ -434,6 +447,19 @@ def glob_gives_a_hundred_files(root: Path) -> None:
         (root / f"{n}.ts").write_text("")
     found = called("glob", {"pattern": "*"}, *search_tools(root)).data
     assert (100, 101) == (len(found["files"]), found["count"])
+
+
+def only_gitignore_leaves_out(root: Path) -> None:
+    names = ["a.min.js", "b.gen.js", "node_modules/c.js", "package-lock.json"]
+    for name in (*names, "d.js"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("")
+    (root / ".codebuffignore").write_text("b.gen.js\n")
+    (root / ".gitignore").write_text("d.js\n")
+    tools = [*file_tools(root), *search_tools(root)]
+    (tree,) = called("read_subtree", {}, *tools).data
+    assert names == called("glob", {"pattern": "**"}, *tools).data["files"]
+    assert all(Path(name).name in tree["printed_tree"] for name in names)
 
 
 def globs_are_plain(root: Path) -> None:
@@ -719,6 +745,8 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "a replacement that fails is skipped": all_replacements_or_none,
     "any file of the system can be read": paths_stay_below_the_root,
     "the content of `.env` and ignored files is `[BLOCKED]`": secrets_are_not_read,
+    "`list_directory` lists all names": secrets_are_not_listed,
+    "paths in results of `read_files` start at the root; contents keep a byte order mark": paths_are_as_given,
     "`write_file` writes any file of the project": secrets_and_settings_are_not_written,
     "an edit applies to what the file contains now": edits_need_the_file_as_it_was_read,
     "`write_file` removes a leading newline and a code fence": contents_are_written_as_they_are,
@@ -733,6 +761,9 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "summaries of `context-pruner` keep more messages": small_summaries_drop_the_first_prompt,
     "`code_search` gives paths from `cwd`, as in `./a.ts`": paths_start_at_the_root,
     "`glob` matches paths from the root, also with `cwd`": patterns_start_at_cwd,
+    "`glob` and `read_subtree` leave out `node_modules`, `*.min.*`, `package-lock.json` and what `.codebuffignore` names": (
+        only_gitignore_leaves_out
+    ),
     "`glob` accepts `*.ts?(x)`, `{1..3}` and `!*.ts`": globs_are_plain,
     "`glob` gives all files": glob_gives_a_hundred_files,
     "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
