@@ -188,7 +188,13 @@ def last_message_is_text(folder: Path) -> None:
     def runs_a_command(_: Any) -> Any:
         yield ToolCall("run_terminal_command", {"command": "echo done"})
 
+    def looks_and_ends(_: Any) -> Any:
+        yield STEP_ALL
+
+    look = tool_call("write_todos", {"todos": []}, text="I look.")
     assert run(handle_steps, replies=["b"]).output == "a\n\nb"
+    ended = run(looks_and_ends, "write_todos", "end_turn", replies=[look, tool_call("end_turn", {})])
+    assert "I look." == ended.output
     assert "done" in run(runs_a_command, *shell_tools(folder)).output
 
 
@@ -650,6 +656,8 @@ def empty_replies_complete(_: Path) -> None:
 
     (entry,) = run(handle_steps, "spawn_agents", replies=[""], spawnable_agents=[kid]).output
     assert ("completed", "") == (entry["status"], entry["output"])
+    previous = run(lambda _: (yield STEP), replies=["First."]).state
+    assert "" == run(lambda _: (yield from echo(None)), previous=previous).output
 
 
 def direct_calls_keep_their_name(_: Path) -> None:
@@ -671,6 +679,11 @@ def inline_prompts_are_removed(_: Path) -> None:
         return [message.text for message in (yield inline).agent_state.message_history]
 
     assert run(handle_steps, replies=["Yes."], spawnable_agents=[kid]).output == ["go", "Yes."]
+    start = tool_call("spawn_agent_inline", {"agent_type": "kid", "prompt": "Help."}, text="I ask.")
+    agent = AgentDefinition("asker", model="t/m", tools=["spawn_agent_inline"], spawnable_agents=[kid])
+    with Engine([agent], models=ScriptedModel([start, "Yes.", "Done."])) as engine:
+        history = engine.run_sync(agent, "go").state.message_history
+    assert ["Yes.", "I ask.", "Done."] == [m.text for m in history if isinstance(m, AssistantMessage)]
 
 
 def replacements_are_exact(root: Path) -> None:
@@ -768,7 +781,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`glob` gives all files": glob_gives_a_hundred_files,
     "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
     "`timeout_seconds: -1` waits without end": commands_end_after_their_limit,
-    "`write_file` and `str_replace` report `Created file successfully.` and the like": edits_report_a_diff,
+    "results have messages such as `Created file successfully.` and `Exit code: 0`": edits_report_a_diff,
     "a wrong call of a handler has no result": wrong_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
     "`agentState` can be changed": state_is_frozen,
@@ -783,7 +796,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "several `spawn_agents` of a reply run one after another": spawns_of_a_reply_run_together,
     "prompts are wrapped in `<user_message>`": prompts_are_not_wrapped,
     "a model's wrong call becomes a user message with `<system>Error`": wrong_calls_of_models_are_stored,
-    "a child without a reply is an error": empty_replies_complete,
+    "a run without a reply is an error, or has the output before it": empty_replies_complete,
     "a direct call of an agent is stored as `spawn_agents`": direct_calls_keep_their_name,
     "prompt and instructions of an inline child stay in the history": inline_prompts_are_removed,
     "`str_replace` also finds text with other white space": replacements_are_exact,
