@@ -86,7 +86,8 @@ CODEBUFF: Mapping[str, Mapping[str, str]] = {
         "question_index": "questionIndex", "selected": "selectedOption, selectedOptions", "text": "otherText",
     },
     "ChildEntry": {
-        "agent_type": "agent_type", "run_id": "", "status": "", "output": "value", "error": "value.error_message",
+        "agent_type": "agentType", "run_id": "", "status": "", "output": "value",
+        "error": "value.errorMessage, value.message",
     },
     "AgentInfo": {"found": "found", "agent": "agent", "error": "error"},
     "AgentFacts": {
