@@ -385,6 +385,17 @@ async def test_patterns_that_leave_the_root_or_explode_are_refused(root: Path, p
 
 
 @pytest.mark.spec("generator-contract:T11")
+async def test_glob_reads_both_forms_of_a_negated_class(root: Path) -> None:
+    (root / "^").write_text("")
+    glob = ToolRegistry(search_tools(root))
+    found = [
+        (await glob.execute("glob", {"pattern": pattern})).data["files"] for pattern in ("[!^a]*", "[^^a]*", "[^]")
+    ]  # type: ignore[index,call-overload]
+
+    assert [["bin", "u16.txt"], ["bin", "u16.txt"], ["^"]] == found
+
+
+@pytest.mark.spec("generator-contract:T11")
 async def test_glob_rejects_the_syntax_of_other_globs(root: Path) -> None:
     (root / "a(b)[1].py").write_text("")
     glob = ToolRegistry(search_tools(root))

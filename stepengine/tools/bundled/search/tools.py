@@ -32,6 +32,8 @@ SEARCH_SECONDS = 10.0
 GLOB_RESULTS = 100
 """About 2,000 tokens of paths."""
 
+NEGATED = re.compile(r"\[\^(?!\])")
+"""How shells, git and ripgrep also write ``[!``."""
 OTHER_SYNTAX = re.compile(r"^!|[?*+@!]\(|\{-?\w+\.\.-?\w+(?:\.\.-?\d+)?\}")
 """What other globs have, and models write: exclusion, alternatives such as ``@(a|b)``, and ranges such as ``{1..3}``."""
 
@@ -79,7 +81,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             max_results: How many files to return at most.
         """
         _check_syntax(pattern)
-        wanted = GlobPattern(pattern, dotfiles=False)
+        wanted = GlobPattern(NEGATED.sub("[!", pattern), dotfiles=False)
         return _glob_files(root, wanted, cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
     @tool(category="read", annotations=READS, parallel_safe=True, destinations=())
