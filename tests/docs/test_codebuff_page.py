@@ -32,9 +32,9 @@ from stepengine import (
 )
 from stepengine.data.limits import DEFAULT_LIMITS
 from stepengine.engine.handler_sources import SourceWarning
-from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
+from stepengine.errors import BadYield, HandlerError, ModelError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 from stepengine.tools.bundled import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
 
 from .pages import ROOT, page
@@ -307,9 +307,12 @@ def secrets_are_not_read(root: Path) -> None:
 
 
 def secrets_are_not_listed(root: Path) -> None:
-    for name in (".env", ".npmrc", "a"):
-        (root / name).write_text("")
-    assert ["a"] == called("list_directory", {"path": "."}, *file_tools(root)).data["files"]
+    for name in (".npmrc", "a", "key.pem"):
+        (root / name).write_text("text\n")
+    tools = [*file_tools(root), *search_tools(root)]
+    assert ["a"] == called("list_directory", {"path": "."}, *tools).data["files"]
+    assert ["a"] == called("glob", {"pattern": "{*,.*}"}, *tools).data["files"]
+    assert ["a"] == [match["path"] for match in called("code_search", {"pattern": "text"}, *tools).data["matches"]]
 
 
 def paths_are_as_given(root: Path) -> None:
@@ -347,7 +350,8 @@ def contents_are_written_as_they_are(root: Path) -> None:
 
 def equal_contents_are_written(root: Path) -> None:
     (root / "a").write_text("x\n")
-    assert not called("write_file", {"path": "a", "content": "x\n"}, *file_tools(root, write=True)).is_error
+    for name in ("write_file", "propose_write_file"):
+        assert not called(name, {"path": "a", "content": "x\n"}, *file_tools(root, write=True, propose=True)).is_error
 
 
 def unknown_parameters_are_refused(root: Path) -> None:
@@ -453,6 +457,7 @@ def glob_gives_a_hundred_files(root: Path) -> None:
         (root / f"{n}.ts").write_text("")
     found = called("glob", {"pattern": "*"}, *search_tools(root)).data
     assert (100, 101) == (len(found["files"]), found["count"])
+    assert sorted(found["files"]) == found["files"]
 
 
 def only_gitignore_leaves_out(root: Path) -> None:
@@ -495,6 +500,16 @@ def wrong_calls_are_raised(_: Path) -> None:
         error = run(handle_steps).error
     assert isinstance(error, ToolNotAvailable)
     assert error.where.startswith(f"{__file__}:")
+
+
+def failed_model_calls_are_raised(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        try:
+            yield STEP
+        except ModelError:
+            return "caught"
+
+    assert "caught" == run(handle_steps, replies=[failure(ModelError("down"))]).output
 
 
 def exceptions_fail_the_run(_: Path) -> None:
@@ -631,6 +646,24 @@ def spawns_of_a_reply_run_together(_: Path) -> None:
     assert [["one", "met"], ["two", "met"]] == [list(call.result.data[0]["output"]) for call in calls]
 
 
+def models_see_parts_of_long_results(_: Path) -> None:
+    @tool
+    def long() -> str:
+        """Return much."""
+        return "x" * 150_000
+
+    def handle_steps(_: Any) -> Any:
+        turn = yield ToolCall("long", {})
+        yield STEP
+        return len(turn.tool_result.text)
+
+    agent = AgentDefinition("asker", model="t/m", tools=[long], handle_steps=handle_steps)
+    model = ScriptedModel(["Done."])
+    with Engine([agent], models=model) as engine:
+        assert 150_000 == engine.run_sync(agent, "go").output
+    assert 100_000 < len(model.calls[0].messages[-1].text) < 101_000
+
+
 def prompts_are_not_wrapped(_: Path) -> None:
     model = ScriptedModel(["Done."])
     with Engine([AgentDefinition("asker", model="t/m")], models=model) as engine:
@@ -758,12 +791,12 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "a replacement that fails is skipped": all_replacements_or_none,
     "any file of the system can be read": paths_stay_below_the_root,
     "the content of `.env` and ignored files is `[BLOCKED]`": secrets_are_not_read,
-    "`list_directory` lists all names": secrets_are_not_listed,
+    "`list_directory`, `glob` and `code_search` find all files": secrets_are_not_listed,
     "paths in results of `read_files` start at the root; contents keep a byte order mark": paths_are_as_given,
     "`write_file` writes any file of the project": secrets_and_settings_are_not_written,
     "an edit applies to what the file contains now": edits_need_the_file_as_it_was_read,
     "`write_file` removes a leading newline and a code fence": contents_are_written_as_they_are,
-    "`write_file` with the same content is an error": equal_contents_are_written,
+    "`write_file` and `propose_write_file` with the same content are errors": equal_contents_are_written,
     "unknown parameters of a tool are dropped, unquoted JSON is repaired": unknown_parameters_are_refused,
     "an agent that may not be spawned is left out of the call and the result": refused_agents_keep_their_place,
     "JSON text is no output; `set_output` is asked for once, then the output is null": fitting_text_is_an_output,
@@ -783,6 +816,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`timeout_seconds: -1` waits without end": commands_end_after_their_limit,
     "results have messages such as `Created file successfully.` and `Exit code: 0`": edits_report_a_diff,
     "a wrong call of a handler has no result": wrong_calls_are_raised,
+    "a failed model call ends the run": failed_model_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
     "`agentState` can be changed": state_is_frozen,
     "the `agentState` that a handler is given changes with the run": the_context_has_the_first_state,
@@ -794,6 +828,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "candidates may hold calls": candidates_are_texts,
     "`find_files` asks a model": find_files_asks_no_model,
     "several `spawn_agents` of a reply run one after another": spawns_of_a_reply_run_together,
+    "models see whole results of tools and children": models_see_parts_of_long_results,
     "prompts are wrapped in `<user_message>`": prompts_are_not_wrapped,
     "a model's wrong call becomes a user message with `<system>Error`": wrong_calls_of_models_are_stored,
     "a run without a reply is an error, or has the output before it": empty_replies_complete,
