@@ -251,9 +251,12 @@ def children_are_bounded(_: Path) -> None:
 
 
 def a_missing_program_is_an_error(root: Path) -> None:
-    result = called("run_terminal_command", {"command": "no-such-program-here"}, *shell_tools(root))
-    assert result.is_error
-    assert "no-such-program-here" in result.text
+    tools = shell_tools(root, shell="bash")
+    for command in ("no-such-program-here", "command -v ls"):
+        result = called("run_terminal_command", {"command": command}, *tools)
+        assert result.is_error
+        assert f"'{command.split()[0]}' could not be executed" in result.text
+    assert not called("run_terminal_command", {"command": 'bash -c "command -v ls"'}, *tools).is_error
 
 
 def a_shell_is_allowed_by_name(root: Path) -> None:
@@ -449,7 +452,8 @@ def commands_end_after_their_limit(root: Path) -> None:
     command = {"command": "sleep 60", "timeout_seconds": -1}
     result = called("run_terminal_command", command, *shell_tools(root, timeout=0.1, max_timeout=0.1))
     assert "stopped" in result.data["message"]
-    assert 600 == inspect.signature(shell_tools).parameters["max_timeout"].default
+    assert not called("run_terminal_command", {"command": "true", "timeout_seconds": 0}, *shell_tools(root)).is_error
+    assert [600, 30] == [inspect.signature(shell_tools).parameters[name].default for name in ("max_timeout", "timeout")]
 
 
 def glob_gives_a_hundred_files(root: Path) -> None:
@@ -784,7 +788,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`set_output` counts only for `structured_output`": set_output_replaces_the_text,
     "200 steps": steps_are_fifty,
     "any number of children": children_are_bounded,
-    "a missing program is an exit code 127": a_missing_program_is_an_error,
+    "a missing program is an exit code 127; `command -v x` and other builtins run alone": a_missing_program_is_an_error,
     "commands are run by a shell": a_shell_is_allowed_by_name,
     "commands see the environment and the home folder": commands_see_little,
     "`ask_user` waits in the process": ask_user_suspends,
@@ -813,7 +817,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`glob` accepts `*.ts?(x)`, `{1..3}` and `!*.ts`": globs_are_plain,
     "`glob` gives all files": glob_gives_a_hundred_files,
     "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
-    "`timeout_seconds: -1` waits without end": commands_end_after_their_limit,
+    "`timeout_seconds: -1` waits without end, 0 not at all": commands_end_after_their_limit,
     "results have messages such as `Created file successfully.` and `Exit code: 0`": edits_report_a_diff,
     "a wrong call of a handler has no result": wrong_calls_are_raised,
     "a failed model call ends the run": failed_model_calls_are_raised,
