@@ -393,6 +393,16 @@ def cut_replies_go_on(_: Path) -> None:
         assert "PartDone." == engine.run_sync(agent, "go").output
 
 
+def thoughts_with_an_output_end_the_turn(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        return (yield STEP).steps_complete
+
+    for name, value in (("set_output", {"a": 1}), ("think_deeply", {"thought": "Hm."})):
+        reply = tool_call(name, value, text="<think>Hm.</think>")
+        assert run(handle_steps, name, replies=[reply], output_mode="structured_output").output is True
+    assert run(handle_steps, replies=["<think>Hm.</think>"]).output is False
+
+
 def slashes_are_prompts(_: Path) -> None:
     model = ScriptedModel(["Done."])
     with Engine([AgentDefinition("asker", model="t/m")], models=model) as engine:
@@ -805,6 +815,9 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "an agent that may not be spawned is left out of the call and the result": refused_agents_keep_their_place,
     "JSON text is no output; `set_output` is asked for once, then the output is null": fitting_text_is_an_output,
     "a reply that was cut at `max_tokens` ends the turn": cut_replies_go_on,
+    "`<think>` text with only a call of `set_output`, `think_deeply` or the like continues the turn": (
+        thoughts_with_an_output_end_the_turn
+    ),
     "`/compact`, `/init` and `/export` are commands": slashes_are_prompts,
     '`set_output({"data": ...})` needs an object': any_value_is_an_output,
     "a list of the agents that may be spawned is part of the tool": agents_are_listed_in_a_message,
