@@ -385,6 +385,15 @@ async def test_patterns_that_leave_the_root_or_explode_are_refused(root: Path, p
 
 
 @pytest.mark.spec("generator-contract:T11")
+async def test_glob_rejects_a_pattern_of_folders(root: Path) -> None:
+    glob = ToolRegistry(search_tools(root))
+    result = await glob.execute("glob", {"pattern": "*/"})
+
+    assert "Write '*/*'" in result.text
+    assert "a.py" not in (await glob.execute("glob", {"pattern": "*/*"})).data["files"]  # type: ignore[index,call-overload,operator]
+
+
+@pytest.mark.spec("generator-contract:T11")
 async def test_glob_reads_both_forms_of_a_negated_class(root: Path) -> None:
     (root / "^").write_text("")
     glob = ToolRegistry(search_tools(root))

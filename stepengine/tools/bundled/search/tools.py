@@ -141,6 +141,9 @@ def _check_syntax(pattern: str) -> None:
             "and ? for such a character of a name"
         )
         raise ToolError(msg)
+    if pattern.endswith("/"):
+        msg = f"the pattern {pattern!r} cannot be used: it names folders, and glob finds files. Write {pattern + '*'!r}"
+        raise ToolError(msg)
 
 
 def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
