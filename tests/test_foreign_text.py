@@ -2109,6 +2109,8 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "tools/bundled/search/tools.py:NEGATED": "two characters and the one behind them, without repetition",
+    "tools/bundled/search/tools.py:OTHER_SYNTAX": "a pattern of at most 512 characters, since GlobPattern refuses longer ones before",
     "workspace/guard.py:_PatternExpander.expand": "one name of a path, whose length has a bound; fnmatch makes expressions that do not go back",
     "testing/conformance/journals.py:_check_killed": "what a program of ours said; bytes are decoded with replacement",
     "testing/conformance/providers.py:_require_call_pieces": "the arguments that a provider under test sends in its own test",

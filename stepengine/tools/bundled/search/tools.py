@@ -80,8 +80,8 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             cwd: The folder to look in, relative to the root folder; the root folder by default.
             max_results: How many files to return at most.
         """
-        _check_syntax(pattern)
         wanted = GlobPattern(NEGATED.sub("[!", pattern), dotfiles=False)
+        _check_syntax(pattern)
         return _glob_files(root, wanted, cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
     @tool(category="read", annotations=READS, parallel_safe=True, destinations=())
