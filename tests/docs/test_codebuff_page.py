@@ -582,6 +582,14 @@ def text_calls_listed_tools(root: Path) -> None:
         assert "not available" in engine.run_sync(agent, "go").output
 
 
+def tags_within_a_line_are_calls(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        call = '{"cb_tool_name": "think_deeply", "thought": "Hm."}'
+        return len((yield StepText(f"So <codebuff_tool_call>{call}</codebuff_tool_call> it is.")).tool_results)
+
+    assert 1 == run(handle_steps, "think_deeply").output
+
+
 def candidates_come_once(_: Path) -> None:
     def handle_steps(_: Any) -> Any:
         first = yield GenerateN(1)
@@ -838,6 +846,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`agentState` can be changed": state_is_frozen,
     "the `agentState` that a handler is given changes with the run": the_context_has_the_first_state,
     "`toolResult` of `STEP_TEXT` starts with the first call's, and any tool can be called": text_calls_listed_tools,
+    "`STEP_TEXT` parses calls only between tags on lines of their own": tags_within_a_line_are_calls,
     "`nResponses` is there until the next step": candidates_come_once,
     "calls after `end_turn` or `task_completed` in a reply are executed": calls_after_the_end_are_skipped,
     "a handler's calls of `set_output`, `write_todos` and the like are stored": calls_of_listed_tools_are_stored,
