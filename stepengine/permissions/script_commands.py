@@ -9,6 +9,7 @@ they are. Where that could hide a command, it is unclear.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import attrs
 from attrs import frozen
@@ -19,7 +20,9 @@ WORD = re.compile(r"[^\s\0;&|<>()`$\"'{},=!]+")
 """A word that may be the name of a program, wherever it is in a text."""
 RESERVED = frozenset(("!", "{", "}", "do", "done", "elif", "else", "esac", "fi", "if", "then", "until", "while"))
 HEADS = frozenset(("[[", "case", "for", "function", "select"))
-"""Words that start no command: the words behind them are values."""
+"""Words that start no command: the words behind them are values, up to a word of ``BODIES``."""
+BODIES = frozenset(("do", "then", "{"))
+WITHOUT_PROGRAM = RESERVED | HEADS
 BRACKETS = frozenset(("[", "[[", "{", "}", "{}"))
 """Words that no shell expands."""
 EXPANDED = frozenset("*?[{")
@@ -87,7 +90,9 @@ class _Frame:
     skips_word: bool = False
     writes: bool = False
     has_heredoc: bool = False
+    is_heredoc: bool = False
     is_expanded: bool = False
+    has_index: bool = False
     word: list[str] | None = None
     words: list[str] = attrs.field(factory=list)
     written: list[str] = attrs.field(factory=list)
@@ -102,6 +107,8 @@ class _Frame:
             return
         text, is_expanded = "".join(self.word), self.is_expanded
         self.word, self.is_expanded = None, False
+        # A variable may hold it, too: arithmetic reads variables as expressions.
+        self.has_index = self.has_index or INDEX.search(text) is not None
         if is_expanded and text not in BRACKETS:
             text += EXPANSION
         if self.skips_word:
@@ -124,7 +131,7 @@ class _Reader:
         self._at = 0
         self._depth = depth
         # The text of a here-document is no command, only what is substituted in it.
-        self._frames = [_Frame(in_quotes=depth > 0, skips_word=depth > 0)]
+        self._frames = [_Frame(in_quotes=depth > 0, skips_word=depth > 0, is_heredoc=depth > 0)]
         self._heredocs: list[tuple[str, bool, bool]] = []
         self._backticks = 0
         self._is_piped = self._has_arithmetic = False
@@ -148,7 +155,7 @@ class _Reader:
         frame = self._frames[-1]
         if char == "\\":
             self._read_escaped(frame)
-        elif char == '"':
+        elif char == '"' and not frame.is_heredoc:
             frame.in_quotes = not frame.in_quotes
             frame.append("")
             self._at += 1
@@ -254,6 +261,7 @@ class _Reader:
 
     def _read_redirection(self, frame: _Frame, char: str) -> None:
         if self._text[self._at : self._at + 1] == "(":  # of a process
+            self._is_piped = True
             frame.append(char)
             self._frames.append(_Frame(")"))
             self._at += 1
@@ -286,8 +294,9 @@ class _Reader:
                 if (line.lstrip("\t") if strips_tabs else line) == end:
                     break
                 stop = self._at
+            self.is_unclear = self.is_unclear or INDEX.search(self._text, start, stop) is not None
             if not is_quoted and self._depth < MAX_HEREDOC_DEPTH:
-                inner = _Reader(self._text[start:stop].replace('"', " "), self._depth + 1)
+                inner = _Reader(self._text[start:stop], self._depth + 1)
                 self._found += inner.read()
                 self.is_understood = self.is_understood and inner.is_understood
                 self.is_unclear = self.is_unclear or inner.is_unclear
@@ -312,16 +321,26 @@ class _Reader:
         words, has_heredoc = frame.words, frame.has_heredoc
         self.written += frame.written
         frame.words, frame.written, frame.skips_word, frame.has_heredoc = [], [], False, False
-        start = 0
-        while start < len(words) and (words[start] in RESERVED or ASSIGNMENT.match(words[start])):
-            start += 1
-        settings = [word for word in words[:start] if word not in RESERVED]
+        start = _find_program(words)
+        settings = [word for word in words[:start] if ASSIGNMENT.match(word)]
         first = words[start] if start < len(words) else ""
-        if first in {"alias", "coproc", "function", "select"} or (first.startswith("!") and first != "!"):
+        heads = set(words[: start + 1])
+        if heads & {"alias", "coproc", "function", "select"} or (first.startswith("!") and first != "!"):
             self.is_understood = False
-        if any(INDEX.search(word) for word in words[start:]):
+        if frame.has_index:
             self.is_unclear = True
-        if first == "case" and len(self._frames) > 1:
+        if "case" in heads and len(self._frames) > 1:
             self.is_unclear = True  # the parenthesis behind a pattern ends no substitution
-        if first and first not in HEADS:
-            self._found.append(SimpleCommand(tuple(words[start:]), tuple(settings), self._is_piped, has_heredoc))
+        if first or settings:
+            words = words[start:] or [":"]
+            self._found.append(SimpleCommand(tuple(words), tuple(settings), self._is_piped, has_heredoc))
+
+
+def _find_program(words: Sequence[str]) -> int:
+    """Return where the program of a command is: behind assignments, reserved words, and what a loop or function begins with."""
+    start = 0
+    while start < len(words) and (words[start] in WITHOUT_PROGRAM or ASSIGNMENT.match(words[start])):
+        if words[start] in HEADS:  # the body may follow in the same row, as in `for x do` and `function f {`
+            start = next((at for at in range(start + 1, len(words)) if words[at] in BODIES), len(words) - 1)
+        start += 1
+    return start

@@ -12,13 +12,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from attrs import frozen
 
-from stepengine.permissions.script_commands import EXPANSION, ParsedScript, SimpleCommand, split_script
+from stepengine.permissions.script_commands import (
+    EXPANSION,
+    INDEX,
+    PARAMETER,
+    SimpleCommand,
+    split_script,
+)
 from stepengine.workspace.argv import ASSIGNMENT, COMMAND_WORDS, Argv, Script, split_argv
 
 Rest = Literal["command", "open", "line", "shell", "anywhere", "elsewhere", "none"]
@@ -195,14 +202,15 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("pylint", _wrapper(rest="none", lines="--init-hook")),
     **_wrappers("rustc", _wrapper(rest="none", lines="-C --codegen")),
     **_wrappers("cargo", _wrapper(rest="none", lines="--config")),
-    **_wrappers("npm pnpm yarn", _wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
+    **_wrappers("npm yarn", _wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
+    **_wrappers("pnpm", _wrapper("-r -s -w --recursive --silent -C= -F= --dir= --filter= --script-shell= --shell= --git= --node-options=", lines="--script-shell --shell --git --editor --viewer --node-options")),
     **_wrappers("less more most", _wrapper(rest="none", lines="+")),
     **_wrappers("apt apt-cache apt-get aptitude", _wrapper(rest="none", lines="-o --option")),
     **_wrappers("tox", _wrapper(rest="none", lines="-x --override")),
     **_wrappers("dotnet msbuild", _wrapper(rest="none", lines="--property -p: /p: -property: /property: --property:")),
     **_wrappers("dotenv", _wrapper("-c -q --quote= -e= -f= -o= -v= -p= --file= --export=")),
     **_wrappers("dnf yum", _wrapper(rest="none", lines="--setopt")),
-    **_wrappers("mapfile readarray complete compgen", _wrapper(rest="none", lines="-C")),
+    **_wrappers("mapfile readarray complete compgen", _wrapper(rest="none", lines="-C -W")),
     **_wrappers("hash", _wrapper(rest="none", lines="-p")),
     **_wrappers("tcpdump", _wrapper(rest="none", lines="-z")),
     # subcommands
@@ -217,6 +225,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "git grep": _wrapper(rest="none", lines="-O --open-files-in-pager"),
     "git clone": _wrapper(rest="none", lines="-u --upload-pack -c --config"),
     **{f"git {name}": _wrapper(rest="none", lines="--upload-pack --receive-pack --exec") for name in ("archive", "fetch", "fetch-pack", "ls-remote", "pull", "push", "send-pack")},
+    **dict.fromkeys(("gh repo clone", "gh repo fork"), _wrapper(rest="none", lines="-u --upload-pack -c --config")),
     "git send-email": _wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
     "git filter-branch": _wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
     "git bisect run": _wrapper(),
@@ -258,7 +267,7 @@ CODE = {
     "bpython": "-c",
     "bun": "-e --eval -p --print",
     "clojure": "-e --eval",
-    "deno": "eval",
+    "deno": "eval --eval",
     "elixir": "-e --eval",
     "emacs": "--eval -eval --execute",
     "erl": "-eval",
@@ -274,7 +283,7 @@ CODE = {
     "nodejs": "-e -p --eval --print",
     "osascript": "-e",
     "perl": "-e -E",
-    "php": "-r -B -R -E",
+    "php": "-r -B -R -E --run --process-begin --process-code --process-end",
     "pypy": "-c",
     "python": "-c",
     "r": "-e",
@@ -291,10 +300,13 @@ CODE = {
 }
 """Interpreters, each with its options whose value is code. Else their first operand is a file, and the others are arguments of that."""
 STARTING_CODE = re.compile(
-    r"`|%x|\bqx\b|\bsystem\b(?!\(\))|popen|spawn|\bexec(?:[lv]p?e?|File|Sync|FileSync)?\b|\bos\.execute\b|\bfork(?:pty)?\b|subprocess|child_process|"
+    r"`|%x|\bqx\b|\bsystem2?\b(?!\(\))|popen|spawn|\bexec(?:[lv]p?e?|File|Sync|FileSync)?\b|_exec\b|\bos\.execute\b|\bfork(?:pty)?\b|subprocess|child_process|"
     r"\bProcess\b|process\.(?:binding|mainModule)|\bpty\b|ctypes|shell|(?<!literal)(?:\b|_)eval\b|(?<!re\.)\bcompile\b|callCommand|"
     r"import_module|importlib\b(?!\.(?:metadata|resources)\b)|\bimport\s*\(|__import__|__dict__|__builtins__|getattr|globals|\bvars\b|"
-    r"\brequire\b(?!\(\s*(['\"])[\w./@-]+\1\s*\))|proc_open|passthru|b64decode|doShellScript|do shell script"
+    r"\brequire\b(?!\(\s*(['\"])[\w./@-]+\1\s*\))|proc_open|passthru|b64decode|doShellScript|do shell script|"
+    # Perl and Ruby open programs like files, by a pipe in the name.
+    r"\bopen\b[^|\n]{0,200}(?<!\|)\|(?!\|)|\bOpen3\b|\bDeno\.(?:Command|run)\b|(?:\bSystem\.|\bos[:.])cmd\b|\bCmd\(|sys\.process|"
+    r"\.execute\(\s*\)|\brun[ \t]*[\"'<]|(?:call|make|start)-process|run-program|process-lines|(?<!\.)\bpipe\("
 )
 """How code of usual languages starts programs, or hides that it does."""
 STARTING_AWK = re.compile(r"system[\s\\]*\(|@[A-Za-z_]\w*[\s\\]*\(|(?<!\|)\|(?!\|)")
@@ -309,13 +321,13 @@ AWK_WORDS = frozenset(("case", "delete", "do", "else", "exit", "getline", "in", 
 SED_ADDRESS = r"(?:[0-9$]+(?:~[0-9]+)?|/(?:\\.|[^/\n\\]){0,200}/[IM]*|\\([^\n])(?:(?!\%d).){0,200}\%d[IM]*)"
 SED_CHARACTER = r"(?:\\.|(?!\%d)[^\\])"
 STARTING_SED = re.compile(
-    r"(?:^|[;{}]|(?<!\\)\n)[ \t]{0,40}(?:(?:"
+    r"(?:^|[;{}]|(?<!\\)\n)[ \t\v\f\r]*+(?:(?:"
     + SED_ADDRESS % (1, 1)
-    + r"[ \t]{0,9},[ \t]{0,9})?(?:/(?:\\.|[^/\n\\]){200}|\\([^\n])(?:(?!\2).){200})|(?:"
+    + r"[ \t\v\f\r]*+,[ \t\v\f\r]*+)?(?:/(?:\\.|[^/\n\\]){200}|\\([^\n])(?:(?!\2).){200})|(?:"
     + SED_ADDRESS % (3, 3)
-    + r"[ \t]{0,9}(?:,[ \t]{0,9}(?:[+~][0-9]+|"
+    + r"[ \t\v\f\r]*+(?:,[ \t\v\f\r]*+(?:[+~][0-9]+|"
     + SED_ADDRESS % (4, 4)
-    + r"))?)?[ \t!]{0,9}(?:e|s([^\n])"
+    + r"))?)?[ \t\v\f\r!]*+(?:e|s([^\n])"
     + rf"{SED_CHARACTER % 5}{{0,500}}\5{SED_CHARACTER % 5}{{0,500}}\5[gpiImM0-9]*e|s([^\n])"
     + rf"(?:{SED_CHARACTER % 6}{{500}}|{SED_CHARACTER % 6}{{0,499}}\6{SED_CHARACTER % 6}{{500}})))"
 )
@@ -410,6 +422,19 @@ COMMAND_FILES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("ex", "gvim", "nvim", "vi", "view", "vim", "vimdiff"), ("-S", "-s", "-u")),
 }
 """Options whose value is a file with commands."""
+FILE_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    **COMMAND_FILES,
+    "awk": ("-f", "--file", "-E", "--exec"),
+    "sed": ("-f", "--file"),
+    **dict.fromkeys(("autossh", "scp", "sftp", "ssh"), ("-F",)),
+}
+"""The same, and options for programs of text tools and for settings that name commands."""
+SETTING_WORDS = frozenset(("alias", "declare", "export", "readonly", "typeset"))
+"""Commands of shells that store what a later command may run."""
+INDEXING = frozenset(
+    ("[", "declare", "export", "let", "mapfile", "printf", "read", "readarray", "test", "typeset", "unset", "wait")
+)
+"""Commands of shells that read the names of variables."""
 GITS = frozenset(("git", "hub", "yadm"))
 INPUTS = ("<", "/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 PLACEHOLDER = "{}"
@@ -419,6 +444,8 @@ ADDED_WORDS = "\ufdd1"
 MARK_OPTIONS = ("-I", "-J", "-i", "--replace")
 """Options of ``xargs`` and ``parallel`` whose value is what they replace by words that they read."""
 MARK_OF_PARALLEL = re.compile(r"\{[^{}\s]*\}")
+FOUND_FILE = re.compile(r"\{(?://?|/?\.)?\}")
+"""Where ``find`` and ``fd`` put the name of a file, or a part of it."""
 UNREADABLE = "it has more words or wrappers than are read"
 
 
@@ -506,39 +533,47 @@ class _Search:
             self._understood.add(derived)
         if parsed.is_unclear and not is_guess:
             self._note("it is written in a way that shells read differently")
+        written = {name for name in map(_file_name, parsed.written) if name and not name.isdecimal()}
+        printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
+        exports = any(_is_export(simple.words) for simple in parsed.commands)
         for simple in parsed.commands:
             yield _Derived(simple.words, is_guess=is_guess)
-            exported = simple.words[1:] if simple.words[0] in {"export", "declare", "typeset"} else ()
-            yield from _derive_from_settings([*simple.settings, *filter(ASSIGNMENT.match, exported)])
+            exported = simple.words[1:] if simple.words[0] in SETTING_WORDS else ()
+            # What is assigned and not exported is no setting of a program.
+            settings = simple.settings if exports or simple.words != (":",) else ()
+            yield from _derive_from_settings([*settings, *[word for word in exported if "=" in word]])
             if not is_guess:
-                yield from self._derive_from_input(simple, text, parsed)
+                yield from self._derive_from_input(simple, text, printed)
+                yield from self._derive_from_readers(simple, text, written)
 
-    def _derive_from_input(self, simple: SimpleCommand, text: str, parsed: ParsedScript) -> Iterator[_Derived]:
-        """Give the texts of a script that one of its commands may run: what is written to its input or to its files."""
-        name, words = _table_name(simple.words[0]), simple.words
-        if simple.is_piped or simple.has_heredoc:
-            yield from self._derive_from_readers(simple, text)
-        is_shell = name in {".", "source"} or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
-        if (is_shell or name in CODE or name == "make") and any(word.startswith(INPUTS) for word in words[1:]):
-            self._note(f"{words[0]!r} runs what it reads from another program")
-        is_known = name in PROGRAMS or name in SEARCHES or name in GITS or name in TEXT_PROGRAMS
-        if not is_known and simple.has_heredoc:
+    def _derive_from_input(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
+        """Give the texts of a script that an unknown program may run: what is written to its input."""
+        if _is_known(_table_name(simple.words[0])):
+            return
+        if simple.has_heredoc:
             yield _Derived(Script(text, "code"), is_possible=True, is_guess=True)
-        elif not is_known and simple.is_piped:
-            printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
+        elif simple.is_piped:
             yield _Derived(_script_from_words(printed), is_possible=True, is_guess=True)
-        names = {word.removeprefix("./") for word in words} | set(words)
-        if (is_shell or not is_known) and not parsed.written.isdisjoint(names):
-            yield _Derived(Script(text, "a file that it writes"), is_guess=True)
 
-    def _derive_from_readers(self, simple: SimpleCommand, text: str) -> Iterator[_Derived]:
+    def _derive_from_readers(self, simple: SimpleCommand, text: str, written: AbstractSet[str]) -> Iterator[_Derived]:
         """Give the texts of a script that a command, or one behind its wrappers, reads as a program."""
+        inputs = [value for setting in simple.settings if (value := setting.partition("=")[2]).startswith(INPUTS)]
         readers = _find_readers(simple.words)
         if len(readers) > MAX_WRAPPERS:
             self._note(UNREADABLE)
         for words in readers:
             name = _table_name(words[0])
-            if not _reads_program(name, words):
+            files = _find_program_files(name, words)
+            if not written.isdisjoint(map(_file_name, files)):
+                yield _Derived(Script(text, "a file that it writes"), is_guess=True)
+                # Quotes in what it prints may hide a program from a search for its name.
+                is_script = _file_name(words[0]) in written or (_runs_files(name) and name not in CODE)
+                if is_script or (name in CODE and STARTING_CODE.search(text)):
+                    self._note(f"{words[0]!r} runs what the script writes, which may start programs")
+            has_commands = name in FILE_OPTIONS or _runs_files(name)
+            if has_commands and any(word.startswith(INPUTS) for word in (*files, *inputs)):
+                self._note(f"{words[0]!r} runs what it reads from another program")
+            if not (simple.is_piped or simple.has_heredoc) or not _reads_program(name, words):
                 continue
             yield _Derived(Script(text, "code"), is_guess=True)
             # `uv run -` reads Python.
@@ -555,8 +590,8 @@ class _Search:
             return
         if name in SEARCHES:
             yield from _derive_from_search(SEARCHES[name], words)
-        elif name in TEXT_PROGRAMS:
-            self._check_text_program(name, words)
+        elif name in TEXT_PROGRAMS or name in INDEXING:
+            self._check_program_words(name, words)
         elif name in CODE:
             yield from self._derive_from_code(name, words)
         elif name not in PROGRAMS:
@@ -565,11 +600,16 @@ class _Search:
             yield from self._derive_from_wrapper(name, wrapper, words, start)
 
     def _derive_from_unknown(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
-        if words[0] == PLACEHOLDER or ADDED_WORDS in words[0]:
+        if FOUND_FILE.search(words[0]) or ADDED_WORDS in words[0]:
             self._note("it starts a program that it reads from somewhere")
-        elif len(words) > 1 and not is_guess:
-            yield _Derived(_script_from_words(words[1:]), is_possible=not self._is_script, is_guess=True)
-            for found in _derive_anywhere(words[1:], _is_starter):
+        elif not is_guess:
+            yield from self._derive_from_arguments(words[1:])
+
+    def _derive_from_arguments(self, words: Argv) -> Iterator[_Derived]:
+        """Give what the arguments of a program name, if that may be a wrapper."""
+        if words:
+            yield _Derived(_script_from_words(words), is_possible=not self._is_script, is_guess=True)
+            for found in _derive_anywhere(words, _is_starter):
                 yield found._replace(is_possible=True)
 
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
@@ -651,19 +691,30 @@ class _Search:
                 self._note(f"a module that {words[0]!r} loads may start programs")
         for code in codes:
             yield _Derived(Script(code, "code"), is_possible=True, is_guess=True)
-            if STARTING_CODE.search(code):
+            if STARTING_CODE.search(code) or _is_read_elsewhere(code):
                 self._note(f"the code behind {words[0]!r} may start programs")
+        yield from _derive_from_pipes(words) if name == "perl" else ()
         module = next(iter(_line_values(["-m"], words[1:])), "") if name in {"python", "pypy"} else ""
-        if module and not codes:
-            at = next(at for at, word in enumerate(words) if word in {"-m", f"-m{module}"} or word == module)
-            rest = words[at + 1 + (words[at] == "-m") :]
-            yield _Derived((module.partition(".")[0], *rest), is_possible=True)
+        if module:
+            yield from self._derive_from_module(module, words)
         elif not codes:
             operands = [at for at, word in enumerate(words) if at and _is_operand(word)]
             if operands and len(words) > operands[0] + 1:
                 yield _Derived(_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
 
-    def _check_text_program(self, name: str, words: Argv) -> None:
+    def _derive_from_module(self, module: str, words: Argv) -> Iterator[_Derived]:
+        at = next(at for at, word in enumerate(words) if word in {"-m", f"-m{module}"} or word == module)
+        rest = words[at + 1 + (words[at] == "-m") :]
+        yield _Derived((module.partition(".")[0], *rest), is_possible=True)
+        if module == "timeit" and any(STARTING_CODE.search(word) for word in rest):
+            self._note(f"the code behind {module!r} may start programs")
+
+    def _check_program_words(self, name: str, words: Argv) -> None:
+        """Note a program for a text tool, or an index for a command of a shell, that may start programs."""
+        if name in INDEXING:
+            if any(INDEX.search(word) for word in words):
+                self._note(f"the {words[0]!r} of a shell may start programs in an index")
+            return
         wrapper = TEXT_PROGRAMS[name]
         options = ["-e", "-f", "--expression", "--file", "--source"]
         programs = list(_line_values(options, words[1:]))
@@ -672,7 +723,7 @@ class _Search:
             if not any(True for _ in _line_values(options, words[1:start])):
                 programs += words[start : start + 1 + (words[start] == "")]
         starts_programs = _awk_starts_programs if name == "awk" else _sed_starts_programs
-        if any(starts_programs(program.removesuffix(EXPANSION)) for program in programs):
+        if any(_is_read_elsewhere(one) or starts_programs(one.removesuffix(EXPANSION)) for one in programs):
             self._note(f"the program for {words[0]!r} may start programs")
 
     def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
@@ -690,6 +741,7 @@ class _Search:
             yield from [_Derived(line, is_possible=True) for line in _read_line(setting.partition("=")[2])]
         if rest and rest[0] not in GIT_COMMANDS and rest[0].casefold() not in {one[1].casefold() for one in found}:
             yield _Derived(Script("git", "an alias"), is_possible=True, is_guess=True)
+            yield from self._derive_from_arguments(rest[1:])
         for wrapper, start in _find_wrappers("git", ("git", *rest)):
             yield from self._derive_from_wrapper("git", wrapper, ("git", *rest), start)
         if rest[:1] in {("for-each-repo",), ("subtree",)}:
@@ -825,9 +877,10 @@ def _line_values(options: Iterable[str], words: Argv) -> Iterator[str]:
         elif word in options or (name[2:] and any(option.startswith(name) for option in options if name[:2] == "--")):
             yield value if equals and name[:2] == "--" else following
         elif word[:1] == "-" and word[:2] != "--":
-            at = next((at for at, letter in enumerate(word[1:], start=1) if letter in letters), None)
-            if at is not None:
-                yield word[at + 1 :] or following
+            at = next((at for at, letter in enumerate(word[1:], start=1) if letter in letters), len(word))
+            yield from [word[at + 1 :] or following] if at < len(word) else ()
+            # In `node -pe CODE` the last letter has a value, too.
+            yield from [following] if at < len(word) - 1 and word[-1] in letters else ()
 
 
 def _spell_out_letters(name: str, words: Argv) -> Argv:
@@ -894,6 +947,49 @@ def _sed_starts_programs(program: str) -> bool:
     return any(STARTING_SED.search(text) for text in {program, SED_BRACKETS.sub("_", program)})
 
 
+def _is_read_elsewhere(code: str) -> bool:
+    """Return whether all of a code is what a shell or another program puts in its place, as in ``python -c "$X"``."""
+    text = code.removesuffix(EXPANSION)
+    return code in {ADDED_WORDS, PLACEHOLDER} or (
+        text != code and (text in {"$", "`"} or PARAMETER.fullmatch(text) is not None)
+    )
+
+
+def _derive_from_pipes(words: Argv) -> Iterator[_Derived]:
+    """Give what ``<>`` of Perl starts, to read what it prints: arguments that begin or end with a pipe."""
+    for word in map(str.strip, words[1:]):
+        if word[:1] == "|" or word[-1:] == "|":
+            yield from [_Derived(line, is_possible=True) for line in _read_line(word.strip("|"))]
+
+
+def _is_export(words: Sequence[str]) -> bool:
+    """Return whether a command makes variables of a script settings of the programs that it starts."""
+    if words[0] == "set":
+        return any(word == "allexport" or (word[:1] == "-" and "a" in word) for word in words[1:])
+    return words[0] in {"export", "declare", "typeset"}
+
+
+def _is_known(name: str) -> bool:
+    """Return whether a table says what a program starts."""
+    return any(name in table for table in (PROGRAMS, SEARCHES, GITS, TEXT_PROGRAMS))
+
+
+def _runs_files(name: str) -> bool:
+    """Return whether a program runs files whatever options stand in front of them, as shells and interpreters do."""
+    return name in {".", "source"} or name in CODE or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
+
+
+def _file_name(word: str) -> str:
+    return word.rstrip(EXPANSION).rpartition("/")[2]
+
+
+def _find_program_files(name: str, words: Argv) -> list[str]:
+    """Return the words of a command that may name a file that it runs; an unknown program may be one itself."""
+    if name in FILE_OPTIONS:
+        return list(_line_values(FILE_OPTIONS[name], words[1:]))
+    return list(words) if _runs_files(name) or not _is_known(name) else []
+
+
 def _reads_program(name: str, words: Argv) -> bool:
     """Return whether a program runs what it reads: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
     operands = [word for word in words[1:] if _is_operand(word)]
@@ -905,6 +1001,7 @@ def _reads_program(name: str, words: Argv) -> bool:
         return has_file or name == "ex" or (name in DEBUGGERS and not {"-batch", "--batch"} & set(words))
     if name in CODE:
         has_code = any(True for _ in _line_values([*CODE[name].split(), "-m"], words[1:]))
+        operands = operands[1:] if name in {"bun", "deno"} and operands[:1] == ["run"] else operands
         return not has_code and (not operands or operands[0] == "-") and not set(words[1:]) & SAYS_VERSION
     if name in STARTING_SHELLS:
         return _starts_shell(name, words, operands)
@@ -954,6 +1051,9 @@ def _derive_from_search(options: Sequence[str], words: Argv) -> Iterator[_Derive
         end = next((end for end, other in enumerate(rest) if other in {";", "+"}), len(rest))
         if rest[:end] and rest[0]:
             yield _Derived(rest[:end])
+            # What it finds begins with a folder or file that it searches, which may be a word of the rule.
+            for start in takewhile(_is_operand, words[1:]) if PLACEHOLDER in rest[1:end] else ():
+                yield _Derived(tuple([start if one == PLACEHOLDER else one for one in rest[:end]]))
 
 
 WITH_SUBCOMMANDS = frozenset(

@@ -47,6 +47,9 @@ RUNNING = [
     "run-parts --arg=push --regex=git BIN", "awk -v a=1 -v c='git push' 'BEGIN{system(c)}'", "awk 'BEGIN{c=\"git push\"; print | (c \"\")}'", "sed -n '1egit push' words", "sed 'sxpushxgit pushxe' words",
     "sed -n '1~2e git push' words", "sed -n '\\,u,e git push' words", "bash -c '2>&- git push'", "bash -c 'X=git; env $X push'", "bash -c 'env $\"git\" push'", "bash -c \"env $'g\\x69t' push\"",
     "bash -c 'X=push; git $X'", "bash -c 'echo git push | sh -s a'", "bash -c 'echo git push | sh -'", "bash -c 'echo git push > x; sh ./x'",
+    "bash -c 'function f { g\"\"it push; }; f'", "bash -c 'set -- a; for x do g\"\"it push; done'", "bash -c 'if [[ x ]] then g\"\"it push; fi'", "bash -c 'env bash <(echo git push)'", "bash -c 'python3 < <(echo \"import os; os.system(\\\"git push\\\")\")'",
+    "bash -c 'echo git push > ./x; env sh x'", "find BIN/git -exec /{} push ';'", "perl -e 'open F, q(g).q(it push|); print <F>'", "perl -ne print 'g\"\"it push|'", "sed -n '            1            e git push' words",
+    "sed -n '1,            1e git push' words", "python3 -m timeit -n1 -r1 -s 'import os' 'os.system(\"g\" \"it push\")'",
 ]  # fmt: skip
 """Spellings that start the program on a machine that has their wrapper. ``BIN`` is the folder of the program, ``LOADER`` the dynamic loader."""
 DENIED = [
@@ -82,6 +85,8 @@ DENIED = [
     "echo git push | chroot /", "echo git push | gdb", "echo git push | ninja -f /dev/stdin", "echo git push | vim -S /dev/stdin", "echo git push | sudo -s",
     "echo git push | sudo -u root -i", "echo git push | su", "echo git push | su - root", "echo git push | newgrp", "echo git push | nsenter -t 1 -m",
     "echo git push | uv run -", "echo git push | uv run python", "echo git push | systemd-run --shell", "echo git push | nix-shell",
+    "function f { g''it push; }; f", "for x do g''it push; done", "if [[ x ]] then g''it push; fi", 'cat <<E\n$(g""it push)\nE', "env bash <(echo g''it push)", "echo g''it push > ./x; sh x", "echo g''it push > x; env sh x",
+    "echo g''it push > d/../x; timeout 5 ./x", "pnpm git push", "find push -exec git {} ';'", ["find", "push", "-exec", "git", "{}", ";"], "compgen -W '$(g\"\"it push)'", "gh repo clone o/r -- -u 'git push'", "echo 'e git push' > x; sed -f x f",
 ]  # fmt: skip
 """Spellings that are denied and not run by the tests: they need a terminal, rights, a network or programs that are rare."""
 ASKED = [
@@ -101,6 +106,14 @@ ASKED = [
     "x | sudo -s", "x | unshare -U", "x | gdb", "curl x | sudo python3 -", "brew ruby -e 'system \"x\"'", "sed 's/[/]/x/e' f", "sed '/[/]/e x' f",
     "sed 's/" + 600 * "a" + "/x/e' f", "sed '1,/" + 600 * "a" + "/e x' f", "node --import 'data:text/javascript,x' x.js", "perl '-MPOSIX;qx(x)' -e1",
     "parallel git ::: push", "awk '/[/]/ {print | \"x\"}' f", "awk '{if (0) x; else /\"/; print \"x\" | \"sh\"}' f", "awk '{x = 1 / 2; print | \"x\"}' f",
+    "env bash <(cat f)", "timeout 5 bash <(cat f)", "sed -n -f <(cat f) x", "awk -f <(cat f)", "vim -es -S <(cat f)", "gdb -batch -x <(cat f)", "ssh -F <(cat f) host true",
+    "python3 < <(cat f)", "echo x > >(python3 -)", "exec < <(cat f); python3", "parallel < <(cat f)", "BASH_ENV=<(cat f) bash -c :", 'python3 -c "$(cat f)"', 'perl -e "$X"', 'awk "$X" f',
+    "cat f | xargs -0 python3 -c", "xargs awk", "find . -exec python3 -c {} ';'", ["find", "/bin/git", "-exec", "/{}", "push", ";"], "printf -v 'a[$(x)]' x",
+    "x='a[$(x)]'; echo $((x))", "read x <<< 'a[$(x)]'; echo $((x))", "read x <<'E'\na[$(x)]\nE\necho $((x))", "cat > x.py <<'E'\nimport os\nos.system('g' 'it push')\nE\npython3 x.py",
+    "perl -e 'open F, \"g\".\"it push|\"'", "perl -ne print 'g\"\"it push|'", "python3 -m timeit -s 'import os' 'os.system(x)'", "node -pe 'require(\"child_process\").execSync(x)'", "php --run 'system(x);'",
+    "php -r 'pcntl_exec(x);'", "Rscript -e 'system2(x)'", "julia -e 'run(Cmd([x]))'", "elixir -e 'System.cmd(x, [])'", "erl -eval 'os:cmd(x).'", "groovy -e '(\"g\"+\"it\").execute()'", "ruby -e 'Open3.capture2(x)'",
+    "deno repl --eval 'new Deno.Command(x)'", "emacs --batch --eval '(call-process x)'", "sbcl --eval '(sb-ext:run-program x)'", "cat f | deno run -", "alias g='g\"\"it push'\ng", "PAGER='git push'; export PAGER; man x",
+    "set -a; PAGER='git push'; man x", "git unknown sh -c 'git pu\"\"sh'", "python3 -m frobnicate -c x git push",
 ]  # fmt: skip
 """Commands of which nobody can say that they do not start the program."""
 PLAIN = [
@@ -111,6 +124,8 @@ PLAIN = [
     "watch git status", "bash build.sh", "frobnicate --x '*.py' src", "ruff check git", "time pytest", "go test ./...", "tar xf git.tar", "mkdir -p git/push", "command -v git", "which git", "sort git", "nice git log", "sh -c 'git status'",
     'for f in *.py; do cat "$f"; done', "cd x && pytest -q 2>&1 | tail -5", "ls *.py | xargs wc -l", "export A=1; make", "if [ -f x ]; then pytest; fi", 'while read f; do echo "$f"; done < list', "x=$(date); echo $((1 + 2 * 3))",
     "case $x in a*) ls;; esac", "python - <<E\nprint(1)\nE", "cat <<'E' > f\n$X push `y`\nE",
+    "find . -name '*.py' -exec git add {} ';'", "find . -exec awk '{print}' {} +", "MSG='git push'; echo \"$MSG\"", "sed 's/a/b/' <(sort f)", "diff <(sort a) <(sort b)", "pnpm install", "pnpm run build", "python -c 'print(open(\"f\").read())'",
+    "for x in a b; do echo $x; done", "if [[ -f x ]]; then pytest; fi", "function f { pytest; }; f", "ls 2>&1 > out.txt; python3 run.py 1 2>&1", "seq 3 | xargs -I{} sed -n '{}p' f", "node -p '1 + 1'", "python -m timeit '1 + 1'",
 ]  # fmt: skip
 
 
