@@ -7,7 +7,7 @@ A path rule knows the arguments that a tool's definition marks as paths. Any oth
 1. The text is decoded (``%2f``, escapes of JSON) until nothing changes.
 2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
 3. The result is split at blanks, control characters and the characters of ``DELIMITERS``.
-4. A part loses dashes in front, the letters of options such as ``-I`` and ``-xf``, and dots at its end.
+4. A part loses dashes in front, the letters of options such as ``-I`` and ``-xf``, the ``a/`` of a patch, and dots at its end.
 5. A part that starts at ``~``, a variable or a drive is absolute: its start is unknown. Its ``..`` are resolved. It is returned as it is
    written, too, since ``..`` behind a link leads elsewhere: only the file system knows where.
 
@@ -46,6 +46,10 @@ _IN_ADDRESS = rf"[^{re.escape(BLANKS)}<>\"'`|{{}}()\[\],;?#&="
 WEB_ADDRESS = re.compile(rf"(?<![A-Za-z])(?:https?|wss?|ftp)://{_IN_ADDRESS}/]*(?:/{_IN_ADDRESS}:!]*)?", re.IGNORECASE)
 """The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values. A colon may follow only in the host."""
 ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|([0-7]{3})|[abfnrtv])")
+ESCAPED_BYTES = re.compile(r"(?:\\(?:x[0-9A-Fa-f]{2}|[0-3][0-7]{2}))+")
+"""Bytes in UTF-8, as git and shells write the names of files that are not ASCII."""
+PATCH_PREFIXES = frozenset(("a/", "b/", "c/", "i/", "o/", "w/"))
+"""What git puts in front of the names of files in a patch, and ``patch -p1`` takes off."""
 QUOTES = re.compile(r"[\\'\"`]")
 ESCAPED_BLANK = re.compile(r"\\ |%20|(?<=\w)\+(?=\w)")
 KEPT_BLANK = "\ufffe"
@@ -134,7 +138,16 @@ def _decode(text: str) -> Iterator[str]:
     if "%" in text:
         yield unquote(text)
     if "\\" in text:
-        yield ESCAPED_CHARACTER.sub(_unescape, text)
+        yield ESCAPED_CHARACTER.sub(_unescape, ESCAPED_BYTES.sub(_decode_bytes, text))
+
+
+def _decode_bytes(escapes: re.Match[str]) -> str:
+    """Return the text of escaped bytes; the escapes if they are no UTF-8, so that each of them is a character."""
+    codes = escapes[0].split("\\")[1:]
+    try:
+        return bytes([int(code[1:], 16) if code[0] == "x" else int(code, 8) for code in codes]).decode()
+    except UnicodeDecodeError:
+        return escapes[0]
 
 
 def _unescape(escape: re.Match[str]) -> str:
@@ -207,6 +220,7 @@ def _readings(part: str) -> Iterator[str]:
     parts = {part, part.lstrip("-")}
     if part.startswith("-") and not part.startswith("--"):
         parts.update([part[at:] for at in range(2, MAX_LETTERS)])  # `-xfNAME`
+    parts |= {one[2:] for one in parts if one[:2] in PATCH_PREFIXES and len(one) > len("a/")}
     if part[0] in DELIMITERS:  # one that is part of names, as in `@@scope/x`
         parts.add(part[0] + part.lstrip(part[0]))
     parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}

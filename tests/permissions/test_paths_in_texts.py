@@ -353,7 +353,7 @@ def test_addresses_and_marks_of_prose_are_no_paths(desk: Path, glob: str, text: 
 
 HIDDEN = [
     ("secrets/**", "https://example.org/a:secrets/plan.txt"), ("secrets/**", "http://h/x.jar!/secrets/p"), ("secrets/**", "!(docs)/plan.txt"), ("secrets/**", "@(sec|x)rets/plan.txt"),
-    ("@scope/**", "@@scope/x"), ("secrets/**", "-xfsecrets/plan.txt"), ("secrets/**", "tar -xzvfsecrets/plan.tar"), ("my notes/**", "path=my+notes/x"), ("**/id_*", "id_**"), ("**/id_*", "**/id*"),
+    ("secrets/**", "+++ b/secrets/plan.txt"), ("café/**", '"b/caf\\303\\251/x"'), ("café/**", "caf\\xc3\\xa9/x"), ("@scope/**", "@@scope/x"), ("secrets/**", "-xfsecrets/plan.txt"), ("secrets/**", "tar -xzvfsecrets/plan.tar"), ("my notes/**", "path=my+notes/x"), ("**/id_*", "id_**"), ("**/id_*", "**/id*"),
 ]  # fmt: skip
 
 
