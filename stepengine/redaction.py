@@ -28,10 +28,12 @@ from attrs import frozen
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.messages import Message
 from stepengine.data.secret_names import (
+    VALUE_WORDS,
     Place,
     is_piece_of_text,
     is_secret,
     is_secret_name,
+    looks_random,
     may_differ,
     may_name_secret_member,
 )
@@ -50,8 +52,14 @@ PASSWORD_SHAPE = re.compile(r"""://[^\s/?#:@"'<>(){}\[\]|\\^`]*:([^\s/?#@"'<>(){
 """The same within any text: what no address holds ends it, and so do signs that follow an address in lists and in prose."""
 PASSWORD_WITH_AT = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
 """Most clients take the last ``@`` for the end of a password."""
-PASSWORD_IN_OPTIONS = re.compile(r"(?:(?:^|(?<=[\s;?&]))passw(?:or)?d|(?<=[;?&])pwd)=([^\s;&]+)", re.IGNORECASE)
-"""In the query of an address, or in a line such as ``host=db password=...`` and ``Server=db;Password=...``."""
+PASSWORD_WITHOUT_SCHEME = re.compile(r"[^\s/?#:@]+:([^\s/?#@]+)@(?:[\w.-]+:[0-9]|\w+\()")
+"""In an address such as ``me:password@proxy:3128`` or ``me:password@tcp(db)/name``, whose host has a port or is in parentheses."""
+USER_IN_ADDRESS = re.compile(r"""://([^\s/?#:@"'<>(){}\[\]|\\^`]{16,})@""")
+"""A random one is a token, as in the address of a repository."""
+OPTION = re.compile(
+    r"""(?:^|(?<=[\s;?&]))-{0,2}([A-Za-z][\w.-]{0,60})=(?:'((?:[^'\\]|\\.)*+)'|"((?:[^"\\]|\\.)*+)"|\{([^}]*)\}|([^\s;&]+))"""
+)
+"""In the query of an address, in a line such as ``host=db password=...`` and ``Server=db;Password=...``, or for a program."""
 MIN_KNOWN = 8
 ORDINARY_KEYS = frozenset({
     "dummy-key", "fake-key", "lm-studio", "local-key", "no-key-needed", "not-needed", "not-required", "placeholder",
@@ -82,8 +90,6 @@ JSON_CHARACTER = re.compile(
 """A character of a JSON string as it is spelled there."""
 JSON_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]{5,}")
 """The shortest number that is a secret by its name has six digits: shorter ones are counts."""
-VALUE_NAMES = frozenset({"plain", "plaintext", "raw", "value"})
-"""Members of an object under the name of a secret that hold the secret."""
 
 _BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
 # A lookbehind that holds every character of the body lets a search begin once in each run, so that none is read twice.
@@ -332,8 +338,11 @@ NO_RULES = RedactionRules()
 
 
 def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of secret variables and the passwords in addresses, each with its variable's name."""
-    known = {value: name for name, value in environment.items() if is_secret_name(name, "variable")}
+    """Return the values of secret variables, and the passwords in addresses, options and JSON, each with its variable's name."""
+    # Programs remove the line end and the quotes that a file or a template left around a value.
+    known = {
+        value.strip().strip("\"'"): name for name, value in environment.items() if is_secret_name(name, "variable")
+    }
     for name, value in environment.items():
         for password in _find_passwords(value):
             known.setdefault(password, name)
@@ -350,11 +359,32 @@ def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find_passwords(text: str) -> Iterator[str]:
-    """Give the passwords in the addresses and options of *text*, as written and decoded."""
+    """Give the passwords in the addresses, options and JSON of *text*, as written and decoded."""
     kinds = (PASSWORD_IN_ADDRESS, PASSWORD_WITH_AT) if "://" in text else ()
-    for found in [found for kind in (*kinds, PASSWORD_IN_OPTIONS) for found in kind.finditer(text)]:
-        yield found[1]
-        yield _decode_escapes(found[1])
+    found = [match[1] for kind in kinds for match in kind.finditer(text)]
+    if (address := PASSWORD_WITHOUT_SCHEME.match(text)) is not None:
+        found.append(address[1])
+    found += [match[1] for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]
+    for option in OPTION.finditer(text) if "=" in text else ():
+        name, value = option[1], next(filter(None, option.groups()[1:]), "")
+        # At the start of a line this is the name of a folder.
+        is_folder = name.lower() == "pwd" and text[: option.start(1)][-1:] not in {";", "?", "&"}
+        if not is_folder and may_differ(name, value, "parameter"):
+            found.append(value)
+    for password in found:
+        yield password
+        yield _decode_escapes(password)
+    yield from _find_secret_members(parse_if_json(text.strip()))
+
+
+def _find_secret_members(tree: object) -> Iterator[str]:
+    """Give the texts in a JSON value that are credentials by the names of their members."""
+    pending = [tree]
+    for one in pending:  # grows meanwhile
+        pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        for name, value in one.items() if isinstance(one, dict) else ():
+            if isinstance(value, str) and may_differ(name, value, "member"):
+                yield value
 
 
 def _decode_escapes(text: str) -> str:
@@ -795,13 +825,13 @@ class Redactor:
             return [self.member(name, one, level) for one in value]
         if type(value) in (int, float) and self._is_secret_number(name, text := _write_value(value)):
             return self.replace_by_name(text, name, "member")
-        if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_NAMES):
-            value = {one: self.member(name, v, level) if one in VALUE_NAMES else v for one, v in value.items()}
+        if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_WORDS):
+            value = {one: self.member(name, v, level) if one in VALUE_WORDS else v for one, v in value.items()}
         return self._redact_tree(value, level)
 
     def _is_secret_number(self, name: str, text: str) -> bool:
         # Of tokens, numbers are counts and places in a vocabulary.
-        is_count = name.rstrip("0123456789_").lower().endswith("token")
+        is_count = name.rstrip("0123456789_").lower().removesuffix("value").rstrip("_").endswith("token")
         return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
 
     def _redact_tokens(self, text: str, level: int) -> str:

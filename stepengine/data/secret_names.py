@@ -22,9 +22,9 @@ SECRET_ENDINGS: dict[str, frozenset[Place]] = {
     **dict.fromkeys(
         (
             "accesskey", "accountkey", "apikey", "apikeys", "applicationkey", "appkey", "authkey", "authorization", "consumerkey",
-            "credential", "credentials", "customerkey", "encryptionkey", "functionskey", "jwt", "licensekey", "masterkey", "passcode",
-            "passphrase", "passwd", "password", "passwordconfirmation", "passwords", "presharedkey", "privatekey", "pwd", "secret",
-            "secretkey", "secrets", "secretstring", "sharedkey", "signingkey", "subscriptionkey", "token", "writekey",
+            "credential", "credentials", "creds", "customerkey", "encryptionkey", "functionskey", "jwt", "licensekey", "masterkey", "passcode",
+            "passkey", "passphrase", "passwd", "password", "passwordconfirmation", "passwords", "presharedkey", "privatekey", "pwd", "secret",
+            "secretbinary", "secretkey", "secrets", "secretstring", "sharedkey", "signingkey", "subscriptionkey", "token", "writekey",
         ),
         EVERYWHERE,
     ),
@@ -44,10 +44,12 @@ SECRET_ENDINGS: dict[str, frozenset[Place]] = {
 """How names of credentials end, in lower case and without separators, and where."""
 SECRET_WORDS: dict[str, frozenset[Place]] = {
     **dict.fromkeys(("auth", "bearer", "csrf", "pat", "xsrf"), frozenset({"header"})),
-    "otp": frozenset({"parameter"}),
+    "otp": IN_REQUESTS,
 }
 """Last words of names of credentials, and where; as the end of a longer word they mean nothing."""
-VARIABLE_WORDS = frozenset({"auth", "key", "pass", "pat"})
+VALUE_WORDS = frozenset({"plain", "plaintext", "raw", "value"})
+"""Last words of names that say only that it is the value, as in ``secretValue``, and names of members that hold it."""
+VARIABLE_WORDS = frozenset({"auth", "bearer", "cookie", "key", "pass", "pat"})
 """Last words of variables that may be secret. They are withheld from commands, few of which need them."""
 DOUBTFUL: dict[str, frozenset[Place]] = {
     "key": IN_REQUESTS,
@@ -96,12 +98,14 @@ MIN_TOKEN = 8
 """The shortest text, in characters, that is a secret in a member ``token``: shorter ones are pieces of texts."""
 
 MEMBER_HINTS = (
-    "authorization", "confirmation", "cookie", "credential", "credentials", "jwt", "key", "keys", "pass", "passcode", "passphrase", "passwd",
-    "password", "passwords", "pwd", "secret", "secrets", "secretstring", "token",
+    "authorization", "binary", "confirmation", "cookie", "credential", "credentials", "creds", "jwt", "key", "keys", "pass", "passcode",
+    "passphrase", "passwd", "password", "passwords", "pwd", "secret", "secrets", "string", "token",
 )  # fmt: skip
 """The last words of all names of members that are secret."""
-NAME_END = re.compile(r"[0-9_.\[\]-]*\\*\"")
+NAME_END = re.compile(r"(?:[_-]?(?:value|plain|plaintext|raw))?[0-9_.\[\] -]*\\*\"")
 """What can be between the last word of a member's name and what follows the name."""
+ESCAPED_LETTER = re.compile(r"\\u00([4-7][0-9a-f])")
+"""A letter of a name may be escaped in JSON."""
 WORD = re.compile(r"[^\W_]+")
 CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 MOST = 200
@@ -158,6 +162,8 @@ def may_name_secret_member(text: str) -> bool:
     if '"' not in text:
         return False
     lower = text.lower()
+    if ESCAPED_LETTER.search(lower):
+        lower = ESCAPED_LETTER.sub(lambda escape: chr(int(escape[1], 16)), lower).lower()
     return any(NAME_END.match(lower, end) for hint in MEMBER_HINTS for end in _find_ends(lower, hint))
 
 
@@ -186,6 +192,8 @@ def _find_kind_outside_variables(words: list[str], place: Place) -> Kind | None:
         return None
     if words[0] in PAGE_WORDS and words[-1] == "token":
         return None
+    if len(words) > 1 and words[-1] in VALUE_WORDS:
+        return "credential" if _find_kind_outside_variables(words[:-1], place) == "credential" else None
     whole = joined if words[0] != "x" or len(words) == 1 else joined[1:]
     if _ends_secret(words, place):
         return "credential"

@@ -109,6 +109,34 @@ def test_a_variable_of_the_same_name_is_secret(name: str) -> None:
     assert {"one-secret-value": name} == find_environment_secrets({name: "one-secret-value"})
 
 
+VARIABLES = {
+    "line end": {"DB_PASSWORD": f"{CANARY}\n"}, "JSON": {"DB_CONFIG": json.dumps({"db": [{"user": "ada", "password": CANARY}]})}, "storage": {"STORAGE": f"AccountName=x;AccountKey={CANARY};EndpointSuffix=y"},
+    "bus": {"BUS": f"Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey={CANARY}"}, "options": {"BACKUP_OPTS": f"--user=x --password={CANARY}"}, "java": {"JAVA_OPTS": f"-Djavax.net.ssl.keyStorePassword={CANARY}"},
+    "proxy": {"HTTPS_PROXY": f"ada:{CANARY}@proxy:3128"}, "go": {"MYSQL_DSN": f"ada:{CANARY}@tcp(db:3306)/x"}, "quotes": {"PG_DSN": f"host=db password='{CANARY}'"}, "braces": {"ODBC": f"Server=x;Pwd={{{CANARY}}}"},
+    "query": {"HOOK": f"https://h/x?token={CANARY}"}, "cookie": {"RABBITMQ_ERLANG_COOKIE": CANARY}, "creds": {"GCP_CREDS": CANARY}, "bearer": {"X_BEARER": CANARY},
+}  # fmt: skip
+
+
+@pytest.mark.spec("replay:K6")
+@pytest.mark.parametrize("environment", VARIABLES.values(), ids=VARIABLES)
+def test_a_secret_inside_a_variable_is_known(environment: dict[str, str]) -> None:
+    assert CANARY in find_environment_secrets(environment)
+
+
+@pytest.mark.spec("replay:K6")
+def test_a_random_user_in_the_address_of_a_variable_is_known() -> None:
+    assert CANARY * 2 in find_environment_secrets({"REMOTE": f"https://{CANARY}{CANARY}@h.test/a.git"})
+
+
+@pytest.mark.spec("replay:K6")
+@pytest.mark.parametrize(
+    "value",
+    ["/home/someone", "mailto:someone123@h.test", "git@github.com:org/reponame1", '{"user": "somebody1"}', "a=verylongvalue1 b=2", "https://someuser@h/x", "PWD=/home/someone"],
+)  # fmt: skip
+def test_an_ordinary_variable_holds_no_secret(value: str) -> None:
+    assert {} == find_environment_secrets({"PLAIN": value})
+
+
 @pytest.mark.spec("replay:K4")
 @pytest.mark.parametrize("name", ORDINARY)
 def test_a_member_that_only_sounds_secret_stays(name: str) -> None:
