@@ -77,12 +77,22 @@ MAX_DEPTH = 200
 REDACTED = re.compile(r"<redacted:([^<>]*)>")
 PLACEHOLDER = re.compile(rf"{REDACTED.pattern}|<(?:home|cwd|tmp|host|user)>")
 
-QUERY_PAIR = re.compile(r"""(?<=[?&#])([\w.~%\[\]-]{1,100})=([^&#\s"'<>;,\\`]+)""")
-"""A parameter of an address, wherever an address is quoted."""
+QUERY_PAIR = re.compile(r"""(?:(?<=[?&#])|(?<=&amp;)|(?<=\\u0026))([\w.~%\[\]-]{1,100})=([^&#\s"'<>;,\\`]+)""")
+"""A parameter of an address, wherever an address is quoted, also in HTML or source."""
+NESTED_PAIR = re.compile(
+    r"""(?:(?<=%3f)|(?<=%26)|(?<=%23)|(?<=253f)|(?<=2526)|(?<=2523))([\w.~\[\]-]{1,100})%(?:25){0,3}3d"""
+    r"""((?:[^&#\s"'<>;,\\`%]|%(?!(?:25){0,3}2[36])[0-9a-f]{2})+)""",
+    re.IGNORECASE,
+)
+"""A parameter of an address that is the value of another parameter."""
 JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
 """A piece of JSON, or of a text that is nearly JSON."""
-NEARLY_JSON = re.compile(r"\s*(?:data:|[\w.$]+\s*\()?\s*[{\[]")
-"""How a text begins that is JSON broken off, too deep, with repeated names or in a call. A page that quotes JSON is no such text."""
+NEARLY_JSON = re.compile(
+    r"\s*+(?:\)\]\}',?|for\s*+\(;;\);|while\s*+\(1\);|data:|(?:(?:const|let|var)\s++)?[\w.$]++\s*+[(=])?\s*+[{\[]"
+)
+"""How a text begins that is JSON broken off, too deep, with repeated names, in a call or assignment, or behind what keeps pages from running it.
+
+A page that quotes JSON is no such text."""
 OPENING, CLOSING = ("{", "["), ("}", "]")
 JSON_CHARACTER = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
@@ -115,8 +125,8 @@ SHAPES = (
     ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
 )
 # Beginnings and ends are looked for apart: in one expression, every beginning without an end would read all that follows.
-PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
+PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
+PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
 # Cheap substring tests: most texts hold none of these, and are not looked into at all.
 SHAPE_HINTS = (
     "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "ASIA",
@@ -865,7 +875,9 @@ class Redactor:
             return self.replace_by_name(value, name, "member") if self._is_secret_number(name, value) else value
         if self._is_secret_member(name, value) and not is_piece_of_text(name, {name: value}):
             return self.replace_by_name(value, name, "member")
-        return self.json_text(value, level + 1) if level < NESTED_JSON and value[:1] in ("{", "[") else self.text(value)
+        return (
+            self.json_text(value, level + 1) if level < NESTED_JSON and NEARLY_JSON.match(value) else self.text(value)
+        )
 
     def frozen(self, value: Any) -> Any:
         """
@@ -1005,7 +1017,7 @@ class Redactor:
             return [self._redact_tree(v, level) for v in value]
         if not isinstance(value, str):
             return value
-        nested = level < NESTED_JSON and value[:1] in ("{", "[")
+        nested = level < NESTED_JSON and NEARLY_JSON.match(value) is not None
         return self.json_text(value, level + 1) if nested else self.text(value)
 
     def _is_secret_member(self, name: str, value: object) -> bool:
@@ -1126,10 +1138,12 @@ def find_shapes(text: str) -> list[Span]:
         ]
     found += [
         Span(*match.span(2), name)
-        for match in QUERY_PAIR.finditer(text)
+        for kind in (QUERY_PAIR, NESTED_PAIR)
+        for match in kind.finditer(text)
         if may_differ(name := _decode_escapes(match[1]), _decode_escapes(match[2]), "parameter")
     ]
     found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
+    found += [Span(*match.span(1), "user") for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]
     return _merge_spans([*found, *_find_pem_blocks(text)])
 
 
@@ -1266,6 +1280,8 @@ def looks_secret(text: str) -> bool:
         _may_have_shape(text)
         or ("://" in text and "@" in text)
         or ("=" in text and ("?" in text or "&" in text or "#" in text))
+        or "%3D" in text
+        or "%3d" in text
     )
 
 

@@ -85,7 +85,8 @@ def join_texts(stream: str) -> dict[str, str]:
 
 def clean_events(stream: str, redactor: Redactor) -> str:
     """Return *stream* without the secrets that *redactor* finds, in one event or spread over many."""
-    lines = LINE.split(stream)
+    mark = "\ufeff" if stream.startswith("\ufeff") else ""
+    lines = LINE.split(stream.removeprefix(mark))
     trees = _parse_event_trees(lines)
     for path, pieces in _collect_pieces(trees).items():
         joined = "".join([p.text for p in pieces])
@@ -95,12 +96,39 @@ def clean_events(stream: str, redactor: Redactor) -> str:
 
         for piece, changed in _cut_spans(pieces, redactor.spans(joined), hide):
             _set_text(trees[piece.line], path, changed)
+    rows = [row for row in _find_data_rows(lines) if not trees.keys() & row and _clean_row(lines, row, redactor)]
+    done = {number for row in rows for number in row}
     for number, line in enumerate(lines):
+        if number in done:
+            continue
         if number not in trees:
             lines[number] = redactor.json_text(line)
         elif (cleaned := redactor.value(trees[number])) != (tree := json.loads(line[5:])):
             lines[number] = line[:5] + write_changes(line[5:], tree, cleaned)
-    return "".join(lines)
+    return "".join([mark, *lines])
+
+
+def _find_data_rows(lines: list[str]) -> Iterator[set[int]]:
+    """Yield the numbers of the lines of data of each event that has several, which are one text."""
+    row: set[int] = set()
+    for number in range(0, len(lines) + 1, 2):
+        if number < len(lines) and lines[number].startswith("data:"):
+            row.add(number)
+            continue
+        if len(row) > 1:
+            yield row
+        row = set()
+
+
+def _clean_row(lines: list[str], row: set[int], redactor: Redactor) -> bool:
+    """Take the secrets out of the *lines* of data of one event; return False if the text of one goes over their ends."""
+    numbers = sorted(row)
+    cleaned = redactor.json_text("\n".join([lines[number][5:] for number in numbers])).split("\n")
+    if len(cleaned) != len(numbers):
+        return False
+    for number, line in zip(numbers, cleaned, strict=True):
+        lines[number] = f"data:{line}"
+    return True
 
 
 def _parse_event_trees(lines: list[str]) -> dict[int, object]:
@@ -200,6 +228,11 @@ CHARSET = re.compile(
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """How a text in UTF-16 starts, if it says so."""
 FORM = "application/x-www-form-urlencoded"
+FORM_TEXT = re.compile(r"[\w.~%\[\]+-]{1,100}=[^\s&;(){}<>'\"]*+(?:&[\w.~%\[\]+-]{1,100}=[^\s&;(){}<>'\"]*+)*+\s*")
+"""A form that another kind, or none, is given for, as in replies with tokens."""
+FORM_KINDS = ("", "text/html", "text/plain")
+HTTP_KINDS = ("application/http", "message/http")
+"""Requests and replies in the parts of a batch."""
 TEXT_KINDS = (FORM, "application/json", "text/")
 """What is text even if it is not UTF-8, as the forms of old servers are not."""
 SHAPES = ANY
@@ -244,6 +277,13 @@ def find_request_secrets(request: RecordedRequest) -> dict[str, str]:
     return {value: name for name, value in found if len(value) >= MIN_KNOWN and not PLACEHOLDER.fullmatch(value)}
 
 
+def _is_form(kind: str, text: str) -> bool:
+    """Return whether a text with a content type, in lower case, is a form."""
+    return kind.startswith(FORM) or (
+        kind.partition(";")[0].strip() in FORM_KINDS and FORM_TEXT.fullmatch(text) is not None
+    )
+
+
 def _find_form_secrets(text: str) -> Iterator[tuple[str, str]]:
     for pair in [*text.split("&"), *(re.split("[&;]", text) if ";" in text else ())]:
         name, value = [unquote_plus(part) for part in pair.partition("=")[::2]]
@@ -260,15 +300,16 @@ def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[t
             text = content.decode(errors="replace")
             yield from [(name, text) for name in _find_part_names(head) if may_differ(name, text, "parameter")]
             yield from _find_body_secrets(content, _find_part_kind(head), level + 1)
-    elif kind.startswith(FORM):
+    elif _is_form(kind, body.decode("latin-1")):
         yield from _find_form_secrets(body.decode("latin-1"))
     else:
         text = body.decode(errors="replace")
         members = [parse_if_json(text.strip())] if may_name_secret_member(text) else []
         for one in members:
             members += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-            strings = [(n, v) for n, v in one.items() if isinstance(v, str)] if isinstance(one, dict) else []
-            yield from [(name, value) for name, value in strings if may_differ(name, value, "member")]
+            values = one.items() if isinstance(one, dict) else ()
+            texts = [(n, v if isinstance(v, str) else str(v)) for n, v in values if type(v) in (str, int)]
+            yield from [(name, value) for name, value in texts if may_differ(name, value, "member")]
 
 
 def _split_parts(body: bytes, boundary: str) -> list[bytes]:
@@ -426,6 +467,9 @@ def _clean_pairs_at_semicolons(piece: str, redactor: Redactor) -> str:
 def _clean_pair(piece: str, redactor: Redactor) -> str:
     name, sign, value = piece.partition("=")
     plain = unquote_plus(value)
+    if not sign and unquote_plus(name)[:1] in {"{", "["}:
+        clean = redactor.json_text(whole := unquote_plus(name))
+        return piece if clean == whole else quote_plus(clean, safe="<>:~=")
     if not value or PLACEHOLDER.fullmatch(plain):
         return piece
     if not is_secret(unquote_plus(name), plain, "parameter"):
@@ -524,12 +568,16 @@ class Cleaner:
         kind = content_type.lower()
         if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
             return self._clean_parts(body, boundary, level)
+        if level < MOST_NESTED and kind.startswith(HTTP_KINDS):
+            return self._clean_http(body, level)
         encoding = _find_encoding(body, kind)
         if not encoding:
             return self.redactor.binary(body)
         text = body.decode(encoding)
-        if kind.startswith(FORM):
+        if _is_form(kind, text):
             clean = self.text(clean_pairs(text, self.redactor))
+        elif kind.startswith("text/event-stream"):
+            clean = clean_events(text, self.redactor)
         else:
             clean = self._clean_json(text) if self.redactor.suspicious(text) else text
         return body if clean == text else clean.encode(encoding, errors="backslashreplace")
@@ -548,6 +596,19 @@ class Cleaner:
         if content and field:
             return head + self._hide(text, field, "parameter").encode("latin-1")
         return head + self.body(content, _find_part_kind(head), level + 1)
+
+    def _clean_http(self, message: bytes, level: int) -> bytes:
+        """Return a request or reply that is a body itself, without secrets."""
+        head, content = _split_part(message)
+        first, *lines = LINE.split((head or content).decode("latin-1"))
+        made = "".join([self.address(first), *map(self._clean_header_line, lines)])
+        clean = made.encode("latin-1", errors="backslashreplace")
+        return clean + self.body(content, _find_part_kind(head), level + 1) if head else clean
+
+    def _clean_header_line(self, line: str) -> str:
+        name, _, value = line.partition(":")
+        clean = self.header(name, plain := value.strip())
+        return line if clean == plain else f"{name}: {clean}"
 
     def _clean_json(self, text: str) -> str:
         """Return JSON, lines of JSON or other text without secrets."""

@@ -53,6 +53,8 @@ HOSTILE = {
     "words of JWT": "eyJaaaaaaaa.",
     "bearers": "Bearer ",
     "blanks": "bearer" + " " * 40,
+    "white space": "\f",
+    "nested addresses": "%3Fa%3D%2526",
     "escapes": "\\",
     "escaped shapes": "\\nsk-a1b2c3d4e5f6g7h8i9",
     "brackets": "[",
@@ -67,6 +69,7 @@ def all_of_it(redactor: Redactor, text: str) -> None:
     redactor.text(text)
     redactor.spans(text)
     redactor.secrets(text)
+    redactor.json_text(text)
     redactor.value({"a": text, "b": f'["{text}"]'})
 
 

@@ -51,6 +51,36 @@ BODIES = {
     "member of a secrets service": (JSON, json.dumps({"SecretString": SECRET}).encode()),
     "part with a name in its file name": (MULTIPART, ODD_PART.encode()),
     "part with a backslash in its file name": (MULTIPART, ODD_PART.replace("a; name=x", "C:\\").encode()),
+    "form without a content type": ("", f"password={SECRET}&user=x".encode()),
+    "form as text": ("text/html;charset=utf-8", f"oauth_token={SECRET}&x=1".encode()),
+    "JSON that no page can run": (JSON, f')]}}\'\n{{"password": "{SECRET}"}}'.encode()),
+    "JSON behind a loop": (JSON, f'for (;;);{{"password": "{SECRET}"}}'.encode()),
+    "JSON in an assignment": ("text/javascript", f'var config = {{"password": "{SECRET}"}};'.encode()),
+    "JSON in JSON behind a line end": (JSON, json.dumps({"body": f'\n {{"password": "{SECRET}"}}'}).encode()),
+    "event in JSON": (JSON, json.dumps({"chunk": f'data: {{"password": "{SECRET}"}}\n\n'}).encode()),
+    "event of several lines": ("text/event-stream", f'data: {{\ndata:  "password": "{SECRET}"\ndata: }}\n\n'.encode()),
+    "escaped letter in a name": (JSON, f'{{"p\\u0061ssword": "{SECRET}"}}'.encode()),
+    "address in HTML": ("text/html", f'<a href="https://h.test/a?b=1&amp;access_token={SECRET}">'.encode()),
+    "address in source": ("text/html", f"x='https://h.test/a?b=1\\u0026access_token={SECRET}'".encode()),
+    "address in an address": (
+        "text/plain",
+        f"https://h.test/?u=https%3A%2F%2Fi%2Fcb%3Fa%3D1%26token%3D{SECRET}".encode(),
+    ),
+    "request in a batch": (
+        "multipart/mixed; boundary=b",
+        f"--b\r\nContent-Type: application/http\r\n\r\nGET /x HTTP/1.1\r\nX-Api-Key: {SECRET}\r\n\r\n--b--\r\n".encode(),
+    ),
+    "body of a request in a batch": (
+        "message/http",
+        f'POST /x HTTP/1.1\r\nContent-Type: application/json\r\n\r\n{{"password": "{SECRET}"}}'.encode(),
+    ),
+    "user of an address": (JSON, json.dumps({"remote": f"https://{SECRET}{SECRET}@h.test/a.git"}).encode()),
+    "private key of PGP": (
+        "text/plain",
+        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n{SECRET}\n-----END PGP PRIVATE KEY BLOCK-----".encode(),
+    ),
+    "name with value at its end": (JSON, json.dumps({"secretValue": SECRET}).encode()),
+    "other names": (JSON, json.dumps({"creds": SECRET}).encode()),
 }
 
 
@@ -241,3 +271,28 @@ def test_a_recorded_body_is_clean_and_matches_itself(body: str, kind: str) -> No
 
     assert kept == again.take(request).request
     assert kept == Cassette([again.interactions[0]]).take(kept).request
+
+
+ORDINARY = [
+    ("text/plain", "x=1&y=2"), ("text/plain", "var a=1;token=t.get(1);b={x:1}"), ("text/html", '<p>Send {"token": "YOUR_TOKEN"}</p>'), (JSON, ")]}'\n{\"a\": 1}"),
+    (JSON, '{"value": "abc", "default_value": "x", "key_value": "y"}'), ("text/event-stream", 'data: {\ndata:  "a": 1\ndata: }\n\n'), ("text/event-stream", "data: one\ndata: two\n\n"),
+    ("multipart/mixed; boundary=b", "--b\r\nContent-Type: application/http\r\n\r\nGET /x HTTP/1.1\r\nAccept:a\r\n\r\n--b--\r\n"), ("text/plain", "git@github.com:org/repo.git and https://ada@h/x"),
+]  # fmt: skip
+
+
+@pytest.mark.spec("replay:C4", "replay:K4")
+@pytest.mark.parametrize(("kind", "body"), ORDINARY)
+def test_a_body_without_secrets_stays_as_it_is(kind: str, body: str) -> None:
+    message = RecordedResponse(200, "OK", [("content-type", kind)], body.encode())
+    cassette = Cassette()
+
+    cassette.finish(cassette.reserve(), Interaction(RecordedRequest("GET", URL), message))
+
+    assert message == cassette.interactions[0].response
+
+
+@pytest.mark.spec("replay:K4")
+def test_no_number_of_a_request_is_stored_in_its_reply(tmp_path: Path) -> None:
+    request = RecordedRequest("POST", URL, [("content-type", JSON)], b'{"password": 4829103756}')
+
+    assert "4829103756" not in record(request, RecordedResponse(401, body=b"not 4829103756"), tmp_path / "c.yaml")
