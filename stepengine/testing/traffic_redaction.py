@@ -692,7 +692,10 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         request.headers = {
             n: cleaner.header(n, _text(v)) for n, v in request.headers.items() if is_kept_request_header(n.lower())
         }
-        request.body = _clean_vcr_body(cleaner, request.body, dict(headers).get("content-type", ""))
+        given = request.body
+        clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))
+        # vcrpy makes an iterator of a list again, and a file of bytes.
+        request.body = [clean] if isinstance(given, Iterator) and not hasattr(given, "read") else clean
         return request
 
     def clean_response(response: dict[str, Any]) -> dict[str, Any]:
@@ -702,7 +705,9 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
             for name, values in response["headers"].items()
             if is_kept_response_header(name.lower())
         }
-        body = {**response["body"], "string": _clean_vcr_body(cleaner, response["body"].get("string", b""))}
+        kinds = [value for name, values in headers.items() if name.lower() == "content-type" for value in values]
+        string = _clean_vcr_body(cleaner, response["body"].get("string", b""), kinds[0] if kinds else "")
+        body = {**response["body"], "string": string}
         return {**response, "headers": headers, "body": body}
 
     return {
@@ -712,6 +717,17 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         "before_record_request": clean_request,
         "before_record_response": clean_response,
     }
+
+
+def _read_vcr_body(body: Any) -> Any:
+    """Return the bytes of a body that vcrpy has as a file or an iterator; others unchanged."""
+    if hasattr(body, "read"):
+        return body.read()
+    return (
+        b"".join([one.encode() if isinstance(one, str) else one for one in body])
+        if isinstance(body, Iterator)
+        else body
+    )
 
 
 def _clean_vcr_body(cleaner: Cleaner, body: Any, kind: str = "") -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -483,3 +484,30 @@ def test_a_secret_in_an_address_is_not_stored(query: str, where: str) -> None:
 
     assert CANARY not in str(vcr_config()["before_record_response"](reply))
     assert CANARY not in vcr_config()["before_record_request"](request).uri
+
+
+@pytest.mark.spec("replay:C42")
+@pytest.mark.parametrize("make_body", [io.BytesIO, lambda body: iter([body[:5], body[5:]])], ids=["file", "iterator"])
+def test_a_secret_in_a_body_that_is_read_is_not_stored(make_body: Any, tmp_path: Path) -> None:
+    body = b'{"password": "PLANT-password", "a": 1}'
+
+    def ask() -> Any:
+        return Request("POST", URL, make_body(body), {"content-type": "application/json"})
+
+    cleaned = vcr_config()["before_record_request"](ask())
+    stored = serialize({"requests": [cleaned], "responses": [{"body": {"string": b""}}]}, yamlserializer)
+
+    assert "PLANT" not in str(stored)
+    assert body == b"".join(ask().body)
+
+
+@pytest.mark.spec("replay:C42")
+def test_a_secret_in_a_reply_that_is_a_form_is_not_stored() -> None:
+    headers = {"content-type": ["application/x-www-form-urlencoded"]}
+    reply = {
+        "status": {"code": 200, "message": "OK"},
+        "headers": headers,
+        "body": {"string": b"access_token=PLANT&a=1"},
+    }
+
+    assert b"PLANT" not in vcr_config()["before_record_response"](reply)["body"]["string"]
