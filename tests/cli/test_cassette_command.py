@@ -170,6 +170,17 @@ def test_a_program_is_recorded_replayed_without_network_and_key_and_its_edited_p
     assert asked == len(server.requests)
 
 
+@pytest.mark.deep
+@pytest.mark.spec("replay:K6", "replay:Y30")
+def test_a_value_of_a_secret_variable_is_not_recorded_and_another_one_replays(cassette, tmp_path):
+    words = program(tmp_path, ASK + "print(len(ask('the login is ' + os.environ['SITE_LOGIN_PW'])))")
+    recorded = cassette("record", *words, SITE_LOGIN_PW="ada-zq9Hk27", SITE_SECRET="ada-zq9Hk27")
+    replayed = cassette("replay", *words, SITE_LOGIN_PW="bob-xx8Jj11", SITE_SECRET="bob-xx8Jj11")
+
+    assert (0, 0) == (recorded.returncode, replayed.returncode), replayed.stderr
+    assert "zq9Hk27" not in (tmp_path / "c.yaml").read_text(encoding="utf-8")
+
+
 SWALLOWED = {
     "thread": "t = threading.Thread(target=quiet); t.start(); t.join()",
     "bare except": "quiet()",

@@ -25,6 +25,7 @@ from typing import Any, Self
 import attrs
 
 from stepengine.errors import DataError, DefinitionError
+from stepengine.redaction import make_redactor
 from stepengine.testing.cassette import Cassette, LeftOut, Slot
 from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette
 from stepengine.testing.cassette_matching import find_key
@@ -267,7 +268,8 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
     key = find_key(parse_cassette(read_cassette(path), str(path))) if existed else None
-    with Broker(Cassette(path=path, mark_key=key or None), replays=False, frozen=frozen) as broker:
+    cassette = Cassette(path=path, mark_key=key or None, redactor=make_redactor("all", os.environ))
+    with Broker(cassette, replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
     run, cassette = broker.run, broker.run.cassette
     if cassette.complete and not (run.exit_code and existed):
@@ -305,7 +307,7 @@ def replay_program(
     observed = [ObservedRun(), ObservedRun()] if twice else []
     runs: list[ProgramRun] = []
     for number, one in enumerate(observed or [None], 1):
-        cassette = Cassette.load(path, hint=hint)
+        cassette = Cassette.load(path, hint=hint, redactor=make_redactor("all", os.environ))
         changes = placeholder_variables(os.environ, hosts_of([i.request.url for i in cassette.interactions]))
         if twice:
             changes["PYTHONHASHSEED"] = str(number)
