@@ -62,6 +62,7 @@ PLACES = (
 Members that hold a path, a web address, or something else, as the tool likes. Beside what is surely a file or an address they
 are other files in other roles; alone they say of a call less than the rest of its input.
 """
+NAMES_OF_PLACES = frozenset((*PATHS, *URLS, *PLACES))
 PLURAL_PATHS = ("paths", "files", "directories")
 METHODS = ("method", "http_method", "verb")
 DECLARED = frozenset({"read", "write", "network"})
@@ -852,7 +853,23 @@ def _escape_role_separator(path: str) -> str:
 
 
 def _named_urls(request: Request) -> list[tuple[str, str]]:
-    return [(role, place) for role, place in _named_places(request) if _may_be_address(place)]
+    """Return the role and the text of each address that a call names, also under a name such as ``proxy`` or ``callback``."""
+    found = [(role, place) for role, place in _named_places(request) if _may_be_address(place)]
+    others = _find_other_members(request.input) if request.tool.about is None else ()
+    return [*found, *[(name, text) for name, text in others if _is_only_address(text)]]
+
+
+def _find_other_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Give the texts of an input that stand under no name of places, each with the name of its member."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for inner, member in value.items():
+            if inner not in NAMES_OF_PLACES:
+                yield from _find_other_members(member, inner)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _find_other_members(member, name)
 
 
 def _named_places(request: Request) -> list[tuple[str, str]]:
@@ -869,7 +886,7 @@ def _named_places(request: Request) -> list[tuple[str, str]]:
             for place in about
             for text in attrs.evolve(request.tool, about=(place,)).places(request.input)
         ]
-    found = find_named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
+    found = find_named_texts(request.input, NAMES_OF_PLACES)
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
@@ -877,7 +894,7 @@ def _has_named_place(request: Request) -> bool:
     """Return whether a call names a file or an address, and not only what may as well be a database or a person."""
     if request.tool.about is not None:
         return bool(_named_places(request))
-    found = find_named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
+    found = find_named_texts(request.input, NAMES_OF_PLACES)
     return any(name not in PLACES or ADDRESS.match(text) for name, text in found)
 
 

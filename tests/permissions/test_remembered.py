@@ -352,3 +352,18 @@ def test_what_a_widening_covers_changes_nothing_when_it_runs(tmp_path: Path) -> 
             ran += 1
             assert before == content(), words
     assert ran > 20
+
+
+@pytest.mark.spec("requirements:X71")
+@pytest.mark.parametrize("more", [{"proxy": "https://evil.com"}, {"options": {"callback": "http://evil.com/x"}}, {"hooks": ["https://evil.com"]}])  # fmt: skip
+def test_an_approval_of_a_host_covers_no_address_under_another_name(more: dict[str, Any]) -> None:
+    seen, same = request("network", {"url": HERE, "note": "see https://x.org/a"}), request("network", {"url": HERE})
+
+    assert Call.from_request(seen).matches(same, "allow")
+    assert not Call.from_request(seen).matches(request("network", {"url": HERE, **more}), "allow")
+    assert not Call.from_request(request("write", {"path": "a"})).matches(
+        request("write", {"path": "a", **more}), "allow"
+    )
+    assert Call.from_request(request("network", {"url": HERE, **more})).matches(
+        request("network", {"url": HERE, **more}), "allow"
+    )
