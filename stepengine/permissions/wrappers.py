@@ -181,6 +181,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_wrappers("npx pnpx bunx", _wrapper("-y -q --yes --no --no-install --quiet -p= --package= -w= --workspace=", lines="-c --call")),
     **_wrappers("uvx", _wrapper(f"{_RUN} --isolated --offline --with= --from=")),
     # a command at any place, or several
+    **_wrappers(". source", _ANYWHERE),
     **_wrappers("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
     # options that name a program, among words that mean something else
     **_wrappers("rg", _wrapper(rest="none", lines="--pre --hostname-bin")),

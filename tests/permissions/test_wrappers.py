@@ -86,7 +86,7 @@ DENIED = [
     "echo git push | sudo -u root -i", "echo git push | su", "echo git push | su - root", "echo git push | newgrp", "echo git push | nsenter -t 1 -m",
     "echo git push | uv run -", "echo git push | uv run python", "echo git push | systemd-run --shell", "echo git push | nix-shell",
     "function f { g''it push; }; f", "for x do g''it push; done", "if [[ x ]] then g''it push; fi", 'cat <<E\n$(g""it push)\nE', "env bash <(echo g''it push)", "echo g''it push > ./x; sh x", "echo g''it push > x; env sh x",
-    "echo g''it push > d/../x; timeout 5 ./x", "pnpm git push", "find push -exec git {} ';'", ["find", "push", "-exec", "git", "{}", ";"], "compgen -W '$(g\"\"it push)'", "gh repo clone o/r -- -u 'git push'", "echo 'e git push' > x; sed -f x f",
+    "echo g''it push > d/../x; timeout 5 ./x", "pnpm git push", ". ./git push", "ls; source git push", "find push -exec git {} ';'", ["find", "push", "-exec", "git", "{}", ";"], "compgen -W '$(g\"\"it push)'", "gh repo clone o/r -- -u 'git push'", "echo 'e git push' > x; sed -f x f",
 ]  # fmt: skip
 """Spellings that are denied and not run by the tests: they need a terminal, rights, a network or programs that are rare."""
 ASKED = [
@@ -124,7 +124,7 @@ PLAIN = [
     "watch git status", "bash build.sh", "frobnicate --x '*.py' src", "ruff check git", "time pytest", "go test ./...", "tar xf git.tar", "mkdir -p git/push", "command -v git", "which git", "sort git", "nice git log", "sh -c 'git status'",
     'for f in *.py; do cat "$f"; done', "cd x && pytest -q 2>&1 | tail -5", "ls *.py | xargs wc -l", "export A=1; make", "if [ -f x ]; then pytest; fi", 'while read f; do echo "$f"; done < list', "x=$(date); echo $((1 + 2 * 3))",
     "case $x in a*) ls;; esac", "python - <<E\nprint(1)\nE", "cat <<'E' > f\n$X push `y`\nE",
-    "find . -name '*.py' -exec git add {} ';'", "find . -exec awk '{print}' {} +", "MSG='git push'; echo \"$MSG\"", "sed 's/a/b/' <(sort f)", "diff <(sort a) <(sort b)", "pnpm install", "pnpm run build", "python -c 'print(open(\"f\").read())'",
+    "find . -name '*.py' -exec git add {} ';'", "find . -exec awk '{print}' {} +", "MSG='git push'; echo \"$MSG\"", "sed 's/a/b/' <(sort f)", "diff <(sort a) <(sort b)", "pnpm install", "pnpm run build", '. "$HOME/.cargo/env" && cargo build', "source venv/bin/activate; pytest", "python -c 'print(open(\"f\").read())'",
     "for x in a b; do echo $x; done", "if [[ -f x ]]; then pytest; fi", "function f { pytest; }; f", "ls 2>&1 > out.txt; python3 run.py 1 2>&1", "seq 3 | xargs -I{} sed -n '{}p' f", "node -p '1 + 1'", "python -m timeit '1 + 1'",
 ]  # fmt: skip
 
