@@ -898,7 +898,7 @@ MUTANTS = (
         "        return left\n",
         ("tests/context/test_masking.py",),
     ),
-    # --- bodies that were wrong (tests/models/test_wrong_bodies.py) ---------------------------------------------------
+    # --- bodies of providers that were once read wrongly ------------------------------------------------------------
     Mutant(
         "pieces of a call of Gemini are calls of their own",
         "stepengine/models/google/decode.py",

@@ -25,7 +25,7 @@ def fresh(message: Any) -> Any:
     return attrs.evolve(message)
 
 
-@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "ecosystem:EC86")
+@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "ecosystem:EC86", "reliability:MP49")
 @given(histories, settings, st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_anthropic_conversation(messages, how, tail):
     request = ModelRequest("anthropic/claude-sonnet-4-5", messages=Transcript(messages), settings=how, tail=tail)
@@ -56,7 +56,7 @@ def test_any_transcript_is_a_legal_anthropic_conversation(messages, how, tail):
         assert message["role"] == "user" or not [b for b in blocks if b["type"] in ("image", "document", "tool_result")]
 
 
-@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "providers:PV35")
+@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "providers:PV35", "reliability:MP49")
 @given(histories, st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_chat_conversation(messages, tail):
     request = ModelRequest("openai_chat/gpt-4o", "system", Transcript(messages), tail=tail)

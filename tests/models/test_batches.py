@@ -377,19 +377,6 @@ async def test_a_request_is_encoded_once_for_its_batch(wire: str, monkeypatch: p
     assert [request] == encoded
 
 
-async def test_a_call_that_was_sent_does_not_hold_what_was_sent(tmp_path: Path) -> None:
-    told = Told()
-    told.is_done = False
-    waiting = batched(told, tmp_path)
-    call = asyncio.ensure_future(waiting.complete(about()))
-    await until(lambda: told.asked)
-
-    assert [None] == [each.member for each in waiting._waiting.values()]
-    told.is_done = True
-    assert "a 1" == (await call).text
-    await waiting.close()
-
-
 async def test_what_was_learnt_after_a_request_was_encoded_is_sent_in_its_batch() -> None:
     stated = {"type": "model", "max_input_tokens": 200_000, "max_tokens": 12_345, "capabilities": {}}
     seen: list[bytes] = []

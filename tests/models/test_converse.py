@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import botocore.session
+import httpx2
 import pytest
 from botocore.eventstream import EventStreamBuffer
 from botocore.validate import ParamValidator
@@ -50,7 +51,7 @@ from tests.faults.cloud_server import converse_frames
 from tests.faults.cloud_server import message as framed
 from tests.faults.scripts import CONVERSE_USAGE, converse_events, converse_reply
 from tests.models.histories import histories, users
-from tests.models.wires import TOOL, call, made, result
+from tests.models.wires import MODEL, TOOL, call, made, provider_of, result
 
 NAME = "bedrock_converse"
 NOVA, NOVA_2, LLAMA = "us.amazon.nova-pro-v1:0", "us.amazon.nova-2-lite-v1:0", "us.meta.llama4-scout-17b-instruct-v1:0"
@@ -641,10 +642,17 @@ def test_what_the_model_broke_or_had_no_room_for_is_a_typed_error_with_its_usage
     assert (kind == "context_overflow") == isinstance(caught.value, ContextOverflow)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("data", [{}, {"output": {}}, {"output": {"message": {"role": "assistant"}}}, {"output": 5}])
-def test_a_body_without_a_message_is_no_reply(data):
-    with pytest.raises((ModelError, TypeError)):
-        decode(data, *ASKED)
+async def test_a_body_without_a_message_is_no_reply(data):
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=data))
+    provider = provider_of("bedrock_converse", transport=transport)
+    request = ModelRequest(f"bedrock_converse/{MODEL['bedrock_converse']}", "", Transcript([UserMessage("hi")]))
+    with pytest.raises(ModelError) as caught:
+        await provider.complete(request)
+    await provider.close()
+
+    assert "protocol" == caught.value.kind
 
 
 CITED = {

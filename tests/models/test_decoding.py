@@ -198,9 +198,7 @@ def test_chat_usage_falls_into_disjoint_buckets_even_when_the_sums_do_not_add_up
 @pytest.mark.parametrize(
     ("told", "dollars"),
     [
-        ({"cost": 0.25}, "0.25"),
         ({"cost": 0.25, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.25}}, "0.25"),
-        ({"cost": 0.01, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}, "0.21"),
         ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, None),
         ({"cost": 0, "is_byok": True, "cost_details": "x"}, None),
         ({"cost": "0.25"}, None),

@@ -95,17 +95,6 @@ async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_
     assert [request.url.path for request in seen] == [f"/{version}/models/gemini-3-pro:generateContent"]
 
 
-@pytest.mark.spec("ecosystem:EC59", "ecosystem:EC60")
-async def test_errors_are_told_apart():
-    error = {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "Quota.", "details": [{"retryDelay": "13.5s"}]}
-    it = provider(lambda request: httpx2.Response(429, json={"error": error}))
-    with pytest.raises(ModelError) as caught:
-        await it.complete(REQUEST)
-    await it.close()
-    assert (caught.value.status, caught.value.retryable, caught.value.retry_after) == (429, True, 13.5)
-    assert caught.value.__context__ is None
-
-
 async def test_tokens_are_counted_at_another_version():
     seen = []
 

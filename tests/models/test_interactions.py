@@ -148,24 +148,6 @@ async def test_the_sdk_s_own_client_sends_what_we_send_to_the_same_address_and_r
     assert "interaction.completed" == events[-1].event_type
 
 
-async def test_the_encoded_bytes_go_to_the_address_that_the_sdk_builds():
-    seen: list[httpx2.Request] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request)
-        return httpx2.Response(200, content=interactions_reply(*SAID), headers={"content-type": "application/json"})
-
-    provider = GoogleInteractionsProvider("k" * 20, transport=httpx2.MockTransport(answer))
-    request = ModelRequest(f"{NAME}/{MODEL}", messages=Transcript([UserMessage("?")]))
-    await provider.complete(request)
-    await provider.close()
-
-    (sent,) = seen
-    assert "https://generativelanguage.googleapis.com/v1/interactions" == str(sent.url)
-    assert provider._encode(request, stream=False).content == sent.content
-    assert "k" * 20 == sent.headers["x-goog-api-key"]
-
-
 @pytest.mark.spec("providers:PV138")
 def test_media_thinking_and_tools_go_out_in_the_api_s_words():
     parts = [DocumentPart(data=b"x", name="a.pdf"), DocumentPart("https://x/v.mp4", mime_type="video/mp4")]

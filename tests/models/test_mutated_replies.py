@@ -296,7 +296,6 @@ async def test_whatever_is_changed_in_a_reply_it_is_a_reply_or_a_model_error_and
 
 
 @pytest.mark.deep
-@pytest.mark.deep
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
 @pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_of_thousands_of_changed_replies_each_is_a_reply_or_a_model_error(wire):

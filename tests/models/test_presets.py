@@ -21,7 +21,7 @@ from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import decode
 from stepengine.models.presets import find_preset
 from tests.faults.scripts import chunk
-from tests.models.wires import TOOL, call, made, provider_of, reader, result
+from tests.models.wires import TOOL, call, made, reader, result
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ async def sent_to(name, monkeypatch, **environment):
     return seen[0]
 
 
-@pytest.mark.spec("ecosystem:EC104", "requirements:G10", "providers:PV89")
+@pytest.mark.spec("requirements:G10", "providers:PV89")
 @pytest.mark.spec(
     "ecosystem:EC104",
     "ecosystem:EC105",
@@ -446,11 +446,6 @@ def test_an_entry_point_may_miss_its_key(monkeypatch, tmp_path):
     with pytest.raises(MissingKey, match=r"^set KEYED_KEY$"):
         Models.standard().provider_for("mine/model-x")
     del sys.modules["keyed_providers"]
-
-
-def test_headers_of_a_provider_are_sent_with_every_request():
-    provider = provider_of("openrouter", headers={"X-Title": "my app"})
-    assert provider._headers == {"X-Title": "my app"}
 
 
 FOUND = [

@@ -90,7 +90,7 @@ def test_a_tool_says_who_may_call_it_and_one_that_only_the_model_calls_says_noth
 
 
 @pytest.mark.spec("providers:PV121")
-def test_one_container_of_claude_runs_programs_and_other_code_and_nothing_is_promised_of_what_programs_call(caplog):
+def test_one_container_of_claude_runs_programs_and_other_code_and_nothing_is_promised_of_what_programs_call():
     settings = ModelSettings(server_tools=[CodeExecution(), Programs(["look", "find"])], parallel_tool_calls=False)
     found = body("anthropic", settings=settings)
     strict = [tool["name"] for tool in body("anthropic")["tools"] if tool.get("strict")]

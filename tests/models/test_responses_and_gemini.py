@@ -149,9 +149,7 @@ def test_the_status_of_a_response_maps_onto_our_stop_reasons(data, stop, raw):
     ("code", "status", "retryable"),
     [
         ("server_error", 500, True),
-        ("rate_limit_exceeded", 429, True),
         ("invalid_prompt", 400, False),
-        ("vector_store_timeout", 504, True),
         ("odd", None, True),
     ],
 )

@@ -19,7 +19,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, Stop
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
-from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider, GoogleProvider
+from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import merge_headers
 from tests.models.wires import FOUR, MODEL, TOOL, body, provider_of
@@ -99,33 +99,12 @@ def test_a_tool_choice_is_translated(choice, openai, google):
         (Thinking("extended"), "high", {"includeThoughts": True, "thinkingBudget": 10_000}),
         (Thinking("extended", 1_500), "low", {"includeThoughts": True, "thinkingBudget": 1_500}),
         (Thinking(tokens=1_500), "low", {"includeThoughts": True, "thinkingBudget": 1_500}),
-        (Thinking("medium"), "medium", {"includeThoughts": True, "thinkingLevel": "medium"}),
-        (Thinking("max"), "high", {"includeThoughts": True, "thinkingLevel": "high"}),
     ],
 )
 def test_thinking_is_asked_for_in_each_provider_s_way(thinking, openai, google):
     how = {"settings": ModelSettings(thinking=thinking)}
     assert body("openai", HI, **how).get("reasoning") == (openai and {"effort": openai, "summary": "auto"})
     assert body("google", HI, **how).get("generationConfig", {}).get("thinkingConfig") == google
-
-
-@pytest.mark.spec("ecosystem:EC89")
-def test_an_older_gemini_takes_a_budget_in_place_of_a_level():
-    def asked(thinking):
-        request = ModelRequest("google/gemini-2.5-pro", settings=ModelSettings(thinking=thinking))
-        return json.loads(GoogleProvider("k")._encode(request, stream=False).content)["generationConfig"][
-            "thinkingConfig"
-        ]
-
-    assert asked(Thinking("low")) == {"includeThoughts": True, "thinkingBudget": 2_048}
-    assert asked(Thinking("max", show=False)) == {"includeThoughts": False, "thinkingBudget": 32_768}
-    assert asked(Thinking("low", 700)) == {"includeThoughts": True, "thinkingBudget": 700}
-
-
-@pytest.mark.spec("ecosystem:EC89")
-def test_thoughts_that_nobody_wants_to_see_are_not_asked_of_openai():
-    got = body("openai", HI, settings=ModelSettings(thinking=Thinking("low", show=False)))
-    assert got["reasoning"] == {"effort": "low"}
 
 
 # --- caching --------------------------------------------------------------------------------------------------------
