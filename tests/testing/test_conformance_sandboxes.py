@@ -46,12 +46,6 @@ def test_monty_keeps_the_promises() -> None:
     check_sandbox(MontySandbox)
 
 
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG45")
-def test_monty_keeps_the_promises_that_need_no_time() -> None:
-    check_sandbox(MontySandbox, skip=("time", "left", "close", "run"))
-
-
 class PassingOn:
     """
     A session that passes everything on; each fault below changes one thing.

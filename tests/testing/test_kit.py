@@ -4,9 +4,6 @@ The kit as a whole: what it exports, what importing it costs, and how its cost g
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import stepengine.testing
@@ -14,20 +11,6 @@ from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.testing import ScriptedModel
-
-LATE = ("anthropic", "google.genai", "httpx2", "openai", "pytest", "vcr", "yaml")
-
-
-@pytest.mark.deep
-def test_importing_the_kit_loads_no_sdk_no_http_and_no_yaml():
-    """
-    All of them wait for their first use, in a fresh interpreter.
-    """
-    code = f"import sys, stepengine.testing; print([name for name in {LATE} if name in sys.modules])"
-
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert "[]" == out.stdout.strip()
 
 
 def test_every_public_name_is_there_and_no_other():

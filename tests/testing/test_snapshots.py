@@ -325,7 +325,6 @@ def test_what_the_model_was_told_is_shown_once_unless_it_was_said_again_or_a_hoo
     assert plain.count("go on") == 2
     assert plain.count("short nap") == 1
     changed = transcript(post_tool=lambda ctx, call, result: ToolResult.text("a changed nap"))
-    assert changed.count("short nap") + changed.count("a changed nap") >= 1
     assert "a changed nap" in changed
 
 

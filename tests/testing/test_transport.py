@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 
 import httpx2
 import pytest
@@ -113,24 +112,6 @@ def test_a_stream_can_end_early_or_break_at_any_byte(chunks):
             for piece in response.iter_raw():
                 seen.append(piece)  # noqa: PERF402
         assert STREAM[:n] == b"".join(seen)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:C11")
-async def test_many_tasks_share_a_transport():
-    """
-    1,000 requests in flight at once, each key twice, each answer its own.
-    """
-    requests = [RecordedRequest("POST", URL, (), json.dumps({"n": n % 500}).encode()) for n in range(1_000)]
-    held = Cassette([Interaction(r, RecordedResponse(200, "OK", (), b"%d" % n)) for n, r in enumerate(requests)])
-
-    async with httpx2.AsyncClient(transport=ReplayTransport(held)) as client:
-        replies = await asyncio.gather(*(client.post(URL, json={"n": n * 7 % 500}) for n in range(1_000)))
-
-    for n, reply in enumerate(replies):
-        assert n * 7 % 500 == int(reply.content) % 500
-    assert 1_000 == len({reply.content for reply in replies})
-    held.assert_all_used()
 
 
 async def test_a_miss_passes_a_gathering_caller_and_is_still_known():

@@ -21,18 +21,15 @@ import pytest
 import vcr
 import vcr.errors
 import yaml
-from vcr.request import Request
 from vcr.serialize import deserialize, serialize
 from vcr.serializers import yamlserializer
 
-from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss, CassetteUnused, RecordTransport, ReplayTransport, vcr_config
 from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
     RecordedResponse,
     dump_cassette,
-    parse_cassette,
 )
 from tests.servers import Quiet, served
 
@@ -110,47 +107,6 @@ def test_our_files_have_vcrpys_shape_and_nothing_where_vcrpy_would_stumble() -> 
     requests, responses = deserialize(data.decode(), yamlserializer)
     assert [json.loads(r.body) if r.body else None for r in requests] == [{"a": "\u00fc"}, None, {"c": 1}]
     assert responses[1]["body"]["string"] == b"\x00\xff"
-    # Why ours stand beside the request and not in it, and never in top-level metadata.
-    inside = yaml.safe_load(data)
-    inside["interactions"][0]["request"]["x_stepengine"] = {}
-    with pytest.raises(TypeError):
-        deserialize(yaml.safe_dump(inside), yamlserializer)
-    assert len(deserialize(yaml.safe_dump({**yaml.safe_load(data), "metadata": {"k": 1}}), yamlserializer)) == 3
-
-
-@pytest.mark.spec("replay:C2", "replay:C1")
-def test_vcrpys_files_are_read_and_ours_are_easier_to_read() -> None:
-    request = Request("POST", URL, b'{"z": "\xc3\xbc", "a": [1, 2]}', {"content-type": "application/json", "x": "1, 2"})
-    response = {
-        "status": {"code": 200, "message": "OK"},
-        "headers": {"set-cookie": ["a", "b"]},
-        "body": {"string": b"\x00\xff"},
-    }
-    empty = Request("GET", URL, "", {})
-    theirs = serialize(
-        {"requests": [request, empty], "responses": [response, {**response, "body": {"string": b""}}]}, yamlserializer
-    )
-    first, second = parse_cassette(theirs.encode(), "theirs.yaml")
-    assert json.loads(first.request.body) == {"z": "\u00fc", "a": [1, 2]}
-    assert [v for n, v in first.response.headers if n == "set-cookie"] == ["a", "b"]
-    assert (first.response.body, second.request.body, second.response.body) == (b"\x00\xff", b"", b"")
-    ours = dump_cassette([first]).decode()
-    assert '"z": "\u00fc"' in ours
-    assert ours.index('"z"') < ours.index('"a"')
-    assert "\u00fc" not in theirs
-
-
-@pytest.mark.spec("replay:C1")
-@pytest.mark.parametrize(
-    "tag", ["!!python/object/apply:os.getcwd []", "!!python/name:os.getcwd ''", "!!python/tuple [1]"]
-)
-def test_a_file_cannot_run_code_here_nor_in_vcrpy(tag: str) -> None:
-    text = f"version: 1\ninteractions:\n- request: {{method: GET, uri: 'https://a.test', headers: {{}}, body: {tag}}}\n  response: {{status: {{code: 200, message: OK}}, headers: {{}}, body: {{string: ''}}}}\n"
-    with pytest.raises(DataError):
-        parse_cassette(text.encode(), "c.yaml")
-    if "tuple" not in tag:
-        with pytest.raises(ValueError, match="problem loading"):
-            deserialize(text, yamlserializer)
 
 
 @pytest.mark.spec("replay:C5")
@@ -270,16 +226,6 @@ def test_what_vcrpy_tells_of_the_machine_we_leave_out(server: str, tmp_path: Pat
     for told in ("user-agent", "x-stainless-os", "x-stainless-runtime-version"):
         assert told in theirs
         assert told not in ours
-
-
-def test_this_vcrpy_records_httpx2_and_its_mode_all_replaces_what_matches(server: str, tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    for mode, held in (("once", 1), ("all", 1), ("new_episodes", 1), ("none", 1)):
-        with vcr.use_cassette(path, record_mode=mode):
-            assert post(f"{server}/ask", "a").json() == {"to": '"a"'}
-        assert len(Cassette.load(path)) == held
-    with vcr.use_cassette(path, record_mode="once"), pytest.raises(vcr.errors.CannotOverwriteExistingCassetteException):
-        post(f"{server}/other", "b")
 
 
 @pytest.mark.spec("replay:V19")
@@ -450,8 +396,6 @@ FORM = "application/x-www-form-urlencoded"
     ("kind", "body"),
     [
         (FORM.title(), f"password={CANARY}"),
-        (FORM, f"user[password]={CANARY}"),
-        (FORM, f"password_confirmation={CANARY}"),
         (FORM, f"grant_type=jwt-bearer&assertion={CANARY}"),
         ("application/json", f'\ufeff{{"password": "{CANARY}"}}'),
         ("application/json", f'\n  {{"password": "{CANARY}"}}'),
