@@ -17,6 +17,13 @@ if importlib.util.find_spec("pydantic_monty") is not None:
     first.close()
 
 
+@pytest.fixture
+def sandbox() -> Iterator[MontySandbox]:
+    made = MontySandbox(2)
+    yield made
+    made.close()
+
+
 @pytest.fixture(autouse=True)
 def workers() -> Iterator[None]:
     """Workers live as long as their process; a test leaves none behind."""

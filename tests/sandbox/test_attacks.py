@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel
+from tests.scripts import load_script
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
@@ -28,12 +28,7 @@ from stepengine.sandbox.untrusted_handlers import load_source
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
-_spec = importlib.util.spec_from_file_location("attacks", Path(__file__).with_name("attacks.py"))
-assert _spec is not None
-assert _spec.loader is not None
-attacks: Any = importlib.util.module_from_spec(_spec)
-sys.modules["attacks"] = attacks
-_spec.loader.exec_module(attacks)
+attacks = load_script(Path(__file__).with_name("attacks.py"))
 
 BOUNDS = ProgramLimits(seconds=10.0, memory=32 * 1024 * 1024)
 ENDLESS = ProgramLimits(seconds=0.5, memory=32 * 1024 * 1024)
@@ -99,13 +94,6 @@ def denied() -> str:
 HELPER = AgentDefinition("helper", description="It helps.")
 ADMIN = AgentDefinition("admin", tools=[danger])
 RULES = Policy([Rule.allow_tool("*"), Rule.deny_tool("denied", "Nobody may.")])
-
-
-@pytest.fixture
-def sandbox() -> Iterator[MontySandbox]:
-    made = MontySandbox(2)
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -300,11 +288,3 @@ async def test_handlers_that_compute_for_ever_leave_the_workers_to_the_others(sa
 
     assert [n for n in range(50) if n % 5] == [r.output for r in results if r.status == "completed"]
     assert [attacks.LONG.kind] * 10 == [type(r.error).__name__ for r in results if r.status == "failed"]
-
-
-@pytest.mark.spec("programs:PG42")
-def test_there_are_two_hundred_attacks_and_each_has_its_own_name() -> None:
-    ids = [one.id for one in attacks.ATTACKS]
-
-    assert len(ids) == len(set(ids))
-    assert len(ids) >= 200

@@ -17,7 +17,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, code_mode
-from stepengine.sandbox.check_workers import CheckWorkers
 from stepengine.sandbox.program_checks import LIMITS, MOST_FUNCTIONS, MOST_SCOPES
 from stepengine.sandbox.untrusted_handlers import load_source
 from tests.waits import until_async as until
@@ -193,23 +192,16 @@ async def stopped(sandbox: MontySandbox, *codes: str) -> float:
 
 
 @pytest.mark.spec("programs:PG21", "programs:PG43")
-async def test_a_run_that_is_stopped_ends_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codes", [[SLOW], [SLOW, SLOW + "\n"]], ids=["one", "one that waits for a worker"])
+async def test_a_run_that_is_stopped_ends_its_check(codes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # A check that ended by itself would end at no time of this test.
     monkeypatch.setitem(LIMITS, "max_turn_duration_secs", 3_000.0)
     sandbox = MontySandbox(1)
-    await stopped(sandbox, SLOW)
+    await stopped(sandbox, *codes)
     answer = await answer_of("2 + 2", sandbox)
     sandbox.close()
 
     assert answer == "4"
-
-
-@pytest.mark.spec("programs:PG43")
-async def test_runs_that_wait_for_a_check_worker_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIMITS, "max_turn_duration_secs", 3_000.0)
-    sandbox = MontySandbox(1)
-    await stopped(sandbox, SLOW, SLOW + "\n")
-    sandbox.close()
 
 
 @pytest.mark.speed
@@ -228,7 +220,9 @@ def test_a_signal_that_was_given_before_ends_what_begins_later() -> None:
 
     signal, ended = StopSignal(), list[str]()
     with signal.ending(lambda: ended.append("first")):
-        threading.Thread(target=signal.send).run()
+        sender = threading.Thread(target=signal.send)
+        sender.start()
+        sender.join()
     with signal.ending(lambda: ended.append("second")):
         pass
     signal.send()
@@ -237,10 +231,9 @@ def test_a_signal_that_was_given_before_ends_what_begins_later() -> None:
     assert signal.is_sent
 
 
-def test_a_pool_that_was_closed_starts_again() -> None:
+async def test_a_pool_that_was_closed_starts_again() -> None:
     sandbox = MontySandbox(1)
-    workers = CheckWorkers(sandbox._start_check_pool, 1)
-    for _ in range(2):
-        with workers.checkout() as session:
-            assert session.feed_run("1 + 1") == 2
-        workers.close()
+    for number in range(2):
+        assert await answer_of(f"{number} + 1", sandbox) == f"{number + 1}"
+        sandbox.checks.close()
+    sandbox.close()

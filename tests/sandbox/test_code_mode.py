@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import sys
 import textwrap
@@ -641,9 +640,6 @@ def test_code_mode_is_told_what_programs_may_call() -> None:
     for wrong in (code_mode, lambda: code_mode(len), lambda: code_mode(*Ledger().tools, agents=["x"])):
         with pytest.raises(DefinitionError):
             wrong()
-    for field in ("calls", "seconds", "memory", "printed", "value"):
-        with pytest.raises(DefinitionError, match=field):
-            ProgramLimits(**{field: 0})
 
 
 # --- replays and crashes ----------------------------------------------------------------------------------------------
@@ -739,42 +735,6 @@ def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp
     assert [*range(11), 11, *range(11, 20)] == [int(line) for line in log.read_text().split()]
 
 
-def generated(rng: random.Random, depth: int = 0) -> list[str]:
-    """Return the lines of a random program over ``price``, ``book`` and ``fails``."""
-    lines: list[str] = []
-    for _ in range(rng.randint(1, 4)):
-        name, item = f"v{rng.randint(0, 3)}", "x" * rng.randint(1, 5)
-        kind = rng.choice(["call", "gather", "print", "try", "loop", "sum", "nested"])
-        if kind == "call":
-            lines.append(f"{name} = await price({item!r})")
-        elif kind == "gather":
-            calls = ", ".join([f"price({item * n!r})" for n in range(1, rng.randint(2, 5))])
-            lines.append(f"{name} = sum(await asyncio.gather({calls}))")
-        elif kind == "print":
-            lines.append(f"print({item!r}, {name})")
-        elif kind == "sum":
-            lines.append(f"{name} += len(await book({item!r}, at={name}))")
-        elif kind == "try":
-            lines += [
-                "try:",
-                f"    await fails({item!r})",
-                "except ToolError as error:",
-                f"    {name} += len(str(error))",
-            ]
-        elif kind == "loop" and depth < 2:
-            lines += [
-                f"for step{depth} in range({rng.randint(1, 3)}):",
-                *["    " + line for line in generated(rng, depth + 1)],
-            ]
-        elif kind == "nested" and depth < 2:
-            lines += [
-                f"async def work{depth}(n):",
-                f"    return n + await price({item!r})",
-                f"{name} = sum(await asyncio.gather(work{depth}(1), work{depth}(2)))",
-            ]
-    return lines or ["pass"]
-
-
 @pytest.mark.spec("programs:PG22")
 async def test_programs_that_a_handler_sends_at_once_run_or_are_refused(tmp_path: Path) -> None:
     """They share a session, in which one runs at a time; a replay comes to the same."""
@@ -799,35 +759,9 @@ async def test_programs_that_a_handler_sends_at_once_run_or_are_refused(tmp_path
     texts = result.unwrap()
     assert again.output == texts
     assert "2" == texts[-1]
-    for number, said in enumerate(texts[:-1], 1):
-        assert said == f"{3 * number}" or "another program of this run has not ended" in said
-    assert any(said.isdecimal() for said in texts[:-1])
-
-
-@pytest.mark.spec("programs:PG22", "programs:PG26")
-@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.deep)])
-@pytest.mark.deep
-async def test_random_programs_are_cut_resumed_and_replayed_equal(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + (20 if not first else 180)):
-        rng, ledger = random.Random(seed), Ledger()
-        lines = ["import asyncio", "v0 = v1 = v2 = v3 = 1", *generated(rng), "[v0, v1, v2, v3]"]
-        agent, path = analyst(ledger), tmp_path / f"{seed}.jsonl"
-        # What a process leaves that ends is looked at, no power is cut: nothing waits for the disk.
-        whole = await ran(agent, "\n".join(lines), journal=FileJournal(path, sync="write"))
-        assert ["ok"] == [one.result.status for one in whole.tool_calls], (seed, said(whole))
-        before = +ledger.done
-        records = path.read_bytes().splitlines(keepends=True)
-        cut, copy = rng.randint(3, len(records)), tmp_path / f"{seed}-cut.jsonl"
-        copy.write_bytes(b"".join(records[:cut]))
-        held = (left := FileJournal(copy, sync="write")).history()
-        answered = any(i.type == "model_call" and a in held.results for a, i in held.intents.items())
-        ledger.done.clear()
-        replies = [*programs("\n".join(lines)), text("end")]
-        async with Engine([agent], models=ScriptedModel(replies[1:] if answered else replies)) as engine:
-            result = await engine.resume(left, in_doubt="retry") if cut < len(records) else whole
-            assert cut == len(records) or result == await engine.replay(left)
-        assert said(whole) == said(result), seed
-        assert ledger.done <= before, seed
+    for number, answer in enumerate(texts[:-1], 1):
+        assert answer == f"{3 * number}" or "another program of this run has not ended" in answer
+    assert any(answer.isdecimal() for answer in texts[:-1])
 
 
 # --- stepping ---------------------------------------------------------------------------------------------------------

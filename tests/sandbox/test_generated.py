@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ MANY = int(os.environ.get("STEPENGINE_TESTS_PROGRAMS", "80"))
 PARTS = 8
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
-
-
-@pytest.fixture
-def sandbox() -> Iterator[MontySandbox]:
-    made = MontySandbox(2)
-    yield made
-    made.close()
 
 
 async def expect_nothing_to_show(seed: int, sandbox: MontySandbox, folder: Path) -> None:

@@ -270,24 +270,6 @@ def fitting(schema, root, depth=0):
             return JSON
 
 
-@pytest.mark.spec("programs:PG40")
-@pytest.mark.parametrize("text", CLASSES.values(), ids=CLASSES)
-def test_the_same_values_fit_as_fit_pydantics_schema(text, monkeypatch):
-    found = read(HEAD + text)
-    module = made(HEAD + text, monkeypatch)
-    pairs = [(JsonSchema("x", one.json_schema), of_pydantic(module[name])) for name, one in found.items()]
-    pairs = [(mine, JsonSchema("y", theirs), fitting(theirs, theirs)) for mine, theirs in pairs]
-
-    @settings(max_examples=8, deadline=None)
-    @given(st.data())
-    def check(data):
-        for mine, theirs, drawn in pairs:
-            value = data.draw(drawn | JSON)
-            assert (not theirs.issues(value)) == (not mine.issues(value)), value
-
-    check()
-
-
 # Beside the other measure, which is of schemas: JSON Schema checks no formats, takes `1.0` for whole, and says of the length of
 # a union only what holds of texts.
 STRICT = ["plain types", "lists", "tuples", "objects", "literals", "unions", "unions of anything", "texts with bounds", "lists with bounds", "inside of lists",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,23 +27,10 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, code_mode, program_tool
+from stepengine.sandbox import MontySandbox, code_mode
 from stepengine.sandbox.sessions import CallAnswer
 
 pytestmark = [pytest.mark.anyio]
-
-# What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
-first = MontySandbox(1)
-first.open((), seconds=1, memory=1 << 26, printed=10, seed=1).feed("1", datetime(2026, 1, 1, tzinfo=UTC))
-first.close()
-
-
-@pytest.fixture(autouse=True)
-def workers() -> Iterator[None]:
-    """Workers live as long as their process; a test leaves none behind."""
-    yield
-    for sandbox in program_tool._SHARED:
-        sandbox.close()
 
 
 @tool(category="read")
@@ -431,7 +417,8 @@ async def test_variables_that_cannot_be_shown_harm_neither_the_look_nor_the_run(
 def test_a_session_whose_program_waits_tells_no_variables_and_goes_on() -> None:
     """The sandbox has none to tell then."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    session = first.open(("price",), seconds=1, memory=1 << 26, printed=100, seed=1)
+    sandbox = MontySandbox(1)
+    session = sandbox.open(("price",), seconds=1, memory=1 << 26, printed=100, seed=1)
     try:
         session.feed("a = 1", now)
         before = session.variables(["a"])
@@ -441,7 +428,7 @@ def test_a_session_whose_program_waits_tells_no_variables_and_goes_on() -> None:
         assert [before, meanwhile, session.variables(["a"])] == [{"a": "1"}, {}, {"a": "5"}]
     finally:
         session.close()
-        first.close()
+        sandbox.close()
 
 
 AGENT = '''
