@@ -9,6 +9,7 @@ place of a script there may be a function of the request's body that gives one.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -158,3 +159,30 @@ def served(*answers: Answer | Callable[[bytes], Answer]) -> Iterator[FaultServer
     finally:
         done.set()
         thread.join()
+
+
+class Rule:
+    """
+    A server with rules: each body is kept, and refused with the words of the first rule that it breaks.
+
+    Args:
+        replies: What it answers to bodies that keep the rules, the last one for ever; bytes, or the events of a stream.
+        rules: Give the words of a refusal, or nothing.
+    """
+
+    def __init__(self, *replies: Any, rules: tuple[Callable[[dict[str, Any]], str | None], ...] = ()) -> None:
+        self.replies = list(replies)
+        self.rules = rules
+        self.bodies: list[dict[str, Any]] = []
+        self.refused: list[str] = []
+
+    def __call__(self, body: bytes) -> Answer:
+        data = json.loads(body)
+        self.bodies.append(data)
+        for rule in self.rules:
+            if words := rule(data):
+                self.refused.append(words)
+                problem = {"type": "invalid_request_error", "code": None, "message": words}
+                return json_answer(json.dumps({"type": "error", "error": problem}).encode(), 400)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        return json_answer(reply) if isinstance(reply, bytes) else sse(*reply, "fin")

@@ -195,8 +195,6 @@ STATUSES = [
     (429, "rate_limit_error", True, "reliability:MP10"),
     (429, "insufficient_quota", False, "reliability:MP11"),
     (500, "api_error", True, "reliability:MP12"),
-    (502, "api_error", True, "reliability:MP12"),
-    (503, "api_error", True, "reliability:MP12"),
     (504, "timeout_error", True, "reliability:MP12"),
     (529, "overloaded_error", True, "reliability:MP12"),
 ]
@@ -293,12 +291,6 @@ async def test_the_provider_s_own_word_on_retrying_wins(wire, status, word):
         (400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum"),
         (413, "request_too_large", "Request exceeds the maximum size"),
         (400, "context_length_exceeded", "Your input is too long."),
-        (400, "BadRequestError", "This model's maximum context length is 4096 tokens. However, you requested 5000."),
-        (
-            400,
-            "INVALID_ARGUMENT",
-            "The input token count (1048577) exceeds the maximum number of tokens allowed (1048576).",
-        ),
         (400, "exceed_context_size_error", "the request exceeds the available context size"),
     ],
 )
@@ -376,7 +368,7 @@ async def test_a_reply_that_the_output_limit_cut_keeps_the_raw_text_of_its_last_
     said = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4}')], "max_tokens")
     streaming, _ = await asked(wire, sse(*wire.stream(*said), "fin"))
     whole, _ = await asked(wire, json_answer(wire.reply(*said)), stream=False)
-    assert streaming == whole or streaming.content == whole.content
+    assert streaming.content == whole.content
     first, last = streaming.tool_calls
     assert streaming.stop_reason is StopReason.MAX_TOKENS
     assert (first.raw_input, last.raw_input) == (None, '{"a":4}')

@@ -25,7 +25,6 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import FileJournal
 from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIChatProvider, OpenAIProvider
-from stepengine.models.google import transport
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel
 from tests.faults.batch_server import BatchServer
@@ -236,27 +235,6 @@ def test_a_provider_without_batches_is_refused_before_anything_is_asked(
     with pytest.raises(ModelError, match="takes no batches; anthropic, openai and google do"):
         batched.check("groq/llama")
     assert not (tmp_path / "batches.db").exists()
-
-
-@pytest.mark.parametrize("path", ["models/gemini-2.5-flash:batchGenerateContent", "batches/b-1"])
-async def test_batches_of_google_go_to_the_address_that_the_sdk_builds(path: str) -> None:
-    import httpx2
-    from google import genai
-
-    seen: list[Any] = []
-
-    def answer(request: Any) -> Any:
-        seen.append((request.method, str(request.url), request.headers["x-goog-api-key"], request.content))
-        return httpx2.Response(200, json={})
-
-    http_client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    clients = transport.create_clients(genai, {"api_key": "k"}, "https://g.test", None, http_client)
-    is_get = path.startswith("batches")
-    response = await transport.post(clients, path, None if is_get else b"{}", {})
-    await response.aclose()
-    await http_client.aclose()
-
-    assert [("GET" if is_get else "POST", f"https://g.test/v1/{path}", "k", b"" if is_get else b"{}")] == seen
 
 
 # --- a process that dies ----------------------------------------------------------------------------------------------

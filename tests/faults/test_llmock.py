@@ -252,4 +252,5 @@ async def test_among_random_faults_every_run_ends_and_every_request_is_counted(w
     assert asked == sum(map(attempts_in, journals))
     assert sum(result.usage.requests for result in results) < asked
     assert asked > 2 * RUNS
-    assert all([call.result.text for call in r.tool_calls] for r in results if r.status is RunStatus.COMPLETED)
+    completed = [result for result in results if result.status is RunStatus.COMPLETED]
+    assert all(call.result.text for result in completed for call in result.tool_calls)

@@ -23,6 +23,7 @@ from stepengine import (
     UserMessage,
 )
 from stepengine.data.messages import AssistantMessage
+from stepengine.data.models import TextChunk
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, InputError, ModelError
 from stepengine.journal import MemoryJournal
@@ -37,7 +38,8 @@ from stepengine.models import (
     file_part,
 )
 from tests.faults.media_server import DOCX, MediaServer, media_server
-from tests.faults.scripts import chat_reply, google_chunk
+from tests.faults.scripts import chat_reply, chunk, google_chunk
+from tests.faults.server import fault_server, sse
 
 pytestmark = pytest.mark.anyio
 
@@ -252,19 +254,13 @@ async def test_sound_that_a_chat_model_makes_is_a_part_and_its_words_are_the_tex
     if streamed:
         halves = [{"id": "audio_1", "data": base64.b64encode(WAV[:5]).decode(), "transcript": "It is"}]
         halves += [{"data": base64.b64encode(WAV[5:]).decode(), "transcript": " five.", "expires_at": 9}]
-        from stepengine.models._failures import RequestLabel
-        from stepengine.models.keys import Credentials
-        from stepengine.models.openai_chat.decode import ChatAccumulator
-
-        reading = ChatAccumulator(
-            RequestLabel(provider="openai_chat", model="m", credentials=Credentials(None, "")), "m", None
-        )
-        deltas = []
-        for half in halves:
-            deltas += reading.event("", json.dumps({"choices": [{"index": 0, "delta": {"audio": half}}]}).encode())
-        reading.event("", json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}).encode())
-        reply = reading.finish(b"")
-        assert "".join([delta.text for delta in deltas]) == "It is five."
+        events = [*[chunk({"audio": half}) for half in halves], chunk({}, "stop"), b"data: [DONE]\n\n"]
+        async with fault_server(sse(*events, "fin")) as faulty:
+            provider = OpenAIChatProvider("openrouter", "k", base_url=faulty.url)
+            deltas = [delta async for delta in provider.stream(request("openrouter"))]
+            await provider.close()
+        reply = deltas[-1].reply
+        assert "".join([delta.text for delta in deltas if isinstance(delta, TextChunk)]) == "It is five."
     else:
         whole["choices"][0]["message"]["audio"] = sound
         async with served(json.dumps(whole).encode()) as (server, models):

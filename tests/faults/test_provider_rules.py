@@ -28,7 +28,7 @@ from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider, fallba
 from stepengine.models._failures import OVERFLOW, RequestLabel, error_from_body
 from stepengine.models.keys import Credentials
 from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
-from tests.faults.server import Answer, fault_server, json_answer, sse
+from tests.faults.server import Answer, Rule, fault_server, json_answer, sse
 
 pytestmark = pytest.mark.anyio
 
@@ -67,22 +67,10 @@ async def ran(name: str, model: str, provider: Any, **fields: Any) -> Any:
 # --- the order of messages ------------------------------------------------------------------------------------------
 
 
-class Mistral:
-    """Refuses a message of the user after a result, as the service does (code 3230)."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-
-    def __call__(self, body: bytes) -> Answer:
-        data = json.loads(body)
-        self.bodies.append(data)
-        roles = [message["role"] for message in data["messages"]]
-        if ("tool", "user") in itertools.pairwise(roles):
-            problem = {"type": "invalid_request_message_order", "code": "3230"}
-            return json_answer(
-                json.dumps({"message": "Unexpected role 'user' after role 'tool'", **problem}).encode(), 400
-            )
-        return json_answer(chat_reply(*(CALL if len(self.bodies) == 1 else SAID)))
+def user_after_tool(body: dict[str, Any]) -> str | None:
+    """Refuse a message of the user after a result, as Mistral does (code 3230)."""
+    roles = [message["role"] for message in body["messages"]]
+    return "Unexpected role 'user' after role 'tool'" if ("tool", "user") in itertools.pairwise(roles) else None
 
 
 @pytest.mark.spec("ecosystem:EC111", "providers:PV34")
@@ -95,7 +83,7 @@ class Mistral:
     ],
 )
 async def test_a_step_prompt_and_an_image_after_a_result_are_taken_by_mistral(name, model):
-    rule = Mistral()
+    rule = Rule(chat_reply(*CALL), chat_reply(*SAID), rules=(user_after_tool,))
     async with fault_server(rule) as server:
         provider = OpenAIChatProvider(name, api_key="k", base_url=server.url)
         result = await ran(name, model, provider, step_prompt="Go on.")
@@ -107,35 +95,29 @@ async def test_a_step_prompt_and_an_image_after_a_result_are_taken_by_mistral(na
 
 @pytest.mark.spec("providers:PV34")
 async def test_no_word_is_put_between_where_the_server_takes_both():
-    bodies: list[Any] = []
-
-    def answer(body: bytes) -> Answer:
-        bodies.append(json.loads(body))
-        return json_answer(chat_reply(*(CALL if len(bodies) == 1 else SAID)))
-
-    async with fault_server(answer) as server:
+    async with fault_server(rule := Rule(chat_reply(*CALL), chat_reply(*SAID))) as server:
         provider = OpenAIChatProvider("groq", api_key="k", base_url=server.url)
         await ran("groq", "llama", provider, step_prompt="Go on.")
-    assert [message["role"] for message in bodies[-1]["messages"]] == ["user", "assistant", "tool", "user"]
+    assert [message["role"] for message in rule.bodies[-1]["messages"]] == ["user", "assistant", "tool", "user"]
 
 
-class Responses:
+class Responses(Rule):
     """Refuses reasoning without the item that it was for, as the service does; *strict* refuses all reasoning."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        self.inputs: list[list[dict[str, Any]]] = []
+        super().__init__(OPENAI.reply(*SAID), rules=(self.problem,))
         self.strict = strict
 
-    def __call__(self, body: bytes) -> Answer:
-        items = json.loads(body)["input"]
-        self.inputs.append(items)
+    @property
+    def inputs(self) -> list[list[dict[str, Any]]]:
+        return [body["input"] for body in self.bodies]
+
+    def problem(self, body: dict[str, Any]) -> str | None:
+        items = body["input"]
         for item, after in zip(items, [*items[1:], {}], strict=True):
             if item.get("type") == "reasoning" and (self.strict or not after.get("id")):
-                words = f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
-                return json_answer(
-                    json.dumps({"error": {"type": "invalid_request_error", "message": words}}).encode(), 400
-                )
-        return json_answer(OPENAI.reply(*SAID))
+                return f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
+        return None
 
 
 OWN = {"provider": "openai", "model": "gpt-5"}
@@ -187,7 +169,6 @@ TWICE = {
     "forced_thinking": "Thinking may not be enabled when tool_choice forces tool use.",
     "unknown_field": "Unknown parameter: 'input[1].action.sources'.",
     "dangling_reasoning": "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
-    "invalid_signature": "The encrypted content could not be verified: encrypted_content",
 }
 
 
@@ -209,19 +190,16 @@ async def test_a_refusal_with_a_way_out_has_a_word_and_is_worth_one_more_try(kin
 @pytest.mark.spec("providers:PV107", "providers:PV28")
 async def test_an_item_without_its_reasoning_goes_without_the_id_that_asks_for_it():
     """The other way round: a text of a reply whose reasoning a context policy took out."""
-    inputs: list[list[dict[str, Any]]] = []
 
-    def answer(body: bytes) -> Answer:
-        inputs.append(json.loads(body)["input"])
-        if any(item.get("id") == "msg_1" for item in inputs[-1]):
-            words = "Item 'msg_1' of type 'message' was provided without its required 'reasoning' item: 'rs_1'."
-            return json_answer(OPENAI.error("invalid_request_error", words), 400)
-        return json_answer(OPENAI.reply(*SAID))
+    def named(body: dict[str, Any]) -> str | None:
+        words = "Item 'msg_1' of type 'message' was provided without its required 'reasoning' item: 'rs_1'."
+        return words if any(item.get("id") == "msg_1" for item in body["input"]) else None
 
-    result = await went_on(answer, TextPart("kept", provider_data={**OWN, "id": "msg_1"}))
+    rule = Rule(OPENAI.reply(*SAID), rules=(named,))
+    result = await went_on(rule, TextPart("kept", provider_data={**OWN, "id": "msg_1"}))
     assert result.unwrap() == "It is five."
-    assert len(inputs) == 2
-    assert "kept" in json.dumps(inputs[1])
+    assert len(rule.bodies) == 2
+    assert "kept" in json.dumps(rule.bodies[1]["input"])
 
 
 @pytest.mark.spec("providers:PV28")
@@ -274,7 +252,7 @@ ALWAYS = ("claude-fable-5", "claude-mythos-5-2")
 MOST = {"claude-opus-4-6": 128_000, "claude-sonnet-4-5": 64_000, "claude-opus-4-1": 32_000, "claude-3-haiku-x": 4_096}
 
 
-class Claude:
+class Claude(Rule):
     """
     Refuses what the models refuse: a number of tokens, "disabled", demanded calls beside thinking, too large limits.
 
@@ -282,7 +260,7 @@ class Claude:
     """
 
     def __init__(self, *, strict: bool = False, window: int = 10**6) -> None:
-        self.bodies: list[dict[str, Any]] = []
+        super().__init__(ANTHROPIC.reply(*SAID), rules=(self.problem,))
         self.strict, self.window = strict, window
 
     def problem(self, data: dict[str, Any]) -> str | None:
@@ -307,13 +285,6 @@ class Claude:
     def thinks(data: dict[str, Any]) -> bool:
         always = data["model"] in ALWAYS or (data["model"] == "claude-sonnet-5" and "thinking" not in data)
         return always or (data.get("thinking") or {}).get("type") in {"adaptive", "enabled"}
-
-    def __call__(self, body: bytes) -> Answer:
-        data = json.loads(body)
-        self.bodies.append(data)
-        if problem := self.problem(data):
-            return json_answer(ANTHROPIC.error("invalid_request_error", problem), 400)
-        return json_answer(ANTHROPIC.reply(*SAID))
 
 
 async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **settings: Any) -> Any:

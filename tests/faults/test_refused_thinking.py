@@ -12,7 +12,6 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from tests.faults.scripts import WIRES, Wire
 from tests.faults.server import fault_server, json_answer
-from tests.faults.test_adapters import streamed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
 
@@ -67,20 +66,6 @@ async def test_after_a_refused_signature_the_next_attempt_leaves_the_thinking_ou
     assert b"answer" in second
     ask = ModelRequest(wire.model, messages=history)
     assert await twice(wire, refused, request=ask) == [("invalid_signature", True), ("invalid_signature", False)]
-
-
-@pytest.mark.spec("reliability:MP60")
-async def test_a_stream_that_is_refused_for_its_signatures_is_tried_once_more_too(wire):
-    refused = json_answer(wire.error("invalid_request_error", "Invalid signature"), 400)
-    async with fault_server(refused) as server:
-        provider = wire.make(server.url)
-        request, found = wire.request(), []
-        for _ in range(2):
-            with pytest.raises(ModelError) as caught:
-                await streamed(provider, request)
-            found.append(caught.value.retryable)
-        await provider.close()
-    assert found == [True, False]
 
 
 @pytest.mark.spec("ecosystem:EC97", "ecosystem:EC109")

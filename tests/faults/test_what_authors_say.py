@@ -6,7 +6,6 @@ output, caching, server tools. A whole run keeps the rules, or the server refuse
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -28,7 +27,7 @@ from stepengine.models import (
     WebSearch,
 )
 from tests.faults.scripts import ANTHROPIC, CHAT, GOOGLE, RESPONSES, WIRES, chat_reply, google_chunk
-from tests.faults.server import Answer, fault_server, json_answer, sse
+from tests.faults.server import Rule, fault_server
 
 pytestmark = pytest.mark.anyio
 
@@ -46,33 +45,6 @@ MAP = {"type": "object", "additionalProperties": {"type": "string"}}
 def look(at: str) -> str:
     """Look at something."""
     return f"saw {at}"
-
-
-class Rule:
-    """
-    A server with rules: each body is kept, and refused with the words of the first rule that it breaks.
-
-    Args:
-        replies: What it answers to bodies that keep the rules, the last one for ever; bytes, or the events of a stream.
-        rules: Give the words of a refusal, or nothing.
-    """
-
-    def __init__(self, *replies: Any, rules: tuple[Callable[[dict[str, Any]], str | None], ...] = ()) -> None:
-        self.replies = list(replies)
-        self.rules = rules
-        self.bodies: list[dict[str, Any]] = []
-        self.refused: list[str] = []
-
-    def __call__(self, body: bytes) -> Answer:
-        data = json.loads(body)
-        self.bodies.append(data)
-        for rule in self.rules:
-            if words := rule(data):
-                self.refused.append(words)
-                problem = {"type": "invalid_request_error", "code": None, "message": words}
-                return json_answer(json.dumps({"type": "error", "error": problem}).encode(), 400)
-        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        return json_answer(reply) if isinstance(reply, bytes) else sse(*reply, "fin")
 
 
 @pytest.fixture(autouse=True)
