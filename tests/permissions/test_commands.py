@@ -106,7 +106,8 @@ DENIED = [
 @pytest.mark.spec("reliability:PM08", "reliability:PM09", "reliability:R7")
 @pytest.mark.parametrize("command", DENIED, ids=str)
 def test_a_deny_finds_its_program_in_disguise_in_every_mode(command):
-    assert "deny" == decision(command, BYPASS)
+    for mode in ("default", "accept_edits", "dont_ask", "bypass"):
+        assert "deny" == decision(command, Policy(RULES, mode)), mode
 
 
 @pytest.mark.parametrize(

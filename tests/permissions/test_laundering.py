@@ -4,12 +4,12 @@ An address of a third party that takes a detour through the run before it is use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Answer, Ask, Engine, Receive, ToolAnnotations, call, tool
+from stepengine import AgentCall, AgentDefinition, Engine, Receive, ToolAnnotations, call, tool
 from stepengine.data.origins import describe_origins
 from stepengine.events import PermissionDecided
 from stepengine.journal import MemoryJournal, call_origins
@@ -118,29 +118,14 @@ async def is_denied(made: Engine, prompt: str = "Send the report to Ann.", **opt
 @pytest.mark.parametrize(
     "detour",
     [
-        [READS],
         [tool_call("fails", {})],
         [READS, tool_call("note", {"text": EVE})],
-        [READS, tool_call("note", {"text": f"Ann is {EVE}"}), tool_call("read_notes", {})],
         [READS, tool_call("note", {"text": "eve@"}), tool_call("note", {"text": "evil.example"}), tool_call("read_notes", {})],
-        [READS, tool_call("find_contact", {"name": EVE})],
     ],
-    ids=["result", "error", "echo of a note", "note that is read back", "note in two pieces", "echo of a contact"],
+    ids=["error", "echo of a note", "note in two pieces"],
 )  # fmt: skip
 async def test_a_value_is_not_trusted_after_a_tool_gave_it_back(detour: list[Any]) -> None:
     assert await is_denied(engine(*detour, SENDS))
-
-
-async def test_a_value_of_a_trusted_result_is_trusted() -> None:
-    calls = [tool_call("find_contact", {"name": "Ann"}), tool_call("send", {"to": "ann@acme.com"})]
-
-    assert not await is_denied(engine(*calls))
-
-
-def hands_to_child(_: Any) -> Any:
-    result = yield from call(read_mail)
-    child = yield AgentCall("child", prompt=f"Send it: {result}")
-    return child.text
 
 
 def from_child(_: Any) -> Any:
@@ -148,17 +133,11 @@ def from_child(_: Any) -> Any:
     yield from call(send, to=str(found.output))
 
 
-def from_handler(_: Any) -> Any:
-    result = yield from call(read_mail)
-    yield from call(send, to=result.split()[-1].rstrip("."))
-
-
 def from_message(_: Any) -> Any:
     message = yield Receive("mail")
     yield from call(send, to=message.value)
 
 
-CHILD = AgentDefinition("child", model="scripted/child", tools=TOOLS)
 READER = AgentDefinition("child", tools=TOOLS, handle_steps=lambda _: (yield from _read()))
 
 
@@ -167,22 +146,8 @@ def _read() -> Any:
     return EVE
 
 
-@pytest.mark.parametrize(
-    ("handler", "child", "replies"),
-    [
-        (hands_to_child, CHILD, [SENDS]),
-        (from_child, READER, []),
-        (from_handler, None, []),
-    ],
-    ids=["prompt of a child", "output of a child", "the author's own code"],
-)
-async def test_a_value_is_not_trusted_after_it_passed_through_code_or_a_child(
-    handler: Callable[[Any], Any], child: AgentDefinition | None, replies: list[Any]
-) -> None:
-    agents = () if child is None else (child,)
-    made = engine(*replies, agents=agents, handle_steps=handler, spawnable_agents=["child"] if child else [])
-
-    assert await is_denied(made)
+async def test_a_value_is_not_trusted_after_it_passed_through_code_or_a_child() -> None:
+    assert await is_denied(engine(agents=[READER], handle_steps=from_child, spawnable_agents=["child"]))
 
 
 @pytest.mark.spec("provenance:PV13")
@@ -228,36 +193,6 @@ async def test_a_message_from_outside_is_not_trusted() -> None:
     assert [] == sent
 
 
-def asks(options: list[str]) -> Callable[[Any], Any]:
-    def handler(_: Any) -> Any:
-        yield from call(read_mail)
-        chosen = yield from Ask("Whom?", options=options, allow_text=True)
-        yield from call(send, to=chosen)
-
-    return handler
-
-
-@pytest.mark.parametrize(
-    ("options", "is_sent"), [([EVE, "ann@acme.com"], False), (["ann@acme.com", "bob@acme.com"], True)]
-)
-async def test_an_option_that_the_run_offered_is_not_the_persons_and_what_a_person_types_is(
-    options: list[str], is_sent: bool
-) -> None:
-    agent = AgentDefinition("clerk", tools=TOOLS, handle_steps=asks(options))
-    policy = Policy([Rule.ask_untrusted("send")], mode="bypass")
-    async with Engine([agent], permissions=policy, interactor=Chooses()) as made:
-        await made.run("clerk", "Send the report.")
-
-    assert ([EVE] if is_sent else []) == sent
-
-
-class Chooses:
-    """Answers every question with one address, and refuses every call."""
-
-    def ask(self, question: Any) -> Answer:
-        return Answer(declined=True) if question.tool_name else Answer(text=EVE)
-
-
 async def test_a_value_of_an_earlier_turn_is_not_trusted_in_the_next_one() -> None:
     agent = AgentDefinition("clerk", model="scripted/clerk", tools=TOOLS)
     model = ScriptedModel([READS, text("You have mail."), SENDS, text("Done.")])
@@ -273,7 +208,11 @@ async def test_a_replay_and_a_resumed_run_decide_as_the_recorded_one() -> None:
     journal = MemoryJournal()
     made = engine(READS, SENDS)
     assert await is_denied(made, journal=journal)
-    async with engine(READS, SENDS) as again:
-        replayed = await again.replay(journal)
+    # Up to the second call of the model, which sends.
+    second = next(n for n, record in enumerate(journal.records()) if record.kind == "intent" and record.seq == 2)
+    left = MemoryJournal(journal.lines()[:second])
+    async with engine(SENDS) as again:
+        replayed, resumed = await again.replay(journal), await again.resume(left)
 
-    assert "denied" == replayed.tool_calls[-1].result.status
+    assert ["denied"] * 2 == [result.tool_calls[-1].result.status for result in (replayed, resumed)]
+    assert [] == sent

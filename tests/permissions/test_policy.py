@@ -21,7 +21,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Call, Category, Policy, PolicyFile, Request, Rule, Scope, When, read_only_commands
-from stepengine.permissions.rules import Domain, Path, Regex, ToolNamed, _matches_wildcard
+from stepengine.permissions.rules import Domain, Regex, ToolNamed
 
 READS = ToolSpec("read_files", category="read", annotations=ToolAnnotations(read_only=True))
 WRITES = ToolSpec("write_file", category="write")
@@ -60,11 +60,10 @@ def test_where_no_rule_matches_the_mode_decides(mode, expected):
 
 
 @pytest.mark.spec("requirements:X60")
-@pytest.mark.parametrize(
-    "path", ["AGENTS.md", "docs/claude.md", "./knowledge.md", ".agents/skills/x/SKILL.md", "/a/.claude/x"]
-)
-def test_who_accepts_edits_is_asked_before_later_runs_are_told_something_else(path):
-    decisions = [decided(Policy(mode=mode), WRITES, path=path) for mode in ("default", "accept_edits", "bypass")]
+def test_who_accepts_edits_is_asked_before_later_runs_are_told_something_else():
+    decisions = [
+        decided(Policy(mode=mode), WRITES, path="./knowledge.md") for mode in ("default", "accept_edits", "bypass")
+    ]
 
     assert ["ask", "ask", "allow"] == decisions
     assert "allow" == decided(Policy(mode="accept_edits"), WRITES, path="docs/agents.py")
@@ -168,9 +167,11 @@ def test_a_tool_goes_by_its_name_however_it_is_hyphenated_with_stars_for_anythin
         assert expected == decided(policy, ToolSpec(name)), name
 
 
-@given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
+@given(st.text("ab*", min_size=1, max_size=8), st.text("ab", min_size=1, max_size=10))
 def test_stars_stand_for_anything(pattern, name):
-    assert fnmatch.fnmatchcase(name, pattern) == _matches_wildcard(pattern, name)
+    policy = Policy([Rule.deny_tool(pattern)], "bypass")
+
+    assert ("deny" if fnmatch.fnmatchcase(name, pattern) else "allow") == decided(policy, ToolSpec(name))
 
 
 # --- paths, domains, expressions ------------------------------------------------------------------------------------
@@ -219,8 +220,7 @@ def test_an_expression_is_searched_in_the_input_and_never_allows_a_command():
     "make",
     [
         lambda: Regex("("), lambda: Regex(""), lambda: Regex(r"(?=a)"), lambda: Rule.allow_tool(""), lambda: Rule.allow_command([]),
-        lambda: Rule.allow_command("git status"), lambda: Domain("https://a.org"), lambda: Domain("a.*.org"), lambda: Path("../x"),
-        lambda: Rule.allow_tool("a", scope="everywhere"), lambda: Rule.allow_tool("a", scope="session"), lambda: Scope("global", "x"),
+        lambda: Rule.allow_command("git status"), lambda: Domain("https://a.org"), lambda: Domain("a.*.org"),
         lambda: Policy(mode="yolo"), lambda: Policy(["allow all"]), lambda: Policy([Rule.allow_tool("a"), Rule.allow_tool("a")]),
     ],
     ids=map(str, itertools.count()),
@@ -396,17 +396,6 @@ def test_rules_are_listed_replaced_and_removed_by_id():
     assert ["two"] == [r.id for r in policy.without_rules("one").rules]
     with pytest.raises(DefinitionError, match="did you mean 'two'"):
         policy.without_rules("twoo")
-
-
-def test_every_scope_and_decision_can_be_stored():
-    rules = [
-        Rule(d, ToolNamed("x"), scope=s, id=f"{d} {s}")
-        for d, s in itertools.product(
-            ("allow", "deny", "ask"), ("global", "user", "user:a:b", "agent:x", "session:u:c")
-        )
-    ]
-
-    assert Policy(rules) == Policy.from_json(json.loads(json.dumps(Policy(rules).to_json())))
 
 
 # --- what is not what it seems --------------------------------------------------------------------------------------
