@@ -130,7 +130,7 @@ async def test_no_program_writes_outside_of_the_root(way: str, place: Workspace,
         bystander.wait()
 
     assert [] == list((root.parent / "beside").iterdir())
-    assert ["a.txt"] == [p.name for p in root.iterdir() if p.name == "a.txt"]
+    assert (root / "a.txt").exists()
     assert not [p for p in ("/usr/bin/owned", "/etc/cron.d/owned", "/bin/owned") if Path(p).exists()]
     assert "one more" in await say(tools_of(place), "echo one more")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path
     assert (2_000, True, 5_000) == (whole["content"].count("\n"), whole["has_more"], whole["total_lines"])
     assert ("10\n11\n", 11, True) == (part["content"], part["offset"], part["has_more"])
     assert ("4999\n", False) == (last["content"], last["has_more"])
-    assert "has 5000 lines" in after["error"]
+    assert "offset 5001 is after the end; the file has 5000 lines, the first is 1" == after["error"]
     assert ("", 0, False) == (empty["content"], empty["total_lines"], empty["has_more"])
     (numbered,) = await read(tools, "a", offset=10, limit=1, line_numbers=True)
     assert "    10\t9\n" == numbered["content"]
@@ -116,16 +115,6 @@ async def test_a_line_before_the_first_and_two_first_lines_are_refused(
         result = await tools.execute("read_files", value)
         assert result.is_error
         assert "offset" in result.text or "start_line" in result.text
-
-
-@pytest.mark.spec("generator-contract:T5")
-async def test_a_line_after_the_last_is_an_error_that_names_how_many_there_are(
-    tools: ToolRegistry, tmp_path: Path
-) -> None:
-    (tmp_path / "a").write_text("one\ntwo\n")
-    (entry,) = await read(tools, {"path": "a", "offset": 3})
-
-    assert "offset 3 is after the end; the file has 2 lines, the first is 1" == entry["error"]
 
 
 @pytest.mark.spec("generator-contract:T5")
@@ -384,12 +373,6 @@ async def test_if_one_replacement_fails_nothing_is_written(tools: ToolRegistry, 
 
 
 @pytest.mark.spec("reliability:FS17")
-@pytest.mark.parametrize("new", ["$1", r"\1", r"\g<0>", "%s", "{}"])
-def test_the_new_text_is_literal(new: str) -> None:
-    assert f"a{new}c" == replace_all("abc", [TextReplacement("b", new)], "f")
-
-
-@pytest.mark.spec("reliability:FS17")
 def test_overlapping_places_count_as_several_and_multiple_means_all_that_do_not_overlap() -> None:
     with pytest.raises(ToolError, match="found 2 times"):
         replace_all("aaa", [TextReplacement("aa", "b")], "f")
@@ -419,15 +402,6 @@ def test_texts_that_are_hard_to_compare_are_shown_as_replaced() -> None:
     diff = unified_diff(*HARD, "f")
 
     assert diff.startswith("--- a/f\n+++ b/f\n@@ -1,20000 +1,20000 @@\n-u0\n")
-
-
-@pytest.mark.speed
-@pytest.mark.spec("reliability:R23")
-def test_texts_that_are_hard_to_compare_take_no_time() -> None:
-    before = time.process_time()
-    unified_diff(*HARD, "f")
-
-    assert time.process_time() - before < 2.0
 
 
 @pytest.mark.spec("reliability:FS16", "generator-contract:T7")
@@ -476,7 +450,7 @@ unix_texts = st.text(alphabet="ab \n", max_size=30)
 
 
 @pytest.mark.spec("generator-contract:T7", "reliability:FS17")
-@given(unix_texts, unix_texts.filter(bool), st.text(alphabet="xy\n$\\", max_size=6), unix_texts)
+@given(unix_texts, unix_texts.filter(bool), st.text(alphabet="xys1\n$\\%{}", max_size=6), unix_texts)
 def test_a_replacement_changes_its_one_place_and_nothing_else(before: str, old: str, new: str, after: str) -> None:
     """Line ends are another matter: half a CRLF is no place."""
     text = before + old + after
@@ -575,12 +549,6 @@ def patched(old: str, diff: str) -> str:
     return "".join([*out, *lines[at:]])
 
 
-def test_a_diff_far_down_has_the_right_line_numbers() -> None:
-    old = "".join(f"{n}\n" for n in range(1_000))
-
-    assert "@@ -498,7 +498,7 @@" in unified_diff(old, old.replace("\n500\n", "\nx\n"), "f")
-
-
 def test_the_preview_of_a_write_names_the_file(tmp_path: Path) -> None:
     tool = {t.spec.name: t for t in file_tools(tmp_path, write=True)}["write_file"]
     shown = tool.preview(tool.arguments(path="a", content="x"))
@@ -590,8 +558,10 @@ def test_the_preview_of_a_write_names_the_file(tmp_path: Path) -> None:
     assert ("Write 'a'", {"unified_diff": diff}) == (shown.action, shown.details)
 
 
-def test_the_locks_of_files_are_forgotten() -> None:
+async def test_the_locks_of_files_are_forgotten(tools: ToolRegistry) -> None:
     from stepengine.workspace import atomic
+
+    await tools.execute("write_file", {"path": "a", "content": "new"})
 
     assert 0 == len(atomic._locks)
 

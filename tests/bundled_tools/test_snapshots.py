@@ -55,12 +55,10 @@ def test_a_place_that_keeps_no_snapshot_and_a_folder_that_is_there_are_refused(p
     for to, error, words in (
         (tmp_path / "outside", DefinitionError, "is there already"),
         (project / "sub" / "copy", DefinitionError, "lies in the folder"),
-        (project / "link" / "x", None, ""),
         (tmp_path / "outside" / "secret" / "x", WorkspaceLost, "cannot be made"),
     ):
-        if error is not None:
-            with pytest.raises(error, match=words):
-                Workspace(project).snapshot(to)
+        with pytest.raises(error, match=words):
+            Workspace(project).snapshot(to)
     with pytest.raises(DefinitionError, match="has no snapshots"):
         Workspace.from_command(["env"], project).snapshot(tmp_path / "x")
     with pytest.raises(DefinitionError, match="has no snapshots"):
@@ -77,5 +75,5 @@ async def test_a_snapshot_of_a_sandbox_is_a_sandbox(project: Path, tmp_path: Pat
         )
         seen = await ToolRegistry(shell_tools(place)).execute("run_terminal_command", {"command": ["cat", "sub/a.sh"]})
 
-    assert (0, "one\n") == (min(result.data["exit_code"], 0), seen.data["stdout"])
-    assert result.data["exit_code"] != 0
+    assert "one\n" == seen.data["stdout"]
+    assert result.data["exit_code"] > 0

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -145,16 +144,6 @@ async def test_a_text_is_found_behind_comments(page: bytes) -> None:
     assert (await read_page(behind(page))).text.endswith("plain <html>")
 
 
-@pytest.mark.speed
-@pytest.mark.spec("reliability:NW12", "reliability:R23")
-@COMMENTS
-async def test_comments_in_front_of_a_text_are_gone_over_once(page: bytes) -> None:
-    before = time.process_time()
-    await read_page(behind(page))
-
-    assert time.process_time() - before < 1.0
-
-
 @pytest.mark.spec("reliability:NW12")
 @pytest.mark.parametrize("start", [b"", b" \n", b"<!-- a --><!--b-->\n<!---->"])
 async def test_html_is_seen_behind_comments(start: bytes) -> None:
@@ -180,19 +169,6 @@ async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     Others do more than decode.
     """
     assert (await read_page(written_in(charset))).text.startswith("a\\u0041a")
-
-
-@pytest.mark.speed
-@pytest.mark.spec("reliability:NW12", "reliability:R23")
-@STRANGE
-async def test_no_charset_keeps_a_page_for_long(charset: str) -> None:
-    """
-    Of Python's codecs `punycode` alone takes 5 s for this.
-    """
-    before = time.process_time()
-    await read_page(written_in(charset))
-
-    assert time.process_time() - before < 1.0
 
 
 @pytest.mark.spec("reliability:NW12")
@@ -290,8 +266,6 @@ def test_what_a_model_can_say_is_the_address_and_a_size_and_the_tools_are_not_re
     assert {"query", "depth"} == set(specs["web_search"].input_schema["properties"])
     assert {"library_title", "topic", "max_tokens"} == set(specs["read_docs"].input_schema["properties"])
     assert all((s.category, s.annotations) == ("network", ToolAnnotations(open_world=True)) for s in specs.values())
-    for word in ("Usage", "Examples", "When not to use", "Notes"):
-        assert all(f"\n{word}:" in s.description for s in specs.values())
 
 
 @pytest.mark.spec("reliability:WP4")
