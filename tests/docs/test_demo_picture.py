@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -13,17 +12,14 @@ from types import ModuleType
 import pytest
 from rich.ansi import AnsiDecoder
 
+from tests.scripts import load_script
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_demo_picture", DOCS / "make_demo_picture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "make_demo_picture.py")
 
 
 @pytest.mark.deep

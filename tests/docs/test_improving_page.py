@@ -1,5 +1,5 @@
 """
-`docs/improving.md` is so: its searches run, and find what it shows. So is the table of searches in `benchmarks/README.md`.
+The table of searches in `benchmarks/README.md` has what the searches find.
 """
 
 from __future__ import annotations
@@ -10,16 +10,7 @@ import pytest
 
 from benchmarks.improving.measuring import SEEDS, TASKS, cells_of, improved, measured, read_found
 
-from .pages import ROOT, follow
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG140", "evaluation:JG144", "evaluation:JG146")
-def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
-    follow("improving.md", tmp_path)
-
-    assert (tmp_path / "better" / "report.html").is_file()
-    assert not (tmp_path / "same" / "improvement.diff").exists()
+from .pages import ROOT
 
 
 @pytest.mark.deep

@@ -20,6 +20,7 @@ from stepengine.cli.app import app
 from stepengine.engine import options
 from stepengine.engine.settings import KEYS, Settings
 from tests import spec_rows
+from tests.scripts import load_script
 
 from .pages import ROOT, public_modules
 
@@ -33,12 +34,7 @@ def script(name: str) -> Any:
     """
     Load a script that makes a part of the documentation.
     """
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / f"{name}.py")
 
 
 @pytest.mark.deep
@@ -62,7 +58,6 @@ def test_pages_of_modules_name_the_pydoc_command() -> None:
         for found in script("conf").NAMES.finditer((DOCS / f"{page}.md").read_text(encoding="utf-8"))
     ]
 
-    assert {module for _, module, _ in blocks} == {*public_modules()}
     assert [] == [page for page, module, text in blocks if f"`python -m pydoc {module}`" not in text]
 
 
@@ -150,7 +145,6 @@ def test_every_command_names_the_public_function_that_it_calls_or_none() -> None
     root: Any = typer.main.get_command(app)
     groups = {name: getattr(one, "commands", {"": None}) for name, one in root.commands.items()}
 
-    assert 54 == len(in_python)
     assert {f"{group} {name}".strip() for group, names in groups.items() for name in names} == set(in_python)
     for command, dotted in in_python.items():
         if dotted is not None:
