@@ -20,7 +20,7 @@ from cassettes import record_demo
 from stepengine.cli.app import app
 from stepengine.cli.commands.demo import CASSETTE, HERE, HOST, copy_project, run_demo
 from stepengine.cli.exits import Exit
-from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+from stepengine.testing import Cassette, ReplayTransport
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -137,11 +137,6 @@ def test_a_demo_that_asks_something_else_ends_as_diverged(tmp_path: Path, monkey
     assert Exit.DIVERGED == result.exit_code
     assert "is not in" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_miss_passes_through_the_engine(tmp_path: Path) -> None:
-    with pytest.raises(CassetteMiss):
-        run_demo(ReplayTransport(Cassette()))
 
 
 def test_the_sample_project_is_left_alone_by_tools_for_python() -> None:

@@ -9,7 +9,6 @@ import asyncio
 import io
 import logging
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +151,7 @@ async def test_s2_one_definition_runs_on_three_providers_with_the_same_effects()
         assert len(server.requests) == 2, "the replay asked nobody"
         assert (RunStatus.COMPLETED, "It is five.") == (result.status, result.text)
         assert result.usage.total_tokens > 0
-        assert result.cost is None or isinstance(result.cost, Decimal)
+        assert (prefix == "google") == (result.cost is None)
         shapes[prefix] = [(r.path, r.seq, type(r.effect).__name__) for r in journal.records() if r.kind == "intent"]
 
     assert {"anthropic", "openai", "google"} == set(shapes)
@@ -337,7 +336,7 @@ def test_s7_each_mistake_of_the_model_is_told_to_it_and_the_file_changes_once(tm
     assert "code_search" in told[1]
     assert "str_replace" in told[1], "the tools that there are"
     assert "old_string" in told[2], "the field is named"
-    assert "matches 2 times" in told[3] or "2 times" in told[3]
+    assert "2 times" in told[3]
     assert "allow_multiple" in told[3], "how both would be changed"
     assert "+y = 2" in told[4]
     assert "x = 1\ny = 2\n" == (tmp_path / "a.py").read_text()
@@ -702,7 +701,7 @@ async def test_s12_open_todos_are_reminded_of_and_big_outputs_are_kept_behind_an
 
     screens_seen = [m.text for m in requests[-1].messages if m.role == "tool" and m.tool_name == "screen"]
     assert ["screen 2"] == [seen for seen in screens_seen if seen.startswith("screen ")]
-    assert "[x] t2" in shown.getvalue() or "3/3" in shown.getvalue()
+    assert "[x] t2" in shown.getvalue()
 
 
 @pytest.mark.spec("requirements:F20", "interfaces:IF67")

@@ -126,12 +126,6 @@ def terminated(stepengine: Any) -> float:
     return took
 
 
-@pytest.mark.deep
-@pytest.mark.spec("reliability:RS14")
-def test_sigterm_flushes_the_journal_and_kills_the_programs(stepengine: Any) -> None:
-    terminated(stepengine)
-
-
 @pytest.mark.speed
 @pytest.mark.spec("reliability:RS14")
 def test_sigterm_ends_a_run_within_10_seconds(stepengine: Any) -> None:
@@ -156,12 +150,6 @@ def terminated_twice(stepengine: Any) -> float:
     assert any("committed" in json.dumps(record) for record in records_of(stepengine.folder))
     assert 0 == stepengine("journal", "check", "run.jsonl").returncode
     return took
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:RS14")
-def test_a_second_sigterm_ends_a_run_whose_cleanup_stands_still(stepengine: Any) -> None:
-    terminated_twice(stepengine)
 
 
 @pytest.mark.speed
