@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, Tool, call
@@ -13,7 +12,6 @@ from stepengine.errors import ToolError
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
-from stepengine.tools.signatures import make_schema_body
 
 KID = AgentDefinition("kid", description="Helps.", model="t/m")
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
@@ -73,9 +71,3 @@ async def test_a_tool_of_the_authors_stands_in_the_place_of_the_built_in_one_of_
 
     assert [c.result.text for c in result.tool_calls] == ["mine"]
     assert [spec.description for spec in model.calls[0].tools] == ["Mine."]
-
-
-def test_what_a_run_carries_out_has_the_body_that_looking_at_its_function_would_give() -> None:
-    body = BUILT_IN["end_turn"].body
-
-    assert attrs.astuple(make_schema_body(body.fn), recurse=False) == attrs.astuple(body, recurse=False)

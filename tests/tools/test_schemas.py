@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stepengine import Tool
 from stepengine.data.json import freeze, freeze_object
-from stepengine.errors import DefinitionError, ToolInputError
+from stepengine.errors import DataError, DefinitionError, ToolInputError
 from stepengine.tools.schemas import JsonSchema
 from tests.strategies import json_values
 
@@ -457,10 +457,12 @@ def test_a_schema_that_every_provider_refuses_is_refused_at_construction(schema:
 def test_a_deeply_nested_input_is_refused_and_not_a_crash() -> None:
     made = tool_for({"$ref": "#/$defs/tree"})
     value: Any = {}
-    for _ in range(95):
+    for _ in range(99):
         value = {"kids": [value]}
 
-    assert fits(made, value) in {True, False}
+    assert fits(made, value)
+    with pytest.raises(DataError, match="nested deeper than 200 levels"):
+        fits(made, {"kids": [value]})
 
 
 ANY_JSON: dict[str, Any] = {
@@ -531,7 +533,7 @@ def leading_to(times: int, word: str) -> Tool[..., Any]:
 
 
 @pytest.mark.spec("reliability:R23")
-@pytest.mark.parametrize(("word", "times"), [("anyOf", 2), ("anyOf", 5), ("oneOf", 1), ("allOf", 2), ("allOf", 5)])
+@pytest.mark.parametrize(("word", "times"), [("anyOf", 2), ("oneOf", 1), ("allOf", 2)])
 def test_a_schema_that_leads_to_a_value_on_very_many_ways_is_checked_once_for_each(word: str, times: int) -> None:
     made = leading_to(times, word)
 
