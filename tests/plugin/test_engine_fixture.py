@@ -212,14 +212,3 @@ async def test_the_clock_of_a_test_jumps():
     clock = Clock()
     await clock.sleep(3600)
     assert 3_600_000 == clock.now_ms()
-
-
-@pytest.mark.spec("replay:C22")
-def test_both_sides_of_the_google_client_use_the_transport():
-    """
-    With only one of them given, the SDK would build the other itself, and with aiohttp installed go live with it.
-    """
-    transport = ReplayTransport(Cassette())
-    sides = Clients(transport).google._api_client
-    assert transport is sides._httpx_client._transport
-    assert transport is sides._async_httpx_client._transport

@@ -188,19 +188,3 @@ def test_a_cassette_that_tests_share_is_recorded_by_one_process(run, pytester):
     run(grouped, "--stepengine-record=once", "-n1", "--dist=loadgroup").assert_outcomes(passed=2)
     assert ["shared.yaml"] == [path.name for path in pytester.path.rglob("*.yaml")]
     run(shared).assert_outcomes(passed=2)
-
-
-@pytest.mark.spec("replay:Y13")
-def test_a_shared_file_is_parsed_once(tmp_path, monkeypatch):
-    from stepengine.testing import cassette_files as reading
-    from stepengine.testing.recordings import interactions_of
-
-    file = tmp_path / "shared.yaml"
-    file.write_text("version: 1\ninteractions: []\n")
-    parsed = []
-    monkeypatch.setattr(reading, "parse_cassette", lambda data, name: parsed.append(name) or ())
-    for _ in range(3):
-        interactions_of(file)
-    file.write_text("version: 1\ninteractions: [] # changed\n")
-    interactions_of(file)
-    assert 2 == len(parsed)

@@ -25,7 +25,6 @@ def test_every_option_setting_and_argument_that_a_message_names_exists(run):
     Messages are looked for in the whole package; the mark, the help and the parser have to agree with them.
     """
     sources = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    shown = run(ONE, "--help", "--markers").stdout.str()
     helped = run(ONE, "--help").stdout.str()
     for option, value in set(re.findall(r"(--stepengine-[a-z-]+[a-z])(?:=([a-z]+))?", sources)):
         line = re.search(rf"{option}(?:=\{{([a-z,]+)\}})?", helped)
@@ -39,7 +38,6 @@ def test_every_option_setting_and_argument_that_a_message_names_exists(run):
     (mark,) = re.findall(r"@pytest.mark.stepengine\(([^)]*)\)", run(ONE, "--markers").stdout.str())
     named = set(re.findall(r"mark\.stepengine\((\w+)=", sources))
     assert named <= set(re.findall(r"\w+", mark))
-    assert shown
 
 
 @pytest.mark.deep
