@@ -124,14 +124,6 @@ def test_new_files_unchanged_files_and_several_edits_make_one_diff(project: Path
     ) == result.output["diff"]
 
 
-def test_a_missing_last_line_end_is_said_as_git_says_it(project: Path) -> None:
-    (project / "end.txt").write_text("a\nb")
-
-    result, _ = edit(project, replace("end.txt", "b", "c"), text("done"))
-
-    assert result.output["diff"].endswith(" a\n-b\n\\ No newline at end of file\n+c\n\\ No newline at end of file\n")
-
-
 def test_a_file_that_cannot_be_read_any_more_is_a_problem(project: Path) -> None:
     result, _ = edit(project, replace("notes.txt", "first", "\x00"), text("done"), params={"repairs": 0})
 

@@ -24,7 +24,7 @@ from stepengine import (
     load_agents,
 )
 from stepengine.context import SystemPrompt
-from stepengine.testing import Walk, text, tool_call, tool_calls
+from stepengine.testing import Walk, tool_call, tool_calls
 
 from .common import called, replace, run
 
@@ -223,21 +223,6 @@ def test_base2_prunes_what_its_model_sees_and_keeps_the_record(project: Path) ->
     assert 12 == len(result.state.message_history) - 1
     assert len(shown) < 5
     assert "Question 4?" in shown[0].text
-
-
-@pytest.mark.spec("generator-contract:B2")
-@pytest.mark.parametrize("agent_id", ["base2-fast", "base2-lite"])
-def test_the_small_variants_edit_files_themselves_and_check_with_basher(project: Path, agent_id: str) -> None:
-    replies = [
-        replace("str_replace", "shop.py", "sum(order)", "0"),
-        LISTING,
-        text("It costs nothing now."),
-    ]
-    result, _ = run(agent_id, project, replies, "Make it free.")
-
-    assert "return 0" in (project / "shop.py").read_text()
-    assert ["basher"] == [child.agent_id for child in result.children]
-    assert "It costs nothing now." == result.output
 
 
 @pytest.mark.spec("generator-contract:B6", "generator-contract:B22")
