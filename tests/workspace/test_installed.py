@@ -35,7 +35,3 @@ def test_what_is_packed_is_found_by_the_standard_library(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))
 
     assert "3.5" == installed_version("acme")
-
-
-def test_what_is_not_installed_has_no_version() -> None:
-    assert installed_version("nosuchdistribution") is None

@@ -32,7 +32,7 @@ def test_a_database_that_cannot_be_opened_says_whether_this_process_can_open_any
     monkeypatch.undo()
 
     assert "unable to open database file" == alone
-    assert among.startswith("unable to open database file: ")
+    assert among.startswith("unable to open database file: too many open files: this process may have ")
 
 
 def test_what_else_is_wrong_is_said_as_it_was_said(tmp_path):
