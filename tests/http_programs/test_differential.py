@@ -31,21 +31,15 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", logger="urllib3")
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize(
+    "scene",
+    [pytest.param(scene, id=scene.name, marks=[] if scene.name in COMMON else [pytest.mark.deep]) for scene in SCENES],
+)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_program_sees_the_same_live_recorded_and_replayed(
     server: OddServer, tmp_path: Path, client: str, scene: Scene
 ) -> None:
     check(server, tmp_path / "c.yaml", client, scene)
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_common_programs_see_the_same_live_recorded_and_replayed(
-    server: OddServer, tmp_path: Path, client: str
-) -> None:
-    for number, scene in enumerate(scene for scene in SCENES if scene.name in COMMON):
-        check(server, tmp_path / f"{number}.yaml", client, scene)
 
 
 def check(server: OddServer, file: Path, client: str, scene: Scene) -> None:
