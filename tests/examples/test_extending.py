@@ -104,9 +104,3 @@ def test_the_surface_keeps_the_promises(load: Callable[[str], ModuleType]) -> No
 @pytest.mark.spec("programs:PG45")
 def test_the_sandbox_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
     check_sandbox(load("sandbox").ChildSandbox)
-
-
-@pytest.mark.spec("programs:PG45")
-def test_the_sandbox_keeps_the_promises_about_calls_and_secrets(load: Callable[[str], ModuleType]) -> None:
-    for promise in ("call", "together", "environment"):
-        check_sandbox(load("sandbox").ChildSandbox, only=promise)
