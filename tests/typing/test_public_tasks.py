@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ import pytest
 
 from stepengine import STEP, Ask
 from stepengine.errors import DataError
+from tests.scripts import load_script
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 FILE = Path(__file__).parent / "public_tasks.py"
@@ -24,13 +24,7 @@ FILE = Path(__file__).parent / "public_tasks.py"
 
 @pytest.fixture(scope="module")
 def tasks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("public_tasks", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["public_tasks"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FILE)
 
 
 @pytest.mark.spec("requirements:P12")

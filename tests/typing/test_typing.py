@@ -5,7 +5,6 @@ Four type checkers see what a handler is sent: they infer `handler.py` and refus
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.scripts import load_script
 
 COUNTERPARTS = (
     ("pypi:mypy", "2.4.1", "works", "strict: types of handlers, wrong yields"),
@@ -108,12 +109,7 @@ def loaded(name: str) -> Any:
     """
     Return what running a file of this folder defines.
     """
-    spec = importlib.util.spec_from_file_location(f"typed_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / f"{name}.py", f"typed_{name}")
 
 
 def overloads() -> Iterator[tuple[str, list[set[str]]]]:
