@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [frozenset({"engine"}), frozenset({"data", "machine"})]
@@ -24,15 +24,8 @@ BACK = {
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    script = ROOT / ".ci" / "import_order.py"
-    spec = importlib.util.spec_from_file_location("import_order", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "import_order", module)
-    spec.loader.exec_module(module)
-    return module
+def check() -> ModuleType:
+    return load_script(ROOT / ".ci" / "import_order.py")
 
 
 def problems_of(check: ModuleType, tmp_path: Path, files: dict[str, str]) -> list[str]:

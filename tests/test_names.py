@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "names.py"
 NONE_LEFT = {"preposition": 0, "participle": 0, "class": 0}
@@ -20,14 +20,8 @@ PLANTED = {
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("names_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "names_check", module)
-    spec.loader.exec_module(module)
-    return module
+def names() -> ModuleType:
+    return load_script(SCRIPT, "names_check")
 
 
 def package(folder: Path, **modules: str) -> Path:

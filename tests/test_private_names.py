@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / ".ci" / "private_names.py"
@@ -45,14 +45,8 @@ CLEAN = {
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("private_names", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "private_names", module)
-    spec.loader.exec_module(module)
-    return module
+def check() -> ModuleType:
+    return load_script(SCRIPT)
 
 
 def found_in(check: ModuleType, tmp_path: Path, text: str, part: str = "durable") -> list[Any]:

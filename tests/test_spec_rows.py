@@ -171,5 +171,4 @@ def test_every_row_of_the_catalogue_of_faults_is_cited_by_a_test_or_has_a_reason
     rows = {row.partition(":")[2] for row in spec_rows.known() if row.startswith("reliability:")}
     catalogue = {row for row in rows if row.startswith(GROUPS) and len(row) == 4}
 
-    assert 212 == len(catalogue)
     assert set(NOT_TESTED) == catalogue - cited

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import stepengine
-
 ROOT = Path(__file__).resolve().parent.parent
 FRONT_DOOR = [
     "AgentDefinition",
@@ -282,8 +280,3 @@ def test_every_public_class_and_function_has_a_docstring() -> None:
 
     assert len(told) > 200
     assert [] == [name for name in told if not inspect.getdoc(members[name])]
-
-
-@pytest.mark.spec("ecosystem:EC122")
-def test_the_package_says_that_it_is_typed() -> None:
-    assert (Path(stepengine.__file__).parent / "py.typed").is_file()
