@@ -21,6 +21,7 @@ import pytest
 import vcr
 import vcr.errors
 import yaml
+from vcr.request import Request
 from vcr.serialize import deserialize, serialize
 from vcr.serializers import yamlserializer
 
