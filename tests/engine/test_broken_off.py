@@ -214,8 +214,14 @@ class Case:
 
 
 @pytest.mark.spec("requirements:X59")
-@pytest.mark.parametrize("way", ["run", "stream", "handle"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "run") for name in CASES),
+        ("tool", "stream"),
+        *((name, "handle") for name in ("tool", "handler that is closed", "observer at the start")),
+    ],
+)
 async def test_it_ends_the_run_as_failed_closes_everything_and_is_raised_as_it_is(name, way):
     case, before = Case(**CASES[name]), asyncio.all_tasks()
     with pytest.raises(Verdict, match="no"):

@@ -878,12 +878,6 @@ async def crowd(handles: int, chars: int) -> int:
     return most
 
 
-@pytest.mark.deep
-@pytest.mark.spec("reliability:GN34", "interfaces:IF6", "interfaces:IF4")
-async def test_a_thousand_handles_with_a_stuck_reader_each_all_end():
-    await crowd(1_000, 80)
-
-
 @pytest.mark.memory
 @pytest.mark.spec("reliability:GN34", "interfaces:IF6", "interfaces:IF4")
 async def test_a_thousand_stuck_readers_need_no_more_for_longer_texts():
@@ -894,27 +888,3 @@ async def test_a_thousand_stuck_readers_need_no_more_for_longer_texts():
     assert much < A_THOUSAND, (little, much)
     # A thousand pieces that wait one by one would be 10 MB.
     assert long < FIFTY_LONG, long
-
-
-@pytest.mark.spec("requirements:N3")
-async def test_text_that_is_sent_is_a_user_message_before_the_next_model_call():
-    asked = asyncio.Event()
-    go_on = asyncio.Event()
-
-    async def wait() -> None:
-        asked.set()
-        await go_on.wait()
-
-    def handle_steps(ctx):
-        yield from Perform(wait)
-        yield STEP
-
-    model = ScriptedModel([text("ok")])
-    async with Engine(models=model) as engine:
-        handle = engine.start(AgentDefinition("a", model="t/m", handle_steps=handle_steps), "go")
-        await asked.wait()
-        handle.send_input("more")
-        go_on.set()
-        await handle.result()
-
-    assert ["go", "more"] == [message.text for message in model.calls[0].all_messages]

@@ -512,12 +512,10 @@ def test_a_text_from_a_tool_that_is_annotated_to_return_something_else_is_told(a
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: StepWith(modle="x"), "did you mean 'model'? It takes: model, tools, tool_choice, settings"),
-        (lambda: Ask("Which?", allow_other=True), "did you mean 'allow_text'? It takes: question, options"),
         (lambda: Parallel(concurency=2), "did you mean 'concurrency'?"),
         (lambda: Perform(len("abc")), "write Perform(f, 3) instead of Perform(f(3))"),
     ],
-    ids=["StepWith", "Ask", "Parallel", "Perform"],
+    ids=["Parallel", "Perform"],
 )
 async def test_a_wrong_argument_of_a_yieldable_is_told_with_the_right_one(wrong: Any, words: str) -> None:
     def handle_steps(ctx: Any) -> Any:
@@ -533,8 +531,14 @@ async def test_a_wrong_argument_of_a_yieldable_is_told_with_the_right_one(wrong:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: StepWith(modle="x"), "StepWith takes no 'modle'; did you mean 'model'? It takes: model, tools, "),
-        (lambda: Ask("Which?", allow_other=True), "Ask takes no 'allow_other'; did you mean 'allow_text'?"),
+        (
+            lambda: StepWith(modle="x"),
+            "StepWith takes no 'modle'; did you mean 'model'? It takes: model, tools, tool_choice, settings",
+        ),
+        (
+            lambda: Ask("Which?", allow_other=True),
+            "Ask takes no 'allow_other'; did you mean 'allow_text'? It takes: question, options",
+        ),
         (lambda: ToolCall("look", {}, include_tool_cal=False), "did you mean 'include_tool_call'?"),
     ],
     ids=["StepWith", "Ask", "ToolCall"],

@@ -24,6 +24,7 @@ from stepengine.engine.scheduler import standings
 from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.sleepers import open_wake_index
+from stepengine.testing import Clock
 from tests.waits import until, until_async
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -38,35 +39,16 @@ def handle_steps(ctx):
 agent = AgentDefinition("nightly", handle_steps=handle_steps)
 
 
-class HandClock:
-    """A clock that is set by hand; who sleeps wakes when it is set to a later time."""
+class NotingClock(Clock):
+    """A clock that notes how long was slept."""
 
-    def __init__(self, now: datetime) -> None:
-        self._now = now
-        self._moved = asyncio.Condition()
+    def __init__(self, start: datetime) -> None:
+        super().__init__(start, waits=True)
         self.sleeps: list[float] = []
-        self.asleep = 0
-
-    def now(self) -> datetime:
-        return self._now
-
-    def now_ms(self) -> int:
-        return int(self._now.timestamp() * 1000)
 
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
-        until = self._now + timedelta(seconds=seconds)
-        async with self._moved:
-            self.asleep += 1
-            try:
-                await self._moved.wait_for(lambda: self._now >= until)
-            finally:
-                self.asleep -= 1
-
-    async def set(self, now: datetime) -> None:
-        async with self._moved:
-            self._now = now
-            self._moved.notify_all()
+        await super().sleep(seconds)
 
 
 def at(text: str) -> datetime:
@@ -598,19 +580,19 @@ def test_ids_are_unique_and_agents_known_before_anything_comes(tmp_path: Path) -
 
 @pytest.mark.spec("waiting:WT27")
 async def test_in_the_background_times_are_waited_for_and_a_change_is_noticed(tmp_path: Path) -> None:
-    clock = HandClock(at("2026-05-01T06:59:30"))
+    clock = NotingClock(at("2026-05-01T06:59:30"))
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         async with scheduler:
-            await until_async(lambda: clock.asleep)
+            await clock.asleep()
             assert 30.0 == clock.sleeps[0]
-            await clock.set(at("2026-05-01T07:00"))
+            clock.advance(seconds=30)
             await until_async(lambda: names(tmp_path))
             await scheduler.finished()
             scheduler.replace([*scheduler.schedules, Schedule(agent, cron="* * * * *", id="minutely")])
             # Who begins to sleep when the clock was set already, for as long as it meant to before, sleeps too long.
-            await until_async(lambda: "minutely" in scheduler.book.load_known_schedules() and clock.asleep)
-            await clock.set(at("2026-05-01T07:01"))
+            await until_async(lambda: "minutely" in scheduler.book.load_known_schedules() and clock.sleepers)
+            clock.advance(minutes=1)
             await until_async(lambda: len(names(tmp_path)) == 2)
             await scheduler.finished()
 
@@ -619,7 +601,7 @@ async def test_in_the_background_times_are_waited_for_and_a_change_is_noticed(tm
 
 
 async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = HandClock(at("2026-05-01T06:59"))
+    clock = NotingClock(at("2026-05-01T06:59"))
     (tmp_path / ".schedules.db").write_bytes(b"no database " * 100)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
@@ -628,7 +610,7 @@ async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytes
             (tmp_path / ".schedules.db").unlink()
             scheduler.replace(scheduler.schedules)
             await until_async(lambda: "daily" in scheduler.book.load_known_schedules())
-            await clock.set(at("2026-05-01T07:00"))
+            clock.advance(minutes=1)
             scheduler.replace(scheduler.schedules)
             await until_async(lambda: names(tmp_path))
             await scheduler.finished()
@@ -639,7 +621,7 @@ async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytes
 async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = HandClock(at("2026-05-01T06:59"))
+    clock = NotingClock(at("2026-05-01T06:59"))
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         monkeypatch.setattr(scheduler.book, "passed", lambda *_: 1 / 0)
@@ -647,8 +629,8 @@ async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
             await until_async(lambda: "they are looked at again" in caplog.text)
             monkeypatch.undo()
             scheduler.replace(scheduler.schedules)
-            await until_async(lambda: "daily" in scheduler.book.load_known_schedules() and clock.asleep)
-            await clock.set(at("2026-05-01T07:00"))
+            await until_async(lambda: "daily" in scheduler.book.load_known_schedules() and clock.sleepers)
+            clock.advance(minutes=1)
             await until_async(lambda: names(tmp_path))
             await scheduler.finished()
 

@@ -759,21 +759,6 @@ async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_d
     assert after.session_saved
 
 
-@pytest.mark.spec("reliability:SS01")
-@pytest.mark.parametrize("kind", ["files", "sqlite"])
-async def test_two_that_share_no_store_object_do_not_overwrite_each_other(kind, tmp_path):
-    async def quicker():
-        with Engine([BOT], models=ScriptedModel([text("quick!")]), sessions=store_of(kind, tmp_path)) as other:
-            assert other.run_sync(BOT, "quick", session_id="x").session_saved
-
-    engine = Engine([BOT], models=Slow(quicker), sessions=store_of(kind, tmp_path))
-    late = await engine.run(BOT, "slow", session_id="x")
-
-    assert ("to slow", False) == (late.output, late.session_saved)
-    assert "SessionConflict: the session 'x' was saved by somebody else" in late.warnings[0]
-    assert ["quick", "quick!"] == [m.text for m in store_of(kind, tmp_path).load("x").messages]
-
-
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])

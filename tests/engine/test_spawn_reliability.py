@@ -398,8 +398,9 @@ async def test_nothing_new_is_done_before_each_child_has_heard_all_that_is_recor
 # --- ten thousand -----------------------------------------------------------------------------------------------------
 
 
-async def ten_thousand_children() -> list[int]:
-    """Let so many run, eight at a time, and see that all end; return how many were alive when thousands had."""
+@pytest.mark.memory
+@pytest.mark.spec("reliability:SP17", "requirements:J13", "generator-contract:L6", "requirements:X50")
+async def test_children_that_ended_leave_nothing_behind():
     begun, most = 0, 0
     alive: list[int] = []
     ended: list[weakref.ref[Any]] = []
@@ -426,20 +427,6 @@ async def ten_thousand_children() -> list[int]:
     assert sum(range(10_000)) == result.output
     assert 10_000 == len(result.children)
     assert 8 == most
-    return alive
-
-
-@pytest.mark.spec("reliability:SP17", "requirements:J13", "generator-contract:L6", "requirements:X50")
-@pytest.mark.deep
-async def test_ten_thousand_items_need_no_limits():
-    await ten_thousand_children()
-
-
-@pytest.mark.memory
-@pytest.mark.spec("reliability:SP17")
-async def test_children_that_ended_leave_nothing_behind():
-    alive = await ten_thousand_children()
-
     assert 3 == len(alive)
     assert max(alive) <= 8, "plans, states and handlers of children that have ended are still there"
 

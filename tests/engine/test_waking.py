@@ -76,6 +76,12 @@ def asks(ctx: Any) -> Any:
     return answer
 
 
+def indexed(place: Path) -> list[Any]:
+    """Return the suspended runs in the index of a store, which is made if there is none."""
+    with open_wake_index(place) as index:
+        return index.all()
+
+
 async def until(holds: Callable[[], object]) -> None:
     """
     Wait until something holds that another thread, or the disk, says.
@@ -703,8 +709,7 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
     folder.mkdir()
     (folder / "other.jsonl").write_text("")
     for place in (folder, database):
-        with open_wake_index(place) as index:
-            assert [] == index.all()  # from now on only what is noted is in it
+        assert [] == indexed(place)  # from now on only what is noted is in it
     async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
         await engine.run("napper", journal=alone / "a.jsonl")
         one = await engine.run("napper", journal=folder / "a.jsonl")
@@ -712,8 +717,7 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
         await engine.run("asks", journal=SqliteJournal(database, "b"))
 
         assert ["a.jsonl"] == [p.name for p in alone.iterdir()]
-        with open_wake_index(folder) as index:
-            assert [("a.jsonl", one.wakes_at, {"time"})] == [(s.run, s.wakes_at, s.kinds) for s in index.all()]
+        assert [("a.jsonl", one.wakes_at, {"time"})] == [(s.run, s.wakes_at, s.kinds) for s in indexed(folder)]
         with open_wake_index(database) as index:
             found = [(s.run, s.wakes_at, s.kinds) for s in index.all()]
             assert [("a", two.wakes_at, {"time"}), ("b", None, {"question"})] == found
@@ -722,8 +726,7 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
         await engine.resume(SqliteJournal(database, "a"), now=True)
         await engine.resume(SqliteJournal(database, "b"), answers={"q0": "yes"})
     for place in (folder, database):
-        with open_wake_index(place) as index:
-            assert [] == index.all()
+        assert [] == indexed(place)
 
 
 @pytest.mark.spec("waiting:WT21", "replay:D10")
@@ -734,19 +737,16 @@ async def test_a_run_that_is_extended_and_sleeps_is_noted_with_its_new_time(jour
 
     place = tmp_path / "runs.db" if isinstance(journal, SqliteJournal) else tmp_path
     (tmp_path / "other.jsonl").write_text("")
-    with open_wake_index(place) as index:
-        assert [] == index.all()
+    assert [] == indexed(place)
     async with Engine([agent(sleeps)]) as engine:
         first = await engine.run("napper", journal=journal)
     async with Engine([agent(sleeps_longer)]) as engine:
         later = await engine.resume(journal, on_divergence="extend")
 
         assert (RunStatus.SUSPENDED, True) == (later.status, later.wakes_at > first.wakes_at)
-        with open_wake_index(place) as index:
-            assert [later.wakes_at] == [one.wakes_at for one in index.all()]
+        assert [later.wakes_at] == [one.wakes_at for one in indexed(place)]
         await engine.resume(journal, on_divergence="extend", now=True)
-    with open_wake_index(place) as index:
-        assert [] == index.all()
+    assert [] == indexed(place)
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -831,8 +831,7 @@ async def test_a_waker_resumes_what_is_due_and_leaves_what_waits_for_a_person(tm
     assert 0 == early
     assert {f"s{n}": "woke" for n in range(5)} == woken
     assert [("q", "woken", RunStatus.COMPLETED)] == [(o.run, o.state, o.result and o.result.status) for o in told]
-    with open_wake_index(place) as index:
-        assert [] == index.all()
+    assert [] == indexed(place)
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -990,15 +989,13 @@ async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
         await one.once()
 
     assert ["gone"] == [woken.state for woken in told]
-    with open_wake_index(place) as index:
-        assert [] == index.all()
+    assert [] == indexed(place)
 
 
 def test_a_place_without_runs_is_refused_or_empty(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="neither a folder nor a database"):
         open_wake_index(tmp_path / "run.jsonl")
-    with open_wake_index(tmp_path) as index:
-        assert [] == index.all()
+    assert [] == indexed(tmp_path)
 
 
 KILLED = """
@@ -1085,8 +1082,7 @@ def test_each_effect_happens_once_whenever_a_waker_is_killed(tmp_path: Path, poi
 
     assert {f"{n}{w}" for n in range(4) for w in ("", "again")} == set(lines)
     assert [] == [line for line in set(lines) if lines.count(line) != (once if line == "1" else 1)]
-    with open_wake_index(place) as index:
-        assert [] == index.all()
+    assert [] == indexed(place)
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -1105,8 +1101,7 @@ async def test_a_message_that_is_written_down_while_the_run_is_being_suspended_m
         return find_entry(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with open_wake_index(place) as index:
-        index.all()
+    indexed(place)
     monkeypatch.setattr(run_end, "find_wake_entry", disturbed)
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
@@ -1136,8 +1131,7 @@ async def test_an_answer_that_is_read_while_the_run_is_being_suspended_and_given
         return find_entry(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with open_wake_index(place) as index:
-        index.all()
+    indexed(place)
     monkeypatch.setattr(run_end, "find_wake_entry", disturbed)
     async with Engine([agent(asks)]) as engine:
         await engine.run("napper", journal=journal)
@@ -1157,8 +1151,7 @@ async def test_a_letter_to_a_run_that_has_not_begun_wakes_nobody_again_and_again
         return (yield from Receive("go"))
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with open_wake_index(place) as index:
-        index.all()
+    indexed(place)
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
         journal.mailbox().post(Letter(kind="message", topic="go", value=1, path="7"))
@@ -1176,8 +1169,7 @@ async def test_a_received_message_neither_ends_the_next_wait_for_its_topic_nor_w
         return [first, second]
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with open_wake_index(place) as index:
-        index.all()
+    indexed(place)
     async with Engine([agent(receives_two)]) as engine:
         await engine.run("napper", journal=journal)
         await engine.post(journal, "go", 1)
