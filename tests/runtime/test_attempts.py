@@ -73,15 +73,12 @@ def bad(wire, status, kind="overloaded_error", **headers):
 
 @pytest.mark.spec("reliability:MP12", "reliability:R21")
 @pytest.mark.parametrize("watched", [False, True])
-@pytest.mark.parametrize("status", [500, 503, 529])
-async def test_the_server_sees_as_many_requests_as_there_are_attempts_and_no_multiple_of_them(
-    world, wire, status, watched
-):
-    call, requests = await asked(world, wire, bad(wire, status), watched=watched)
+async def test_the_server_sees_as_many_requests_as_there_are_attempts_and_no_multiple_of_them(world, wire, watched):
+    call, requests = await asked(world, wire, bad(wire, 500), watched=watched)
 
     assert 4 == requests
     assert isinstance(call.outcome, Failure)
-    assert (True, status) == (call.outcome.error.retryable, call.outcome.error.status)
+    assert (True, 500) == (call.outcome.error.retryable, call.outcome.error.status)
 
 
 @pytest.mark.spec("reliability:MP06", "reliability:MP11", "reliability:MP13")

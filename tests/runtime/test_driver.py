@@ -14,7 +14,7 @@ import pytest
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Gather, Notify, Spawn
 from stepengine.data.events import Notification
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.outcomes import Failure, Stop
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.yields import Perform as Do
@@ -489,20 +489,6 @@ async def test_started_and_finished_events_stand_around_an_effect_in_stream_orde
         "perform_finished",
     ] == [e.type for e in events]
     assert list(range(6)) == [e.index for e in events]
-
-
-async def test_the_answer_of_a_value_outcome_is_the_same_object(world):
-    reply = []
-
-    def machine(plan, state):
-        outcome = yield CallModel(0, REQUEST)
-        assert type(outcome) is Value
-        reply.append(outcome.value)
-        return world.done(state)
-
-    await world.tree(machine).run()
-
-    assert "ok" == reply[0].text
 
 
 @pytest.mark.parametrize("watched", [False, True])

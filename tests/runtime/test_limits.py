@@ -10,12 +10,11 @@ from decimal import Decimal
 import attrs
 import pytest
 
-from stepengine.data.effects import CallModel, Gather, Spawn
+from stepengine.data.effects import CallModel, Gather
 from stepengine.data.limits import Limits
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.outcomes import Failure, PartialUsage, Value
-from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -237,105 +236,6 @@ async def test_max_seconds_cancels_what_runs_and_stops_the_run(world, monkeypatc
     assert isinstance(seen[0].error, LimitExceeded)
     assert "seconds" == seen[0].error.kind
     assert not tree.root.cancelled
-
-
-def family(world, spawns, seen, *, together=False, call="c1"):
-    """
-    A parent that spawns, as a tool call of its model asks for; every child does the same one level deeper.
-    """
-
-    def machine(plan, state):
-        effects = tuple([Spawn(seq, "worker", tool_call_id=call) for seq in range(spawns)])
-        if together:
-            outcomes = (yield Gather(effects)).outcomes
-        else:
-            outcomes = []
-            for effect in effects:
-                outcomes.append((yield effect))
-        seen.setdefault(plan.path, []).extend(outcomes)
-        return world.done(state)
-
-    return machine
-
-
-def planner(world):
-    def plan_child(parent, effect, path):
-        return world.plan(path=path, limits=parent.limits), AgentState(run_id=path, agent_id="worker")
-
-    return plan_child
-
-
-@pytest.mark.spec("reliability:SP01")
-async def test_depth_is_bounded_and_the_spawn_beyond_it_is_a_failed_child(world):
-    seen = {}
-    plan = world.plan(limits=Limits(max_depth=3))
-    finished = await world.tree(family(world, 1, seen), plan=plan, planner=planner(world)).run()
-
-    assert {"", "0", "0.0", "0.0.0"} == set(seen)
-    refused = seen["0.0.0"][0].value
-    assert (RunStatus.FAILED, "depth", "") == (refused.status, refused.error.kind, refused.run_id)
-    assert RunStatus.COMPLETED is finished.status
-
-
-@pytest.mark.spec("reliability:SP02")
-async def test_children_of_the_whole_tree_are_counted(world):
-    seen = {}
-    plan = world.plan(limits=Limits(max_depth=2, max_total_children=7))
-    await world.tree(family(world, 5, seen), plan=plan, planner=planner(world)).run()
-    outcomes = [o.value for group in seen.values() for o in group]
-
-    assert 7 == sum(o.status is RunStatus.COMPLETED for o in outcomes)
-    assert {"children", "depth"} == {o.error.kind for o in outcomes if o.error}
-
-
-@pytest.mark.spec("reliability:SP02")
-async def test_children_of_one_call_are_bounded_in_number_and_at_once(world):
-    running = most = 0
-
-    async def work(request):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        return "done"
-
-    seen = {}
-
-    def machine(plan, state):
-        if plan.path:
-            yield CallModel(0, REQUEST)
-            return world.done(state)
-        return (yield from family(world, 20, seen, together=True)(plan, state))
-
-    plan = world.plan(limits=Limits(max_children=16, max_concurrent_children=4))
-    await world.tree(machine, plan=plan, planner=planner(world), models=world.Provider(default=work)).run()
-    statuses = [o.value.status for o in seen[""]]
-
-    assert 16 * [RunStatus.COMPLETED] + 4 * [RunStatus.FAILED] == statuses
-    assert 4 == most
-
-
-@pytest.mark.spec("reliability:SP06", "reliability:R6", "requirements:A17")
-async def test_what_children_use_counts_for_their_parent(world):
-    seen, provider = [], world.Provider(replies(5, input_tokens=50))
-
-    def machine(plan, state):
-        if plan.path:
-            seen.append((yield CallModel(0, REQUEST)))
-            return world.done(state)
-        yield Spawn(0, "worker")
-        yield Spawn(1, "worker")
-        seen.append((yield CallModel(2, REQUEST)))
-        return world.done(state)
-
-    def plan_child(parent, effect, path):
-        return world.plan(path=path), AgentState(run_id=path, agent_id="worker")
-
-    plan = world.plan(limits=Limits(max_tokens=105))
-    await world.tree(machine, plan=plan, planner=plan_child, models=provider).run()
-
-    assert [Value, Value, Failure] == [type(o) for o in seen]
 
 
 def test_the_estimate_of_a_request_counts_everything_that_is_sent():

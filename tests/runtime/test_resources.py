@@ -339,11 +339,10 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-PROC = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and descriptors are read from /proc")
-
-
-async def a_thousand_at_once() -> int:
-    """Let so many runs be under way at once, see that they end and leave nothing; return the bytes that are kept."""
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and descriptors are read from /proc")
+@pytest.mark.spec("reliability:RS02")
+async def test_a_thousand_runs_at_once_finish_within_their_memory():
     begun, all_there = 0, asyncio.Event()
 
     @tool(in_thread=False, requires_permission=False)
@@ -381,19 +380,5 @@ async def a_thousand_at_once() -> int:
     assert begun == RUNS
     assert {(RunStatus.COMPLETED, 2 * STEPS)} == {(r.status, len(r.state.message_history)) for r in results}
     assert (tasks, open_files) == (len(asyncio.all_tasks()), descriptors())
-    return grown
-
-
-@pytest.mark.deep
-@PROC
-@pytest.mark.spec("reliability:RS02")
-async def test_a_thousand_runs_at_once_finish_and_leave_nothing_behind():
-    await a_thousand_at_once()
-
-
-@pytest.mark.memory
-@PROC
-@pytest.mark.spec("reliability:RS02")
-async def test_a_thousand_runs_at_once_finish_within_their_memory():
     # 20 KiB for what is kept of 5 steps.
-    assert await a_thousand_at_once() < RUNS * STEPS // 5 * 20 * 1024
+    assert grown < RUNS * STEPS // 5 * 20 * 1024
