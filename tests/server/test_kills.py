@@ -308,7 +308,7 @@ async def test_a_cancelled_run_whose_server_was_killed_before_it_took_note_of_th
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("place", ["runs", "runs.db", "postgresql"])
+@pytest.mark.parametrize("place", ["runs.db"])
 @pytest.mark.spec("studio:SV3")
 async def test_of_two_servers_of_one_place_one_is_killed_and_the_other_goes_on(
     servers: list[Served], tmp_path: Path, where: Path | str

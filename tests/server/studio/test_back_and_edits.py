@@ -344,8 +344,7 @@ def test_the_agents_are_a_tree_and_each_shows_its_tools_prompts_and_place(page: 
 
 
 @pytest.mark.skipif(AXE is None, reason="needs axe-core")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1280)])
 def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
     page: Page, client: httpx2.Client, shop: Shop, scheme: str, width: int
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def test_the_list_tells_of_each_run_its_state_agent_steps_cost_time_and_what_it_
 
     assert 1 == len(asking) == len(ended)
     assert "asker" in asking[0]
-    assert all(part in ended[0] for part in ("completed", "talker", "4 steps", "0.0 s" if False else " s "))
+    assert all(part in ended[0] for part in ("completed", "talker", "4 steps"))
+    assert re.search(r" \d+(\.\d)? s ", ended[0])
     page.go("#/schedules")
     page.says("good night")
 
@@ -145,7 +147,7 @@ def test_a_run_is_started_by_a_form_of_its_agents_schema_with_limits(page: Page)
         "US dollars at most",
     ] == labels
     assert ["textarea", "textarea", "number", "select-one", "checkbox", "textarea", "text", "number", "number"] == kinds
-    assert "max_steps" == found["status"] or "completed" == found["status"]
+    assert "max_steps" == found["status"]
     with page.stage.client() as client:
         view = client.get(f"/runs/{run}/view").json()
     given = view["texts"][view["run"]["params"]]
@@ -516,7 +518,7 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
 
     assert (409, before) == (unseen, unresumed)
     assert not no_way
-    assert asked["tool_name"] == "paint" or asked["id"].startswith("doubt:")
+    assert "doubt:#1" == asked["id"]
     # The yes that stands in one where the call had not begun is not believed.
     (page.stage.place / "others.jsonl").write_bytes(b"".join(lines[:begun]))
     with page.stage.client() as client:
@@ -529,7 +531,7 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
 
 
 @pytest.mark.spec("studio:ST10")
-@pytest.mark.parametrize("kind", ["folder", "database", "postgresql"])
+@pytest.mark.parametrize("kind", ["database", "postgresql"])
 def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched(
     tmp_path: Any, kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -542,7 +544,7 @@ def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched
         engine = DurableEngine(on=on, db=request.getfixturevalue("db"), executor="stage", polling=0.1)
         stage = Stage(tmp_path / "other", engine=engine, runs=None, max_live=None)
     else:
-        stage = Stage(tmp_path, tmp_path / "runs.db" if kind == "database" else None)
+        stage = Stage(tmp_path, tmp_path / "runs.db")
     page = request.getfixturevalue("own")(stage)  # behind the database, which outlasts it so
     page.go("#/start/asker", "form")
     page.fill("form textarea", "a shelf")
