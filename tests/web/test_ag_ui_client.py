@@ -4,7 +4,6 @@ Pages that speak AG-UI: the real client of ``@ag-ui/client`` against ``serving.a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ToolContext, ToolResult, tool
-from stepengine.adapters.ag_ui import page_hooks
-from stepengine.data.hooks import Change
-from stepengine.permissions import Policy, Rule
-from stepengine.testing import ScriptedModel, tool_call, tool_calls
+from stepengine import STEP_ALL, Ask
+from stepengine.testing import tool_call, tool_calls
 
 from .npm import Script, running
+from .painter import Painter
 from .served import served
 
 COUNTERPARTS = (
@@ -29,45 +26,6 @@ COUNTERPARTS = (
 pytestmark = pytest.mark.deep
 WHERE = {"name": "where", "description": "Say where the user is.", "parameters": {"type": "object", "properties": {"exact": {"type": "boolean"}}}}  # fmt: skip
 PICK = {"name": "pick", "description": "Let the user pick."}
-
-
-class Painter:
-    """
-    An agent that mixes colours, which its page shares, and paints after it was asked; ``gate`` lets its ``dry`` return.
-    """
-
-    def __init__(self, *replies: Any, handler: Any = None) -> None:
-        self.gate = asyncio.Event()
-        self.seen: list[Any] = []
-
-        @tool
-        async def mix(ctx: ToolContext, colour: str) -> ToolResult:
-            """
-            Mix a colour.
-            """
-            self.seen.append(ctx.agent_state.context.get("colours"))
-            colours = {"all": [*(self.seen[-1] or {"all": []})["all"], colour]}
-            return ToolResult.text("mixed", change=Change(context={"colours": colours, "secret": "not for pages"}))
-
-        @tool
-        async def paint(what: str) -> str:
-            """
-            Paint something.
-            """
-            return f"The {what} is red now."
-
-        @tool
-        async def dry(what: str) -> str:
-            """
-            Wait until something is dry.
-            """
-            await self.gate.wait()
-            return f"The {what} is dry."
-
-        self.model = ScriptedModel(replies)
-        agent = AgentDefinition("painter", model="m/m", tools=[mix, paint, dry], handle_steps=handler)
-        policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry"), Rule.allow_tool("mix")])
-        self.engine = Engine([agent], models=self.model, permissions=policy, hooks=page_hooks())
 
 
 @asynccontextmanager
@@ -201,17 +159,6 @@ async def test_an_agent_with_a_handler_waits_for_the_page_s_tools_and_for_its_qu
     assert ([], "size L") == (told["problems"], told["outcome"]["result"])
 
 
-@pytest.mark.spec("interfaces:IF112")
-async def test_who_speaks_instead_of_the_page_s_tool_is_heard(packages: Path, tmp_path: Path) -> None:
-    painter = Painter(tool_call("where", {}), "As you like.")
-    async with talking(painter, packages, tmp_path) as page:
-        await page("run", text="Go.", tools=[WHERE])
-        told = await page("run", text="Never mind.", tools=[WHERE])
-
-    assert ([], "As you like.") == (told["problems"], told["outcome"]["result"])
-    assert "Never mind." in painter.model.calls[-1].messages[-1].text
-
-
 @pytest.mark.spec("interfaces:IF114")
 async def test_a_page_that_comes_back_is_shown_the_conversation_and_the_run_that_is_under_way(
     packages: Path, tmp_path: Path
@@ -266,14 +213,3 @@ async def test_the_context_of_a_page_is_what_the_model_is_told_and_no_history(pa
     first, second = [" ".join([m.text for m in request.tail]) for request in painter.model.calls]
     assert "the open file: a.txt" in first
     assert "a.txt" not in second
-
-
-@pytest.mark.spec("interfaces:IF112", "interfaces:IF113")
-@pytest.mark.parametrize("tools", [[{**PICK, "name": "paint"}], [PICK, PICK], [{**PICK, "name": "a b"}], [{**PICK, "name": "end_turn"}]])  # fmt: skip
-async def test_tools_of_a_page_that_cannot_be_offered_are_refused(tools: Any, packages: Path, tmp_path: Path) -> None:
-    painter = Painter("One.")
-    async with talking(painter, packages, tmp_path) as page:
-        told = await page("run", text="Go.", tools=tools)
-
-    assert told["problems"]
-    assert [] == painter.model.calls

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, tool
-from stepengine.permissions import Policy, Rule
-from stepengine.testing import ScriptedModel, tool_call, tool_calls
+from stepengine.testing import tool_call, tool_calls
 
 from .npm import Script, running
+from .painter import Painter
 from .served import served
 
 COUNTERPARTS = (
@@ -37,38 +36,6 @@ COUNTERPARTS = (
 VERSIONS = (5, 6, 7)
 WITH_APPROVALS = (6, 7)
 pytestmark = pytest.mark.deep
-
-
-class Painter:
-    """
-    An agent that paints after it was asked, and an engine of its own; ``gate`` lets its ``dry`` return.
-    """
-
-    def __init__(self, *replies: Any) -> None:
-        self.gate, self.has_painted = asyncio.Event(), asyncio.Event()
-        self.painted: list[str] = []
-
-        @tool
-        async def paint(what: str) -> str:
-            """
-            Paint something.
-            """
-            self.painted.append(what)
-            self.has_painted.set()
-            return f"The {what} is red now."
-
-        @tool
-        async def dry(what: str) -> str:
-            """
-            Wait until something is dry.
-            """
-            await self.gate.wait()
-            return f"The {what} is dry."
-
-        self.model = ScriptedModel(replies)
-        agent = AgentDefinition("painter", model="m/m", tools=[paint, dry])
-        policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry")])
-        self.engine = Engine([agent], models=self.model, permissions=policy)
 
 
 @asynccontextmanager

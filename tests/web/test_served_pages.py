@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -326,18 +327,17 @@ async def test_while_a_run_is_under_way_nothing_else_is_said_and_when_it_was_can
 
 @pytest.mark.spec("studio:SV11")
 async def test_of_two_who_take_a_turn_at_once_one_is_told_that_it_came_too_late(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as page:
+    painter = Painter()
+    async with paging(tmp_path, painter) as page:
         await page.say("One.")
-        answers = await asyncio.gather(
-            *[page.client.post("/ag-ui/painter", json=run_input(f"Both {n}.", "t")) for n in range(4)]
-        )
+        asked = [asyncio.create_task(page.client.post("/ag-ui/painter", json=run_input("Dry.", "t"))) for _ in range(4)]
+        late = [await one for one in islice(asyncio.as_completed(asked), 3)]
+        painter.gate.set()
+        taken = [one.status_code for one in await asyncio.gather(*asked)].count(200)
         after = await page.say("Two.")
 
-    taken = [n for n, answer in enumerate(answers) if answer.status_code == 200]
-    assert taken
-    assert {(409, "under_way")} >= {refused(one) for one in answers if one.status_code != 200}
-    said = text_of(after)
-    assert all((f"Both {n}." in said) == (n in taken) for n in range(4))
+    assert ([(409, "under_way")] * 3, 1) == ([refused(one) for one in late], taken)
+    assert "You said ['One.', 'Dry.', 'Two.']." == text_of(after)
 
 
 @pytest.mark.deep

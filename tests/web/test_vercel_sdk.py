@@ -55,11 +55,10 @@ async def test_a_page_reads_every_run_and_complains_of_what_failed_only(
 @pytest.mark.spec("interfaces:IF30", "interfaces:IF32", "interfaces:IF44")
 @pytest.mark.parametrize("version", [6, 7])
 @pytest.mark.parametrize("approved", [True, False])
-@pytest.mark.parametrize("name", ["permission", "permission in a child"])
 async def test_a_page_asks_for_an_approval_and_reads_what_becomes_of_it(
-    name: str, approved: bool, version: int, packages: Path
+    approved: bool, version: int, packages: Path
 ) -> None:
-    agent, replies = SCENES[name]
+    agent, replies = SCENES["permission in a child"]
     async with engine([*replies, "Ended.", "Ended."]) as running:
         message, before = await read(running.stream(agent, "go", session_id="t"), version, packages)
         (asked,) = [part for part in message["parts"] if part.get("state") == "approval-requested"]
