@@ -66,9 +66,6 @@ def test_bisecting_finds_the_commit_and_passes_over_those_that_cannot_be_loaded(
     git("bisect", "start", "HEAD", "HEAD~7")
     said = git("bisect", "run", "sh", "-c", SKIPPING.format(python=sys.executable))
 
-    tried = [line for line in said.splitlines() if line.startswith("Bisecting:")]
-    print(f"{len(tried)} bisections; {said.strip().splitlines()[-1]}")
-
     assert "is the first bad commit" in said
     assert "commit 5" in said[said.index("is the first bad commit") :]
     assert "125" in said or "skip" in git("bisect", "log")

@@ -45,7 +45,7 @@ def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) ->
     assert (0.4, 0.1, 0.0) == (summary["changed"], summary["left"], summary["failed"])
     # 0.04 dollars as recorded, 0.05 now, in each of the nine runs that have an end.
     assert 1.25 == pytest.approx(summary["cost_ratio"])
-    assert "1.12" == report["spent"][:4] or float(report["spent"]) == pytest.approx(2 * (9 * 0.05 + 0.015))
+    assert "0.930" == report["spent"]  # twice nine runs of five cents and one of one and a half
     assert not Path("looked.txt").exists()
 
 
@@ -187,7 +187,6 @@ def test_a_baseline_takes_out_what_the_old_agent_does_by_itself(ten: Any) -> Non
 @pytest.mark.parametrize(
     ("more", "code"),
     [
-        ((), Exit.COMPLETED),
         (("--fail-on", "changed > 0.1"), Exit.FAILED),
         (("--fail-on", "changed > 0.4"), Exit.COMPLETED),
         (("--fail-on", "cost > 1.1"), Exit.FAILED),

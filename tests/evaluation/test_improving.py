@@ -83,7 +83,8 @@ def replies(request):
         value = now + " Be nice."
     return tool_call("change", {"part": "system_prompt", "value": value, "why": "It is asked for."}, cost="0.01")
 '''
-BASE = ("compare", "improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q", "--trust", "")
+BASE = ["compare", "improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q"]
+BOTH = ["compare", "improve", "both.py", "--eval", "both.py", "--script", "both.py", "-q", "--seed", "1", "--out", "o"]
 
 
 @pytest.fixture
@@ -102,19 +103,7 @@ def improve(folder: Any, *words: str, code: int = 0, out: str = "o") -> Any:
     Type the command, and return what it says: its results where it has some, else what stands on stderr.
     """
     place = () if "--continue" in words else ("--out", out)
-    typed = (
-        "compare",
-        "improve",
-        "greeter.py",
-        "--eval",
-        "greeting.py",
-        "--script",
-        "reflecting.py",
-        "-q",
-        *place,
-        *words,
-    )
-    result = folder.type(*typed, code=code)
+    result = folder.type(*BASE, *place, *words, code=code)
     file = Path(out, "results.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else result.stderr
 
@@ -182,19 +171,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_tw
     whole = improve(greeting, "--budget", "1", "--seed", "2", "--concurrency", "1", out="whole")
     asked = Path("asked.txt").read_text().splitlines()
     Path("asked.txt").unlink()
-    typed = [
-        sys.executable,
-        "-m",
-        "stepengine",
-        "compare",
-        "improve",
-        "greeter.py",
-        "--eval",
-        "greeting.py",
-        "--script",
-        "reflecting.py",
-        "-q",
-    ]
+    typed = [sys.executable, "-m", "stepengine", *BASE]
     more = ["--budget", "1", "--seed", "2", "--concurrency", "1", "--out", "o"]
     environment = {**os.environ, "DIES": str(dies), "PYTHONPATH": f"{ROOT}{os.pathsep}{greeting.path}"}
     done = subprocess.run([*typed, *more], check=False, capture_output=True, env=environment, timeout=120)
@@ -232,7 +209,7 @@ def test_the_budget_is_exceeded_by_no_more_than_one_call(greeting: Any, budget: 
     """
     With next to nothing it is undecided, with a little nothing is tried, with enough it is found.
     """
-    result = greeting.type(*BASE[:-2], "--out", "o", "--seed", "1", "--budget", budget, code=code)
+    result = greeting.type(*BASE, "--out", "o", "--seed", "1", "--budget", budget, code=code)
     made = json.loads(Path("o/results.json").read_text())
     lines = [json.loads(line) for line in Path("o/bought.jsonl").read_text().splitlines()]
     paid = [Decimal(line["paid"]) for line in lines if "paid" in line]
@@ -359,22 +336,7 @@ def test_what_a_change_does_not_touch_is_not_paid_again(folder: Any) -> None:
     Versions of the second prompt share the calls of the first one; of the cases that decide those are made once, too.
     """
     folder.write("both.py", TWO_CALLS)
-    folder.type(
-        "compare",
-        "improve",
-        "both.py",
-        "--eval",
-        "both.py",
-        "--script",
-        "both.py",
-        "-q",
-        "--budget",
-        "1",
-        "--seed",
-        "1",
-        "--out",
-        "o",
-    )
+    folder.type(*BOTH, "--budget", "1")
     asked = Path("asked.txt").read_text().split()
 
     assert 10 == asked.count("plan")
@@ -553,12 +515,12 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
 @pytest.mark.deep
 def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
-    budget = greeting.type(*BASE[:-2], "--continue", "o", "--budget", "2", code=Exit.USAGE).stderr
-    again = greeting.type(*BASE[:-2], "--out", "o", "--budget", "1", code=Exit.USAGE).stderr
+    budget = greeting.type(*BASE, "--continue", "o", "--budget", "2", code=Exit.USAGE).stderr
+    again = greeting.type(*BASE, "--out", "o", "--budget", "1", code=Exit.USAGE).stderr
     asked = Path("asked.txt").read_text()
     ended = improve(greeting, "--continue", "o")
     greeting.write("greeter.py", GREETER.replace("people", "persons"))
-    other = greeting.type(*BASE[:-2], "--continue", "o", code=Exit.USAGE).stderr
+    other = greeting.type(*BASE, "--continue", "o", code=Exit.USAGE).stderr
 
     assert "the budget of o is 1 US dollars" in " ".join(budget.split())
     assert "already contains a search" in again
@@ -573,9 +535,9 @@ def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: 
     improve(greeting, "--budget", "1", "--seed", "1", "--blame", "2")
     typed = {"--seed": "2", "--blame": "4", "--versions": "9", "--concurrency": "1", "--reflect-model": "a/b"}
     for option, value in typed.items():
-        said = greeting.type(*BASE[:-2], "--continue", "o", option, value, code=Exit.USAGE).stderr
+        said = greeting.type(*BASE, "--continue", "o", option, value, code=Exit.USAGE).stderr
         assert f"{option} of o is" in " ".join(said.split())
-    model = greeting.type(*BASE[:-2], "--continue", "o", "--model", "a/b", code=Exit.USAGE).stderr
+    model = greeting.type(*BASE, "--continue", "o", "--model", "a/b", code=Exit.USAGE).stderr
     ended = improve(greeting, "--continue", "o", "--seed", "1", "--blame", "2", "--versions", "60")
 
     assert "is a search with another" in " ".join(model.split())
@@ -590,7 +552,7 @@ def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(
     left = Path("o/improver.jsonl").read_text().splitlines(keepends=True)[:lines]
     Path("p").mkdir()
     Path("p/improver.jsonl").write_text("".join(left))
-    refused = greeting.type(*BASE[:-2], "--continue", "p", code=Exit.USAGE).stderr
+    refused = greeting.type(*BASE, "--continue", "p", code=Exit.USAGE).stderr
 
     assert "'p' is not a folder of a search" in " ".join(refused.split())
     assert improve(greeting, "--budget", "1", "--seed", "1", out="p")["is_better"]
@@ -602,7 +564,7 @@ def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(gree
     edited = GREETER.replace("people", "people and animals")
     edits = f'noted("reflecting")\n    Path("greeter.py").write_text({edited!r})'
     greeting.write("reflecting.py", "from pathlib import Path\n" + REFLECTING.replace('noted("reflecting")', edits))
-    said = greeting.type(*BASE[:-2], "--budget", "1", "--seed", "1", "--out", "o", "--write", code=Exit.FAILED)
+    said = greeting.type(*BASE, "--budget", "1", "--seed", "1", "--out", "o", "--write", code=Exit.FAILED)
 
     assert edited == Path("greeter.py").read_text()
     assert "it was edited during the search" in " ".join(said.stdout.split())
@@ -708,22 +670,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Shelf {n}", replies=replies) for n
 @pytest.mark.deep
 def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder: Any) -> None:
     folder.write("both.py", LOOKING)
-    folder.type(
-        "compare",
-        "improve",
-        "both.py",
-        "--eval",
-        "both.py",
-        "--script",
-        "both.py",
-        "-q",
-        "--budget",
-        "1",
-        "--seed",
-        "1",
-        "--out",
-        "o",
-    )
+    folder.type(*BOTH, "--budget", "1")
     shown = Path("shown.txt").read_text()
 
     assert "<part name='system_prompt'>\nLook.\n</part>" in shown
@@ -744,25 +691,7 @@ def test_nobody_is_blamed_by_a_check_that_reads_files(folder: Any, check: str) -
         "TRIED =", f"def is_there(run):\n    return {check}\n\nTRIED ="
     )
     folder.write("both.py", source)
-    folder.type(
-        *(
-            "compare",
-            "improve",
-            "both.py",
-            "--eval",
-            "both.py",
-            "--script",
-            "both.py",
-            "-q",
-            "--budget",
-            "0.1",
-            "--seed",
-            "1",
-            "--out",
-            "o",
-        ),
-        code=1,
-    )
+    folder.type(*BOTH, "--budget", "0.1", code=1)
 
     assert "is to blame" not in Path("shown.txt").read_text()
     assert "a run that goes on from its middle has no files" in Path("o/improver.jsonl").read_text()

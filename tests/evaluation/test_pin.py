@@ -90,7 +90,6 @@ def test_the_test_that_is_written_fails_and_passes_when_the_handler_is_repaired(
     assert "the test fails, as it has to: output == 3 does not hold" in said.stderr
     assert (1, 0) == (before.returncode, after.returncode), before.stdout + after.stdout
     assert "output == 3 does not hold" in before.stdout
-    print(before.stdout.splitlines()[-1], "|", after.stdout.splitlines()[-1])
     assert not (clerk.path / "asked.txt").exists()
 
 
@@ -127,17 +126,8 @@ def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, mon
     clerk.write("tests/ready.txt", "")
     monkeypatch.chdir(clerk.path / "tests")
 
-    said = clerk.type(
-        "compare",
-        "pin",
-        "../runs/wrong.jsonl",
-        "--check",
-        "output == 3",
-        "--agent",
-        "../agents/clerk.py",
-        "--dir",
-        "journals",
-    )
+    check = ["--check", "output == 3", "--agent", "../agents/clerk.py", "--dir", "journals"]
+    said = clerk.type("compare", "pin", "../runs/wrong.jsonl", *check)
 
     assert ["test_pin_wrong.py", "journals/wrong.jsonl"] == said.stdout.split()
     assert "output == 3 does not hold" in passes(clerk, "wrong")

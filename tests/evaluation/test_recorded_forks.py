@@ -36,11 +36,8 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
-from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.recorded_forks import Called, Purse
-from stepengine.journal.recorded_part import RecordedPart
-from stepengine.journal.records import Intent
 from stepengine.runtime.clock import SystemClock
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -422,25 +419,6 @@ async def test_such_a_fork_can_be_kept_in_a_file_which_holds_no_run_yet(office: 
     assert replayed.output == again.result.output
 
 
-@pytest.mark.spec("evaluation:JG8")
-def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: Any) -> None:
-    """
-    Both children looked at the common shelf and saw something else: each gets its own, whichever asks first.
-    """
-    history = office.journal.history()
-    common = {
-        path: address
-        for address, intent in history.intents.items()
-        if intent.type == "tool_call" and history.form(intent)["input"]["shelf"] == "common"
-        for path in [address[0]]
-    }
-    for path in ("2", "1", ""):
-        past = RecordedPart(office.journal.history(), Fingerprints(office.journal.redactor))
-        asked = Intent(path, 99, history.form(history.intents[common[path]]))
-
-        assert common[path] == past.find_equal_unused(asked)
-
-
 @pytest.mark.spec("evaluation:JG7")
 async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None:
     """
@@ -504,7 +482,6 @@ async def test_a_model_answers_anew_only_where_that_is_asked_for() -> None:
     async with Engine([agent], models=ScriptedModel(["new"])) as engine:
         assert "old" == (await engine.replay(journal)).text
         assert "new" == (await engine.replay(journal, live=["model_call"])).text
-        assert not hasattr(engine, "debug")
 
 
 # --- children in the background, and waits -----------------------------------------------------------------------------
