@@ -99,7 +99,7 @@ async def test_the_example_of_the_typescript_sdk_is_led_three_at_once_and_replay
     assert result.unwrap() == again.unwrap()
 
 
-@pytest.mark.spec("interfaces:IF120", "interfaces:IF121", "interfaces:IF122")
+@pytest.mark.spec("interfaces:IF120", "interfaces:IF121", "interfaces:IF122", "interfaces:IF127")
 async def test_an_agent_of_ours_is_led_as_any_other_with_its_edits_allowed_and_its_session_loaded(
     project: Path, tmp_path: Path
 ) -> None:

@@ -99,7 +99,7 @@ async def test_a_tool_that_becomes_one_for_the_page_only_is_not_called_any_more(
         result = await engine.run("worker", GO)
 
     assert "error" == result.tool_calls[0].result.status
-    assert 1 >= len(foreign.called)
+    assert 1 == len(foreign.called)
 
 
 @pytest.mark.spec("interfaces:IF181")
@@ -303,16 +303,10 @@ async def test_no_schema_below_the_top_names_its_dialect() -> None:
     assert {"a": plain, "b": {"if": plain, "then": plain}} == model.calls[0].tools[0].input_schema["properties"]
 
 
-def deep(levels: int) -> dict[str, Any]:
-    return {"type": "object", "properties": {"a": deep(levels - 1)}} if levels else {"type": "string"}
-
-
 @pytest.mark.spec("interfaces:IF62")
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"input_schema": deep(40)}, "nested more than 32 deep"),
-        ({"input_schema": {**OBJECT, "description": "x" * 70_000}}, "more than 64 KiB"),
         ({"input_schema": {"type": "object", "properties": {"a b": {}}}}, "the parameter name 'a b'"),
         ({"input_schema": {"type": "object", "properties": {"a": {"$ref": "https://evil.example/x"}}}}, "$ref"),
         ({"input_schema": {**OBJECT, "default": 10**4300}}, "has more than 4,300 digits"),

@@ -415,20 +415,6 @@ def test_a_protocol_without_tasks_costs_the_tools_that_only_run_as_one() -> None
 
 
 @pytest.mark.spec("interfaces:IF62")
-async def test_one_odd_tool_costs_itself_alone_and_the_log_says_why(odd: Any) -> None:
-    source = odd("tools")
-
-    found = await source.listing("odd")
-    await source.aclose()
-
-    assert ["look"] == [one["name"] for one in found["tools"]]
-    assert ["'?'", "'?'", "'hinted'", "'listed'", "'look'", "'unschemed'"] == sorted(
-        [reason.partition(":")[0] for reason in found["left_out"]]
-    )
-    assert "'unschemed': it is not what the protocol knows: inputSchema: Field required" in found["left_out"]
-
-
-@pytest.mark.spec("interfaces:IF62")
 async def test_a_server_that_has_no_prompts_and_resources_after_all_fails_no_run(odd: Any) -> None:
     source = odd("lies", prompts=True, resources=True, log_level="info", subscribe=["a://b"], start_timeout=30)
     model = ScriptedModel([tool_call("mcp_resources_odd", {}), tool_call("mcp_read_odd", {"uri": "a://b"}), LOOK, "ok"])

@@ -60,10 +60,7 @@ def gated(odd: Any, tmp_path: Path) -> Any:
         os.close(LET_GO.pop())
 
 
-@pytest.mark.parametrize("turn", range(4))
-async def test_an_engine_that_is_closed_leaves_a_server_to_the_others_that_have_it(
-    gated: Any, agent: Any, turn: int
-) -> None:
+async def test_an_engine_that_is_closed_leaves_a_server_to_the_others_that_have_it(gated: Any, agent: Any) -> None:
     source, taken, go = gated
     one, other = [Engine([agent(source)], models=looks()) for _ in range(2)]
 

@@ -70,15 +70,6 @@ def test_what_is_no_list_stays_what_it_is(result: Any) -> None:
     assert {"tools": 5, "more": result} == sifted({"tools": 5, "more": result})
 
 
-def test_resources_that_nobody_can_read_are_left_out_and_prompts_have_a_reason() -> None:
-    resources = sifted({"resources": [{"uri": "a://b", "name": "b"}, {"name": "no address"}]})
-    prompts = sifted({"prompts": [{"name": "ask"}, {"name": "odd", "arguments": 5}]})
-
-    assert [{"uri": "a://b", "name": "b"}] == resources["resources"]
-    assert ["ask", "odd"] == [one["name"] for one in prompts["prompts"]]
-    assert "arguments" in prompts["prompts"][1]["_meta"][ODD]
-
-
 @given(task=json_values())
 def test_a_call_that_became_a_task_is_a_result_that_says_so(task: Any) -> None:
     made = sifted({"task": task, "_meta": {"a": 1}})

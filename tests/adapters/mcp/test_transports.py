@@ -80,11 +80,6 @@ async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> N
     assert 1_000 == len(model.calls[0].tools)
 
 
-@pytest.mark.spec("reliability:MC12", "interfaces:IF65")
-async def test_roots_and_sampling_are_refused_by_default(odd: Any, agent: Any) -> None:
-    assert [("ok", "refused, refused")] == await texts(odd("roots"), agent, LOOK)
-
-
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
