@@ -43,7 +43,8 @@ def test_the_wheel_holds_one_top_level_name(wheel: zipfile.Path) -> None:
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_says_that_it_is_typed(wheel: zipfile.Path) -> None:
-    package = {file.relative_to(ROOT).as_posix() for file in (ROOT / "stepengine").rglob("*.py")}
+    files = [file for file in (ROOT / "stepengine").rglob("*") if file.is_file() and file.suffix != ".pyc"]
+    package = {file.relative_to(ROOT).as_posix() for file in files}
 
     assert set() == package - names(wheel)
     assert "stepengine/py.typed" in names(wheel)
