@@ -22,6 +22,7 @@ from tests.machine.world import (
     call,
     limits,
     play,
+    play_adding,
     reply,
     thought,
 )
@@ -141,9 +142,7 @@ def test_a_text_that_ends_the_turn_leaves_the_handler_running_and_skips_what_fol
         log.append((yield STEP).steps_complete)
         yield y.StepText("more")
 
-    played = play(
-        agent(handler, tools=["add"]), World(replies=[reply(call("add"))], tools={"add": adding}), tools=[ADD]
-    )
+    played = play_adding(handler, [reply(call("add"))])
     assert log == [
         (False, ["error", "ok", "skipped"]),
         (False, ["error", "ok", "skipped"]),
@@ -253,30 +252,23 @@ def test_of_ten_thousand_steps_every_earlier_state_is_still_what_it_was():
     kept, seen = [], {}
 
     def handler(ctx):
-        while True:
-            state = (yield STEP).agent_state
+        is_complete = False
+        while not is_complete:
+            result = yield STEP
+            is_complete, state = result.steps_complete, result.agent_state
             kept.append((state, len(state.message_history), state.message_history[-1], state.usage, state.next_call))
             if len(kept) % 1_000 == 0:
                 seen[len(kept) - 1] = tuple(state.message_history)
-            if len(kept) == steps:
-                return
 
-    world = World(replies=lambda k: reply(call("add", a=k)), tools={"add": adding})
-    play(agent(handler, tools=["add"], limits=limits(max_steps=steps)), world, tools=[ADD])
-    assert len(kept) == steps
+    world = World(replies=lambda k: reply(call("add", a=k)) if k < steps else reply("done"), tools={"add": adding})
+    definition = agent(handler, tools=["add"], limits=limits(max_steps=steps + 1))
+    played = play(definition, world, tools=[ADD])
+    assert len(kept) == steps + 1
     for state, length, last, usage, next_call in kept:
         history = state.message_history
         assert (len(history), state.usage, state.next_call) == (length, usage, next_call)
         assert history[-1] is last
     assert all(tuple(kept[index][0].message_history) == messages for index, messages in seen.items())
-
-
-@pytest.mark.deep
-def test_ten_thousand_steps_end_with_the_right_sums():
-    definition = agent(tools=["add"], limits=limits(max_steps=10_001))
-    steps = 10_000
-    world = World(replies=lambda k: reply(call("add", a=k)) if k < steps else reply("done"), tools={"add": adding})
-    played = play(definition, world, tools=[ADD])
     state = played.state
     assert (played.output, state.step_index, state.steps_remaining, state.next_call) == (
         "done",

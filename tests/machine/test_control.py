@@ -7,18 +7,18 @@ from typing import get_args
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Gather
+from stepengine.data.effects import CallModel, Gather
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
-from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Action, Asking, Control, Spawning
 from stepengine.data.transcript import Transcript
-from stepengine.errors import StepEngineError, ToolInputError, ToolNotAvailable
+from stepengine.errors import ToolInputError, ToolNotAvailable
+from stepengine.machine import run_agent
 from stepengine.machine.control import HANDLER_ONLY
-from stepengine.machine.state import RunState
-from tests.machine.world import ADD, KNOWN, STEP, World, adding, agent, call, lines, plan_of, play, reply
+from tests.machine.world import KNOWN, STEP, World, agent, call, lines, plan_of, play, play_adding, reply, yielding
 
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
 
@@ -148,7 +148,7 @@ def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form
         for _ in range(7):
             yield y.ToolCall("add")
 
-    played = play(agent(handler, tools=["add"]), World(replies=[reply("x")], tools={"add": adding}), tools=[ADD])
+    played = play_adding(handler, [reply("x")])
     assert [c.tool_call_id for c in played.calls] == ["c2", "c3", "c4", "c5", "c6", "c8", "c9"]
 
 
@@ -213,8 +213,7 @@ def test_ids_of_a_view_are_not_used_again():
         yield y.ToolCall("add")
 
     hooks = Hooks(pre_step=[lambda ctx: Change(view=pair("c1"))])
-    world = World(replies=[reply("x")], tools={"add": adding})
-    played = play(agent(handler, tools=["add"], hooks=hooks), world, tools=[ADD])
+    played = play_adding(handler, [reply("x")], hooks=hooks)
     assert played.calls[0].tool_call_id == "c2"
     assert lines(played.state.view) == [
         "assistant: [add c1]",
@@ -226,12 +225,17 @@ def test_ids_of_a_view_are_not_used_again():
 
 
 def test_a_driver_that_answers_nonsense_is_told_so():
-    run = RunState(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state, {})
-    effect = play(agent(), World(replies=[reply("x")])).models[0]
-    with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
-        run.effects.receive(5, effect)
-    with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):
-        run.effects.receive(None, Gather((effect,)))
+    def error_of(asked, kind, outcome):
+        machine = run_agent(plan_of(agent(yielding(asked))), AgentState(run_id="r1", agent_id="tester"))
+        sent = None
+        while True:
+            try:
+                sent = outcome if type(machine.send(sent)) is kind else None
+            except StopIteration as end:
+                return str(end.value.error)
+
+    assert "answered a CallModel with 5" in error_of(STEP, CallModel, 5)
+    assert "answered a Gather of 1 with None" in error_of(y.Parallel(y.Perform(int)), Gather, None)
 
 
 @pytest.mark.spec("generator-contract:L41")

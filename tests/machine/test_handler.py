@@ -41,6 +41,7 @@ from tests.machine.world import (
     child,
     limits,
     play,
+    play_adding,
     reply,
 )
 
@@ -60,7 +61,7 @@ def test_the_handler_runs_before_the_first_model_call_and_after_each_step_it_ask
         log.append("model")
         return reply(call("add"), call("add"))
 
-    played = play(agent(handler, tools=["add"]), World(replies=model, tools={"add": adding}), tools=[ADD])
+    played = play_adding(handler, model)
     assert log == ["first", "called", "model", "stepped"]
     assert [type(e).__name__ for e in played.leaves] == ["CallTool", "CallModel", "CallTool", "CallTool"]
 
@@ -76,19 +77,6 @@ def test_a_handler_that_never_steps_calls_no_model_and_its_value_is_the_output()
     assert played.models == []
 
 
-@pytest.mark.spec("generator-contract:G12", "generator-contract:G1", "requirements:H16")
-def test_an_agent_without_a_handler_behaves_as_one_that_yields_step_all():
-    def handler(ctx):
-        yield STEP_ALL
-
-    def run(given):
-        replies = [reply(call("add", a=1)), reply("done")]
-        return play(agent(given, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
-
-    assert run(None).tokens == run(handler).tokens
-    assert run(None).finished == run(handler).finished
-
-
 @pytest.mark.spec("generator-contract:G17", "generator-contract:G50")
 def test_step_all_parks_the_handler_until_the_turn_ends_and_it_may_go_on():
     log = []
@@ -101,7 +89,7 @@ def test_step_all_parks_the_handler_until_the_turn_ends_and_it_may_go_on():
         log.append((result.steps_complete, result.agent_state.step_index))
 
     replies = [reply(call("add")), reply("one"), reply("two"), reply(call("add"))]
-    played = play(agent(handler, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
+    played = play_adding(handler, replies)
     assert log == [(True, 2), (True, 3), (False, 4)]
     assert played.output == "one\n\ntwo"
     assert played.state.steps_remaining == 46
@@ -117,7 +105,7 @@ def test_steps_complete_says_whether_the_last_step_ended_the_turn_and_calls_do_n
             log.append((result.steps_complete, len(result.tool_results), result.tool_result is not None))
 
     replies = [reply(call("add")), reply("done")]
-    play(agent(handler, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
+    play_adding(handler, replies)
     called, stepped = (1, True), (0, False)
     assert log == [
         (False, *called),
@@ -164,14 +152,17 @@ def test_the_context_holds_prompt_params_state_model_time_and_a_seeded_random():
         seen["random"] = ctx.random.random()
         yield y.Perform(lambda: 1)
         seen["later"] = ctx.now()
+        yield y.Parallel(y.Perform(int), y.Perform(int))
+        seen["after both"] = ctx.now()
 
     definition = agent(handler, system_prompt="be good", instructions_prompt="look first", step_prompt="short")
     start = AgentState(run_id="r1", agent_id="tester", system_prompt="be good")
-    world = World(at={0: Value(1, 1500)})
+    world = World(at={0: Value(1, 1500), 1: Value(1, 3000), 2: Value(2, 2000)})
     played = play(definition, world, state=start, prompt="go", params={"depth": 2}, params_json={"depth": 2})
     assert seen["first"] == ("go", {"depth": 2}, "test/model", CREATED, "be good")
     assert seen["history"] == [('go\n\n{\n  "depth": 2\n}', ("USER_PROMPT",)), ("look first", ("INSTRUCTIONS_PROMPT",))]
     assert seen["later"] == CREATED + timedelta(milliseconds=1500)
+    assert seen["after both"] == CREATED + timedelta(milliseconds=3000)
     assert seen["random"] == 0.13436424411240122
     assert played.seen(RunStarted) == [RunStarted(own_id="r1", agent_id="tester", prompt="go", params={"depth": 2})]
 
@@ -465,7 +456,7 @@ def test_what_is_said_from_another_thread_is_refused_and_not_shown(speak):
     assert not [e for e in played.events if isinstance(e, Notification | LogLine)]
 
 
-@pytest.mark.spec("generator-contract:G12")
+@pytest.mark.spec("generator-contract:G12", "generator-contract:G1", "requirements:H16")
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize(
     ("last", "bounds"),

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
-from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError
-from stepengine.machine.history import EXPIRED, SLICE_MESSAGES, RunHistory, state_without_opening
+from stepengine.machine.history import SLICE_MESSAGES, RunHistory
 from tests.machine.world import lines
 
 
@@ -60,31 +59,6 @@ def test_what_cannot_be_paired_changes_nothing():
     assert lines(past.record) == lines(past.view) == ["user: a"]
 
 
-@pytest.mark.spec("generator-contract:L35")
-def test_messages_leave_both_sides_when_their_time_is_over():
-    step, prompt = said("step", ttl="agent_step"), said("prompt", ttl="user_prompt")
-    past = history(step, said("kept"), prompt)
-    past.add([said("new", ttl="agent_step"), said("stays")])
-    past.replace(None, Transcript([prompt, said("seen")]))
-    past.expire("agent_step")
-    assert lines(past.record) == ["user: kept", "user: prompt", "user: stays"]
-    assert lines(past.view) == ["user: prompt", "user: seen"]
-    assert lines(past.added()) == ["user: stays"]
-    past.expire("user_prompt")
-    assert lines(past.record) == ["user: kept", "user: stays"]
-    assert lines(past.view) == ["user: seen"]
-
-
-@pytest.mark.spec("requirements:I12")
-def test_only_the_newest_results_of_an_ephemeral_tool_are_shown():
-    past = history(keeps={"look": 1})
-    for number in range(3):
-        past.commit(calling(f"c{number}"), [result(f"c{number}", text=str(number))])
-    past.expire_results()
-    assert [m.text for m in past.view if type(m) is ToolMessage] == [EXPIRED, EXPIRED, "2"]
-    assert [m.text for m in past.record if type(m) is ToolMessage] == ["0", "1", "2"]
-
-
 def test_the_last_word_holds_until_something_is_said_after_it():
     past = history(AssistantMessage("before the run"))
     assert past.get_last_answer() == ""
@@ -112,29 +86,6 @@ def test_what_was_said_last_is_found_behind_any_number_of_calls_but_not_before_t
     past.commit(calling("c", text="more"), [result("c")])
     work("d")
     assert past.get_last_answer() == ("more" if calls else "thinking aloud\n\nmore")
-
-
-def test_a_child_inherits_what_stands_and_what_the_open_reply_said_before_its_call():
-    past = history(said("a"), said("soon gone", ttl="agent_step"))
-    reply = AssistantMessage((TextPart("I will ask"), ToolCallPart("c1", "spawn", {}), TextPart("after")))
-    past.hold(reply)
-    sides = past.inheritable("c1")
-    assert lines(sides.record) == ["user: a", "assistant: I will ask"]
-    assert sides.view is sides.record
-    past.hold(None)
-    assert lines(past.inheritable().record) == ["user: a"]
-    assert len(past.record) == 2
-
-
-def test_an_inline_child_leaves_its_history_without_what_it_was_lent():
-    past = history(said("a"))
-    past.hold(AssistantMessage((TextPart("I will prune"), ToolCallPart("c1", "spawn", {}))))
-    lent = past.inheritable("c1").record
-    asked = said("prune")
-    state = AgentState(message_history=lent.append(asked).append(AssistantMessage("pruned")))
-    sides = past.history_after_inline(state_without_opening(state, [asked]), "c1")
-    assert lines(sides.record) == ["user: a", "assistant: pruned"]
-    assert sides.view is sides.record
 
 
 @pytest.mark.spec("requirements:X11")

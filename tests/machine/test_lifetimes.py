@@ -14,8 +14,8 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
-from tests.machine.batches import ANY, NAMES, TOOLS, run
-from tests.machine.world import STEP, World, agent, call, child, hooks, play, reply, thought
+from tests.machine.batches import ANY, NAMES, TOOLS
+from tests.machine.world import STEP, World, agent, call, child, hooks, play, reply
 
 
 def add(content, role="user", **fields):
@@ -177,47 +177,3 @@ def test_a_child_inherits_what_the_model_said_in_an_earlier_step_once():
 
     assert [["go", "I add.", "0"]] == seen
     assert played.status is RunStatus.COMPLETED
-
-
-@pytest.mark.spec("generator-contract:L31", "generator-contract:L32")
-def test_prompts_stand_where_the_contract_says_and_step_prompts_come_last_and_are_never_stored():
-    world = World(replies=[reply(call("add")), reply("done")], tools=ANY)
-    played = run(
-        world=world,
-        system_prompt="The system.",
-        instructions_prompt="Be exact.",
-        step_prompt="Mind the step.",
-        tools=NAMES,
-    )
-    reminder = "<system-reminder>\nMind the step.\n</system-reminder>"
-
-    for request in world.requests:
-        assert [(m.text, m.tags) for m in request.messages[:2]] == [
-            ("go", ("USER_PROMPT",)),
-            ("Be exact.", ("INSTRUCTIONS_PROMPT",)),
-        ]
-        assert [(m.role, m.text, m.tags) for m in request.tail] == [("user", reminder, ("STEP_PROMPT",))]
-        assert "The system." not in str(texts(request.all_messages))
-    assert reminder not in texts(played.history)
-    assert 1 == texts(played.history).count("Be exact.")
-    shared = len(world.requests[0].messages)
-    assert world.requests[1].messages[:shared] == world.requests[0].messages[:shared]
-
-
-@pytest.mark.spec("generator-contract:L32")
-def test_prompt_and_params_are_one_user_message_and_users_text_goes_in_as_it_is():
-    world = World(replies=[reply("x")])
-    play(agent(None), world, prompt="<b>do</b>", params_json={"k": [1]})
-
-    assert texts(world.requests[0].messages) == ['<b>do</b>\n\n{\n  "k": [\n    1\n  ]\n}']
-
-
-@pytest.mark.spec("requirements:B12")
-def test_a_reply_is_one_message_with_its_parts_in_the_order_received_and_results_follow_in_call_order():
-    parts = [thought("a"), "one", call("add", a=1), "two", thought("b"), call("safe", a=2)]
-    played = run(reply(*parts), reply("x"))
-    message = played.history[1]
-
-    kinds = [type(p).__name__ for p in message.content]
-    assert kinds == ["ThinkingPart", "TextPart", "ToolCallPart", "TextPart", "ThinkingPart", "ToolCallPart"]
-    assert [m.tool_call_id for m in played.history[2:4]] == [c.tool_call_id for c in message.tool_calls]

@@ -11,7 +11,20 @@ from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import HandlerError, LimitExceeded, ModelError, OutputMissing
-from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, call, limits, play, reply
+from tests.machine.world import (
+    ADD,
+    STEP,
+    STEP_ALL,
+    World,
+    adding,
+    agent,
+    call,
+    limits,
+    play,
+    play_adding,
+    reply,
+    yielding,
+)
 
 SCHEMA = JsonDict(freeze({"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}))
 LIST = JsonDict(freeze({"type": "array"}))
@@ -44,9 +57,7 @@ def score(value=3):
 
 @pytest.mark.spec("generator-contract:S2", "generator-contract:S1", "generator-contract:S3", "requirements:D9")
 def test_the_last_message_is_the_output_by_default():
-    played = play(
-        agent(tools=["add"]), World(replies=[reply("a", call("add")), reply("b")], tools={"add": adding}), tools=[ADD]
-    )
+    played = play_adding(None, [reply("a", call("add")), reply("b")])
     assert (played.output, played.text) == ("b", "b")
     silent = play(agent(), World(replies=[reply()]))
     assert (silent.output, silent.text, silent.stop_reason.value) == ("", "", "end_turn")
@@ -105,12 +116,7 @@ ADJACENT = {
 @pytest.mark.spec("requirements:X63", "generator-contract:S3")
 @pytest.mark.parametrize(("yielded", "said"), ADJACENT.values(), ids=ADJACENT)
 def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yielded, said):
-    def handler(ctx):
-        for each in yielded:  # noqa: UP028  (a handler)
-            yield each
-
-    world = World(replies=[reply("a"), reply("b")], tools={"add": adding})
-    played = play(agent(handler, tools=["add"]), world, tools=[ADD])
+    played = play_adding(yielding(*yielded), [reply("a"), reply("b")])
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
@@ -138,6 +144,10 @@ CALLS = {
     "unrecorded and alone": ([added(7, **UNRECORDED)], ""),
     "of a tool that nobody waits for": ([y.StepText("first"), y.ToolCall("think_deeply", {"thought": "Hm."})], "first"),
     "of a tool that ends": ([y.StepText("first"), y.ToolCall("end_turn", {})], "first"),
+    "before a task_completed": (
+        [y.StepText("first"), y.ToolCall("task_completed", include_tool_call=False)],
+        "first",
+    ),
     "before a returned value": ([added(7), "returned"], "returned"),
     "before set_output": ([added(7), y.ToolCall("set_output", {"data": "set"})], "set"),
 }
@@ -146,15 +156,8 @@ CALLS = {
 @pytest.mark.spec("requirements:X63", "generator-contract:S3")
 @pytest.mark.parametrize(("yielded", "said"), CALLS.values(), ids=CALLS)
 def test_a_run_that_ends_with_a_call_of_its_handler_says_the_result(yielded, said):
-    def handler(ctx):
-        for each in yielded:
-            if isinstance(each, str):
-                return each
-            yield each
-        return None
-
     world = World(replies=[reply("a"), ASKED], tools={"add": adding})
-    played = play(agent(handler, tools=["add", "think_deeply", "end_turn"]), world, tools=[ADD])
+    played = play(agent(yielding(*yielded), tools=["add", "think_deeply", "end_turn"]), world, tools=[ADD])
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
@@ -171,34 +174,6 @@ def test_a_call_of_the_handler_changes_the_text_in_every_mode_and_the_output_in_
     assert "7" == ended("last_message")
     assert None is ended("structured_output")
     assert ["text", "tool_use", "tool_result"] == [m["content"][0]["type"] for m in ended("all_messages")]
-
-
-TRAILING = {
-    "two texts": ([y.StepText("a"), y.StepText("b")], ["a", "b"]),
-    "two steps": ([STEP, STEP], ["a", "b"]),
-    "a text before a task_completed of its own": (
-        [y.StepText("first"), y.ToolCall("task_completed", include_tool_call=False)],
-        ["first"],
-    ),
-    "a call": ([y.StepText("first"), y.ToolCall("add", {"a": 7})], ["first", "7"]),
-    "a call after another": ([y.StepText("first"), y.ToolCall("add"), y.ToolCall("add", {"a": 7})], ["7"]),
-}
-
-
-@pytest.mark.spec("requirements:X63", "generator-contract:S3")
-@pytest.mark.parametrize(("yielded", "codebuff"), TRAILING.values(), ids=TRAILING)
-def test_the_last_message_has_the_texts_of_the_messages_that_codebuff_returns(yielded, codebuff):
-    """
-    codebuff returns a list: all assistant messages at the end of the turn, and the results behind them.
-    """
-
-    def handler(ctx):
-        for each in yielded:  # noqa: UP028  (a handler)
-            yield each
-
-    world = World(replies=[reply("a"), reply("b")], tools={"add": adding})
-    played = play(agent(handler, tools=["task_completed", "add"]), world, tools=[ADD])
-    assert played.output == "\n\n".join(codebuff)
 
 
 @pytest.mark.spec("requirements:X63", "generator-contract:G49")
@@ -428,35 +403,37 @@ def test_the_turn_of_the_reminder_may_take_several_steps():
     assert "JSON Schema" not in plain.history[2].text
 
 
+NO_OUTPUT = {"nothing": y.Perform(int), "end_turn": y.ToolCall("end_turn"), "text": y.StepText("hm")}
+MODELS = ["test/model", None]
+
+
 @pytest.mark.spec("generator-contract:S12", "generator-contract:G9")
-@pytest.mark.parametrize("model", ["test/model", None])
-@pytest.mark.parametrize(
-    "asked",
-    [y.Perform(int), y.ToolCall("end_turn"), y.StepText("hm"), y.ToolCall("set_output", {"score": "x"})],
-    ids=["nothing", "end_turn", "text", "refused"],
-)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("asked", NO_OUTPUT.values(), ids=NO_OUTPUT)
 def test_a_handler_that_asked_for_no_step_is_not_corrected_by_a_model(model, asked):
-    def handler(ctx):
-        yield asked
+    failed = scoring(handler=yielding(asked), model=model)
+    assert (failed.status, type(failed.error), failed.models) == (RunStatus.FAILED, OutputMissing, [])
+    assert failed.error.issues == ()
 
-    if "set_output" not in str(asked) or model is None:
-        failed = scoring(handler=handler, model=model)
-        assert (failed.status, type(failed.error), failed.models) == (RunStatus.FAILED, OutputMissing, [])
-        assert failed.error.issues == (("score: expected a number",) if "set_output" in str(asked) else ())
 
-    def plain(ctx):
-        yield asked if "set_output" not in str(asked) else y.Perform(int)
-
-    nothing = play(agent(plain, output_mode="structured_output", model=model))
+@pytest.mark.spec("generator-contract:S12", "generator-contract:G9")
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("asked", NO_OUTPUT.values(), ids=NO_OUTPUT)
+def test_without_a_schema_a_handler_may_end_without_output(model, asked):
+    nothing = play(agent(yielding(asked), output_mode="structured_output", model=model))
     assert (nothing.status, nothing.output, nothing.models) == (RunStatus.COMPLETED, None, [])
 
-    def wrong(ctx):
+
+@pytest.mark.spec("generator-contract:S12", "generator-contract:G9")
+def test_without_a_model_a_refused_output_fails_the_run():
+    def returning(ctx):
         yield y.Perform(int)
         return {"score": "five"}
 
-    if model is None:
-        refused = scoring(handler=wrong, model=model)
-        assert (refused.error.issues, refused.models) == (("score: expected a number",), [])
+    for handler in (yielding(y.ToolCall("set_output", {"score": "x"})), returning):
+        failed = scoring(handler=handler, model=None)
+        assert (failed.status, type(failed.error), failed.models) == (RunStatus.FAILED, OutputMissing, [])
+        assert failed.error.issues == ("score: expected a number",)
 
 
 @pytest.mark.spec("generator-contract:S12")

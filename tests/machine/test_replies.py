@@ -6,7 +6,6 @@ import attrs
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import CallTool
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import ModelSettings, StopReason
@@ -14,7 +13,20 @@ from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from tests.machine.batches import run, single
-from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, play, reply, thought
+from tests.machine.world import (
+    ADD,
+    STEP,
+    World,
+    adding,
+    agent,
+    binding,
+    call,
+    play,
+    play_adding,
+    reply,
+    thought,
+    yielding,
+)
 
 
 @pytest.mark.spec("reliability:MP55", "generator-contract:L37")
@@ -137,17 +149,9 @@ def test_messages_sent_to_a_run_are_appended_after_the_step_and_keep_the_turn_go
     ]
     between = run(
         world=World(replies=[reply("x")], inputs={0: [UserMessage("hi")]}),
-        handler=lambda_of(y.Perform(lambda: 1), STEP),
+        handler=yielding(y.Perform(lambda: 1), STEP),
     )
     assert between.shown == ["user: go", "user: hi", "assistant: x"]
-
-
-def lambda_of(*asked):
-    def handler(ctx):
-        for value in asked:  # noqa: UP028 - a tuple cannot be sent anything
-            yield value
-
-    return handler
 
 
 @pytest.mark.spec("requirements:I12", "requirements:B2", "generator-contract:P32")
@@ -197,12 +201,6 @@ def test_a_stored_view_and_one_that_a_hook_replaces_are_looked_through_again():
     assert shown == ["[This result is no longer shown; call the tool again if you need it.]", "2"]
 
 
-def test_a_result_is_a_call_tool_effect_with_what_a_performer_needs():
-    played = run(reply(call("add", a=1)), reply("x"))
-    effect = played.calls[0]
-    assert (type(effect), effect.arguments, effect.step_index, effect.state().step_index) == (CallTool, {"a": 1}, 0, 2)
-
-
 @pytest.mark.spec("generator-contract:S4", "generator-contract:G32")
 def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
     played = play(
@@ -221,8 +219,7 @@ def test_calls_of_a_model_that_was_told_to_make_none_run_only_if_their_tools_wer
     def handler(ctx):
         yield over
 
-    world = World(replies=[reply(call("add", a=1)), reply("done")], tools={"add": adding})
-    played = play(agent(handler, tools=["add"]), world, tools=[ADD])
+    played = play_adding(handler, [reply(call("add", a=1)), reply("done")])
     refused = over.tools == ()
     assert [type(e).__name__ for e in played.leaves] == ["CallModel", *([] if refused else ["CallTool"])]
     assert ("Tool 'add' is not available" in played.shown[-1]) is refused

@@ -189,12 +189,6 @@ def test_a_stop_carries_its_error(error):
     assert played.seen(RunFailed)[0].kind == type(played.error).__name__
 
 
-@pytest.mark.spec("reliability:I4")
-def test_what_had_arrived_before_the_stop_counts():
-    played = play(agent(lambda ctx: (yield y.GenerateN(3))), World(replies=[reply("a")] * 3, at={1: Stop("cancelled")}))
-    assert (played.status, played.spending.usage.requests) == (RunStatus.CANCELLED, 2)
-
-
 def test_messages_that_were_sent_before_the_stop_are_kept():
     def handler(ctx):
         yield y.Perform(int)

@@ -98,6 +98,19 @@ def agent(handler: Any = None, **fields: Any) -> AgentDefinition[Any]:
     return AgentDefinition("tester", **{"model": "test/model", "handle_steps": handler, **fields})
 
 
+def yielding(*values: Any) -> Callable[[Any], Any]:
+    """Return a handler that yields *values* in their order; a text among them is what it returns."""
+
+    def handler(ctx: Any) -> Any:
+        for value in values:
+            if isinstance(value, str):
+                return value
+            yield value
+        return None
+
+    return handler
+
+
 @attrs.define(kw_only=True)
 class World:
     """
@@ -387,6 +400,12 @@ TEXT = ToolResult.text
 
 def adding(a: int = 0, b: int = 0, **_: Any) -> ToolResult:
     return ToolResult.json(a + b)
+
+
+def play_adding(handler: Any, replies: Any, **fields: Any) -> Played:
+    """Run an agent that has the tool "add" and these replies; *fields* are those of the agent."""
+    world = World(replies=replies, tools={"add": adding})
+    return play(agent(handler, tools=["add"], **fields), world, tools=[ADD])
 
 
 STEP, STEP_ALL = y.STEP, y.STEP_ALL
