@@ -16,7 +16,7 @@ import pytest
 
 from stepengine import STEP, AgentDefinition, Engine
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal import FileJournal
 from stepengine.journal.store import Commits
 from stepengine.testing import ScriptedModel, text
 
@@ -180,27 +180,3 @@ async def test_what_happened_is_said_also_where_its_commit_cannot_be_waited_for_
 
     assert isinstance(result.error, JournalWriteFailed)
     assert ["paid for"] == [note.rpartition(": ")[2] for note in result.error.__notes__]
-
-
-@pytest.mark.spec("reliability:R1")
-async def test_what_happened_is_recorded_although_its_run_is_cancelled_while_it_is_being_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    However often the task is cancelled: the reply is paid for, so it is waited for until the disk has it.
-    """
-    goes_on, at = threading.Event(), asyncio.Event()
-    _hold_results(monkeypatch, at, goes_on)
-    agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
-    engine = Engine([agent], models=ScriptedModel([text("paid for")]))
-    run = asyncio.create_task(engine.run("a", "x", journal=tmp_path / "run.jsonl"))
-    await at.wait()
-    for _ in range(3):
-        run.cancel()
-        await asyncio.sleep(0)
-    goes_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await run
-
-    kept = MemoryJournal((tmp_path / "run.jsonl").read_bytes()).history()
-    assert ("", 0) in kept.results

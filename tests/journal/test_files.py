@@ -164,15 +164,6 @@ def test_a_torn_tail_is_cut_off_before_the_first_append_and_reported(recorded, w
 
 
 @pytest.mark.spec("reliability:JR01")
-def test_reading_leaves_a_torn_tail_where_it_is(recorded):
-    recorded.write_bytes(recorded.read_bytes()[:-5])
-    before = recorded.read_bytes()
-    assert check(recorded).torn > 0
-    assert FileJournal(recorded).records()
-    assert recorded.read_bytes() == before
-
-
-@pytest.mark.spec("reliability:JR01")
 def test_a_missing_last_newline_is_added(recorded, world):
     whole = recorded.read_bytes()
     recorded.write_bytes(whole[:-1])
@@ -593,22 +584,6 @@ def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_ca
     # What was committed before is whole: asked again, the model is asked for the first time as far as anybody can tell.
     again = rig(AgentDefinition("a", model="t/m", tools=[tool]), ["done"]).resume(FileJournal(path))
     assert (again.status, again.text, called) == (RunStatus.COMPLETED, "done", [])
-
-
-@pytest.mark.spec("reliability:R1")
-def test_the_intent_of_what_must_not_happen_twice_is_on_disk_before_it_happens(path, world):
-    seen = {}
-
-    def look(name):
-        seen[name] = path.read_bytes().count(b'"kind":"intent"')
-        return name
-
-    def handle_steps(ctx):
-        yield from Perform(look, "once")
-        yield from Perform.idempotent(look, "often")
-
-    type(world.rig())(AgentDefinition("a", handle_steps=handle_steps)).record(FileJournal(path))
-    assert seen == {"once": 2, "often": 2}
 
 
 # --- waiting for it beside the event loop ---------------------------------------------------------------------------

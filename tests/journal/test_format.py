@@ -35,7 +35,7 @@ from stepengine.journal.forks import branch
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.workspace.walk import TEMPORARY
-from tests.journal.test_undo import resealed
+from tests.journal.mutants import resealed
 
 HEAD = ["kind", "format", "engine", "agent", "definition", "run", "seed", "created", "hooks", "link", "crc"]
 

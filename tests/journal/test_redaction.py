@@ -223,21 +223,6 @@ def test_variables_that_are_named_like_secrets_are_known_and_nothing_else_of_the
     }
 
 
-@pytest.mark.spec("replay:K6")
-def test_a_live_journal_takes_out_the_keys_of_the_environment_without_being_told(rig, tmp_path, monkeypatch):
-    monkeypatch.setenv("MY_SERVICE_TOKEN", "tok-abcdefgh-1234")
-
-    def handle_steps(ctx):
-        return (yield from Perform(str, "Bearer tok-abcdefgh-1234"))
-
-    agent = AgentDefinition("a", handle_steps=handle_steps)
-    result = rig(agent).record(FileJournal(tmp_path / "j.jsonl"))
-    assert result.output == "Bearer tok-abcdefgh-1234"
-    content = (tmp_path / "j.jsonl").read_text()
-    assert "tok-abcdefgh-1234" not in content
-    assert "<redacted:MY_SERVICE_TOKEN>" in content
-
-
 @pytest.mark.spec("replay:K8")
 def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_path, monkeypatch):
     # A cleaner with a hole: what it misses, the scan before the write finds.

@@ -293,24 +293,6 @@ def test_a_window_that_slides_over_the_history_is_stored_by_what_slides_in(rig):
     assert rig(agent).replay(read).status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("replay:J20")
-def test_long_texts_are_stored_once_and_come_back(rig):
-    long = "long " * 20_000
-
-    def handle_steps(ctx):
-        a = yield from Perform(echo, long)
-        b = yield from ToolCall("act", {"n": 1})
-        return [a == long, b.text == long]
-
-    agent = AgentDefinition("big", tools=[tool(fn=lambda given: long)], handle_steps=handle_steps)
-    journal = MemoryJournal()
-    rig(agent).record(journal)
-    content = b"".join(journal.lines())
-    assert len(content) < 1.2 * len(long)
-    assert check(MemoryJournal(content))
-    assert rig(agent).replay(MemoryJournal(content)).output == [True, True]
-
-
 # --- not equal ------------------------------------------------------------------------------------------------------
 
 

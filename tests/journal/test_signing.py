@@ -46,6 +46,7 @@ from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import file_tools
+from tests.journal.mutants import resealed
 
 
 def new_key(folder: Path, name: str = "audit", key: Any = None) -> Path:
@@ -116,18 +117,6 @@ async def recorded(journal: Journal, *, answered: bool = True) -> Journal:
 
 def lines_of(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
-
-
-def with_right_checksums(lines: list[bytes]) -> list[bytes]:
-    """
-    Make all checksums anew, as anybody can.
-    """
-    made, previous = [], 0
-    for line in lines:
-        body = line[: -TAIL_BYTES - 1]
-        previous = zlib.crc32(body, previous)
-        made.append(body + b',"crc":"%08x"}\n' % previous)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +218,7 @@ def test_an_altered_byte_is_told_with_its_record(journal: Path, public: Path, an
     lines = lines_of(journal)
     number = next(n for n, line in enumerate(lines, 1) if b"noted 3" in line)
     lines[number - 1] = lines[number - 1].replace(b"noted 3", b"noted 4")
-    journal.write_bytes(b"".join(with_right_checksums(lines) if anew else lines))
+    journal.write_bytes(resealed(b"".join(lines)) if anew else b"".join(lines))
 
     assert (f"record {number} was altered",) == verify(journal, public).problems
 
@@ -239,7 +228,7 @@ def test_an_altered_byte_is_told_with_its_record(journal: Path, public: Path, an
 def test_a_removed_record_is_told_with_its_place(journal: Path, public: Path, anew: bool):
     lines = lines_of(journal)
     del lines[7]
-    journal.write_bytes(b"".join(with_right_checksums(lines) if anew else lines))
+    journal.write_bytes(resealed(b"".join(lines)) if anew else b"".join(lines))
 
     assert ("one record before record 8 was removed",) == verify(journal, public).problems
 
@@ -249,7 +238,7 @@ def test_a_removed_record_is_told_with_its_place(journal: Path, public: Path, an
 def test_swapped_records_are_told(journal: Path, public: Path, one: int, other: int):
     lines = lines_of(journal)
     lines[one - 1], lines[other - 1] = lines[other - 1], lines[one - 1]
-    journal.write_bytes(b"".join(with_right_checksums(lines)))
+    journal.write_bytes(resealed(b"".join(lines)))
 
     assert {one, other}.isdisjoint(signatures_in(lines))
     assert (f"records {one} and {other} were swapped",) == verify(journal, public).problems
@@ -259,11 +248,11 @@ def test_swapped_records_are_told(journal: Path, public: Path, one: int, other: 
 def test_a_record_that_was_moved_and_one_that_was_added_are_told(journal: Path, public: Path):
     lines = lines_of(journal)
     moved = lines[:7] + lines[8:10] + [lines[7]] + lines[10:]
-    journal.write_bytes(b"".join(with_right_checksums(moved)))
+    journal.write_bytes(resealed(b"".join(moved)))
     assert ("record 10 was moved: it was signed as record 8",) == verify(journal, public).problems
 
     added = [*lines[:8], lines[2].replace(b"noted", b"NOTED"), *lines[8:]]
-    journal.write_bytes(b"".join(with_right_checksums(added)))
+    journal.write_bytes(resealed(b"".join(added)))
     assert ("record 9 was added",) == verify(journal, public).problems
 
 
@@ -271,23 +260,23 @@ def test_a_record_that_was_moved_and_one_that_was_added_are_told(journal: Path, 
 def test_a_signature_that_was_removed_altered_or_repeated_is_told(journal: Path, public: Path):
     lines = lines_of(journal)
     first, second, *_ = signatures_in(lines)
-    journal.write_bytes(b"".join(with_right_checksums([*lines[: first - 1], *lines[first:]])))
+    journal.write_bytes(resealed(b"".join([*lines[: first - 1], *lines[first:]])))
     assert (f"the signature of each of the records 1 to {first - 1} was removed or altered",) == verify(
         journal, public
     ).problems
 
     changed = list(lines)
     changed[first - 1] = changed[first - 1].replace(b'"found":0', b'"found":3')
-    journal.write_bytes(b"".join(with_right_checksums(changed)))
+    journal.write_bytes(resealed(b"".join(changed)))
     assert (f"record {first}, a signature, was altered or is not of its key",) == verify(journal, public).problems
 
     without_both = [*lines[: first - 1], *lines[second:]]
-    journal.write_bytes(b"".join(with_right_checksums(without_both)))
+    journal.write_bytes(resealed(b"".join(without_both)))
     assert (
         f"each of {second - first + 1} records before record {first} was removed, the signature among them",
     ) == verify(journal, public).problems
 
-    journal.write_bytes(b"".join(with_right_checksums([*lines[:second], lines[first - 1], *lines[second:]])))
+    journal.write_bytes(resealed(b"".join([*lines[:second], lines[first - 1], *lines[second:]])))
     assert (
         f"record {second + 1}, a signature, does not follow: it was moved or repeated"
         in verify(journal, public).problems
@@ -365,7 +354,7 @@ def test_no_byte_of_the_last_signature_can_be_another_one(whole: bytes, public: 
         altered = whole[:place] + other.encode() + whole[place + 1 :]
         path.write_bytes(altered)
         passed += [(place, known, other)] if verify(path, public) else []
-        anew = b"".join(with_right_checksums(altered.splitlines(keepends=True)))
+        anew = resealed(altered)
         path.write_bytes(anew)
         passed += [(place, known, other)] if anew != whole and verify(path, public) else []
 
@@ -400,7 +389,7 @@ def alterations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
             lines = lines[:first]
         else:
             return whole[: at % len(whole)]
-        return b"".join(with_right_checksums(lines) if anew and kind != "byte" else lines)
+        return resealed(b"".join(lines)) if anew and kind != "byte" else b"".join(lines)
 
     return altered
 
@@ -493,7 +482,7 @@ async def test_a_signed_run_does_not_go_on_unsigned_altered_or_by_another_key(ke
         await engine().resume(FileJournal(path, sign=new_key(tmp_path, "other")), answers={"Go on?": "yes"})
     assert before == path.read_bytes()
 
-    path.write_bytes(b"".join(with_right_checksums(before.replace(b"noted 2", b"noted 5").splitlines(keepends=True))))
+    path.write_bytes(resealed(before.replace(b"noted 2", b"noted 5")))
     with pytest.raises(JournalCorrupt, match=r"is not as it was signed: record \d+ was altered"):
         await engine().resume(FileJournal(path, sign=keys), answers={"Go on?": "yes"})
 

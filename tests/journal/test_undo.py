@@ -22,6 +22,7 @@ from stepengine.journal import FileJournal, MemoryJournal, check, undo
 from stepengine.journal.forks import branch
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools, shell_tools
+from tests.journal.mutants import resealed
 
 MIB = 1024 * 1024
 
@@ -311,20 +312,6 @@ def test_no_path_of_a_journal_leads_out_of_the_root_or_to_a_protected_file(root,
             undo(forged, root, trust=True)
         assert "new" == (outside / "x").read_text()
         assert "new" == (root / ".git" / "hook").read_text()
-
-
-def resealed(text):
-    """
-    Return lines with checksums that are right, as anybody can make them.
-    """
-    import zlib
-
-    made, crc = [], 0
-    for line in text.splitlines():
-        body = line.encode()[:-18]
-        crc = zlib.crc32(body, crc)
-        made.append(body + b',"crc":"%08x"}\n' % crc)
-    return b"".join(made)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
-import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
 from stepengine.workspace.atomic import make_folder
 from stepengine.workspace.user_state import RUNS, state_folder
+from tests.journal.mutants import resealed
 
 pytestmark = pytest.mark.spec("requirements:X72")
 
@@ -437,20 +437,11 @@ def test_a_changed_line_makes_a_journal_unknown(tmp_path: Path) -> None:
     forged = FileJournal(tmp_path / "forged.jsonl")
     forged.replace(cut.records()[: begun + 1])
     forged.path.write_bytes(forged.path.read_bytes().replace(b'"text":"b"', b'"text":"z"'))
-    reseal(forged.path)
+    forged.path.write_bytes(resealed(forged.path.read_bytes()))
     done, result = resumed(forged, by_model=False)
 
     assert "suspended" == result.status
     assert [] == done
-
-
-def reseal(path: Path) -> None:
-    """Make the checksums of a changed file right."""
-    made, previous = list[bytes](), 0
-    for body in [line[:-18] for line in path.read_bytes().splitlines()]:
-        previous = zlib.crc32(body, previous)
-        made.append(body + b',"crc":"%08x"}\n' % previous)
-    path.write_bytes(b"".join(made))
 
 
 @pytest.mark.parametrize("why", ["none", "open to others"])
@@ -499,7 +490,7 @@ def test_a_signature_of_others_makes_a_journal_unknown(
     if forgery == "a signature of nothing":
         *lines, last = cut.path.read_bytes().splitlines(keepends=True)
         cut.path.write_bytes(b"".join([*lines, re.sub(rb'"at":[0-9]+', b'"at":999999999999', last)]))
-        reseal(cut.path)
+        cut.path.write_bytes(resealed(cut.path.read_bytes()))
 
     assert "suspended" == resumed(cut, by_model=False)[1].status
 

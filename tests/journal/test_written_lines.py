@@ -71,20 +71,12 @@ def replies_with(value: Any) -> ModelReply:
 
 
 @pytest.mark.spec("replay:J10", "replay:J1")
-@pytest.mark.parametrize("name", sorted(STORED))
+@pytest.mark.parametrize("name", sorted(STORED.keys() - {"value", "failure", "stop", "gathered", "child_result"}))
 @settings(max_examples=4)
 @given(data=st.data())
 def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
-    value = data.draw(strategies.STORED[name])
-    stored = bare(value)
-    if (
-        isinstance(value, Value)
-        or name in ("failure", "stop", "gathered", "child_result")
-        or has_special_object(stored)
-    ):
-        return
-
-    said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": stored}
+    value = data.draw(strategies.STORED[name].filter(lambda value: not has_special_object(bare(value))))
+    said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": bare(value)}
 
     assert plainly(said) == line_of(Result("1.2", 7, 9, value))
 
