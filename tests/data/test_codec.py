@@ -296,27 +296,7 @@ def test_a_wrong_value_in_any_field_is_refused_and_its_place_named(name: str, da
             assert f" at {caught.value.path}" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "object",
-        "os.system",
-        "builtins.eval",
-        "Hooks",
-        "HookContext",
-        "RunResult",
-        "ToolBinding",
-        "Ordinary",
-        "Control",
-        "Spawning",
-        "Asking",
-        "Yielding",
-        "LimitReached",
-        "",
-        None,
-        [],
-    ],
-)
+@pytest.mark.parametrize("kind", ["object", "Hooks", "RunResult", "", None, []])
 def test_a_type_outside_the_closed_list_is_refused(kind: Any) -> None:
     with pytest.raises(DataError, match="type"):
         from_json({"stepengine": FORMAT_VERSION, "type": kind})

@@ -289,14 +289,6 @@ def test_a_definition_that_cannot_work_is_refused(case: str) -> None:
     assert reason in caught.value.message
 
 
-@pytest.mark.spec("requirements:H1")
-@pytest.mark.parametrize("wrong", [5, "check", None])
-def test_a_point_of_hooks_takes_one_function_or_several(wrong: Any) -> None:
-    assert Hooks(pre_step=print) == Hooks(pre_step=[print])  # type: ignore[arg-type]
-    with pytest.raises(DefinitionError, match=r"takes functions, such as Hooks\(pre_step=\[check\]\), not "):
-        Hooks(pre_step=wrong)
-
-
 @pytest.mark.spec("generator-contract:S13")
 @pytest.mark.parametrize(
     "fields",

@@ -23,6 +23,7 @@ from stepengine.data.messages import (
     ImagePart,
     JsonPart,
     Message,
+    OpaquePart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -59,6 +60,7 @@ def test_a_value_has_a_quarter_of_its_characters_rounded_up(value: object, token
         (AssistantMessage((ToolCallPart("c1", "look", {"a": 1}),)), 11),
         (AssistantMessage((ToolCallPart("c1", "look", {}, raw_input="12345"),)), 11),
         (AssistantMessage((ThinkingPart("abcd"), TextPart("abcd"))), 10),
+        (AssistantMessage((OpaquePart("p", {"a": 1}),)), 10),
         (ToolMessage("c1", "look", (JsonPart({"a": 1}),)), 10),
     ],
 )

@@ -83,7 +83,7 @@ def test_stated_types_get_their_usual_name(stated, kind):
 
 @pytest.mark.spec("providers:PV140")
 @pytest.mark.parametrize("wire", FOUR)
-@pytest.mark.parametrize("stated", WRONG)
+@pytest.mark.parametrize("stated", ["image/png", ""])
 def test_every_wire_states_the_type_of_the_bytes(wire, stated):
     image = ImagePart(data=FILES["image/jpeg"], mime_type=stated)
     document = DocumentPart(data=FILES["image/jpeg"], mime_type=stated, name="a")
@@ -135,13 +135,12 @@ def test_a_broken_data_url_is_an_error_that_says_so(url):
 
 @pytest.mark.spec("providers:PV140")
 @pytest.mark.parametrize("wire", FOUR)
-@pytest.mark.parametrize("kind", ["image/tiff", "image/heic"])
-def test_an_unsupported_image_is_named_by_its_bytes(wire, kind):
-    part = ImagePart(data=FILES[kind], mime_type="image/png")
+def test_an_unsupported_image_is_named_by_its_bytes(wire):
+    part = ImagePart(data=FILES["image/tiff"], mime_type="image/png")
     if wire == "google":  # takes any type
-        assert kind in json.dumps(body(wire, UserMessage([part])))
+        assert "image/tiff" in json.dumps(body(wire, UserMessage([part])))
         return
-    with pytest.raises(ModelError, match=f"of type '{kind}'") as caught:
+    with pytest.raises(ModelError, match="of type 'image/tiff'") as caught:
         body(wire, UserMessage([part]))
     assert caught.value.kind == "unsupported_part"
 

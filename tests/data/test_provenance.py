@@ -108,10 +108,7 @@ def test_a_token_with_something_before_or_behind_it_is_another_one(word, more, j
 
 @given(st.text(), st.text())
 def test_what_stands_in_a_text_between_spaces_is_found_and_normalizing_ends(before, behind):
-    tokens = tokenize(before + behind)
-
     assert trusts(f"{before} a1-b2 {behind}\n", "a1-b2") or "a1-b2" not in tokenize(f"{before} a1-b2 {behind}")
-    assert tokens == tokenize(before + behind)
 
 
 @given(st.characters(categories=["L"]), st.characters(categories=["L"]))

@@ -192,10 +192,9 @@ def test_hooks_are_false_when_there_are_none() -> None:
     assert not Hooks()
     for point in HOOK_POINTS:
         assert Hooks(**{point: print}), point
+        assert Hooks(**{point: print}) == Hooks(**{point: [print]})
         assert (print,) == Hooks(**{point: print}).get_hooks(point)
     assert set(HOOK_POINTS) == {a.name for a in attrs.fields(Hooks)}
-    with pytest.raises(DefinitionError):
-        Hooks(pre_step=5)
 
 
 def test_a_hook_context_shows_the_state_of_its_moment() -> None:
@@ -436,19 +435,6 @@ def test_thinking_is_shown_and_changed_by_its_public_words(thinking: Thinking) -
     assert Thinking(thinking.effort, thinking.tokens, thinking.show) == thinking
     assert attrs.evolve(thinking, effort="none").effort == "none"
     assert attrs.evolve(thinking, tokens=7, effort="low").tokens == 7
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"effort": "lots"}, "'low' or 'medium' or 'high' or 'max' or None, not 'lots'"),
-        ({"tokens": -1}, "a whole number of at least 0 or None, not -1"),
-        ({"show": "no"}, "True or False, not 'no'"),
-    ],
-)
-def test_thinking_of_another_kind_is_refused(given: Any, match: str) -> None:
-    with pytest.raises(DefinitionError, match=match):
-        Thinking(**given)
 
 
 @given(strategies.spendings)
