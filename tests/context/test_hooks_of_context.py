@@ -43,7 +43,7 @@ from stepengine.errors import ContextOverflow, DefinitionError
 from stepengine.events import HookFailed, LogLine
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, failure, text, tool_call
-from tests.context.worlds import MODEL, Lines, Worker, context, digging, engine
+from tests.context.worlds import MODEL, Worker, context, digging, engine
 
 
 def worker(hooks: Hooks, **fields: Any) -> AgentDefinition[Any]:
@@ -398,16 +398,3 @@ async def test_hooks_of_the_engine_come_before_those_of_the_agent_and_none_comes
     assert [] == seen
     assert not any(isinstance(event, HookFailed) for event in events)
     assert events[-1].result.state.view is events[-1].result.state.message_history
-
-
-@pytest.mark.spec("requirements:H1", "requirements:H16")
-def test_hooks_are_functions_that_a_test_calls_without_an_engine() -> None:
-    from types import SimpleNamespace
-
-    lines = Lines()
-    spent = SimpleNamespace(spending=SimpleNamespace(usage=Usage(1, 2)))
-    usage_logger()(context(session_id="s1", logger=lines), spent)
-
-    assert [("usage", {"session_id": "s1", "input_tokens": 1, "output_tokens": 2})] == lines.lines
-    state = AgentState(context={"todos": [{"task": "fix", "completed": False}]})
-    assert "- fix" in require_finished_todos()(context(state=state)).text

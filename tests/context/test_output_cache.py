@@ -29,7 +29,7 @@ from stepengine.context import find_output, output_cache
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.messages import ImagePart, TextPart, ToolCallPart
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DefinitionError, ToolError
+from stepengine.errors import ToolError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from tests.context.worlds import MODEL, Worker, assert_paired, context, digging, engine
@@ -197,9 +197,3 @@ async def test_an_output_is_read_in_pieces_and_with_its_images() -> None:
     assert "abcdefghij" == whole.text == "".join(pieces)
     assert find_output(state, "c3").text == "z" * 300
     assert find_output(state, "c4") is None
-
-
-@pytest.mark.parametrize("options", [{"max_chars": -1}, {"free_ratio": 1.0}, {"free_ratio": -0.1}])
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(DefinitionError, match="output_cache: "):
-        output_cache(**options)

@@ -408,21 +408,18 @@ def test_a_project_that_cannot_be_read_fails_no_run(tmp_path: Path, monkeypatch:
     assert "Done." == result.output
 
 
-@pytest.mark.parametrize("name", ["AGENTS.md", "CLAUDE.md", "knowledge.md"])
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 @pytest.mark.parametrize("inside", ["", "app"])
 @pytest.mark.spec("reliability:FP4", "interfaces:IF90")
-def test_a_file_that_rules_deny_reaches_no_prompt_by_another_name(
-    tmp_path: Path, name: str, kind: str, inside: str
-) -> None:
+def test_a_file_that_rules_deny_reaches_no_prompt_by_another_name(tmp_path: Path, kind: str, inside: str) -> None:
     git(tmp_path, "init", "-q")
     here = tmp_path / inside
     write(here, **{"secrets/plan.txt": "canary", "open.md": "plain"})
     folder = here if kind == "symbolic" or not inside else tmp_path
     if kind == "symbolic":
-        (folder / name).symlink_to("secrets/plan.txt")
+        (folder / "AGENTS.md").symlink_to("secrets/plan.txt")
     else:
-        (folder / name).hardlink_to(here / "secrets/plan.txt")
+        (folder / "AGENTS.md").hardlink_to(here / "secrets/plan.txt")
 
     policy = Policy([Rule.deny_path("secrets/**"), Rule.allow_category("read")])
     _, model, _ = run(here, permissions=policy)

@@ -58,7 +58,7 @@ def test_one_line_says_what_a_call_did_to_what(name: str, given: dict[str, Any],
 
 
 CHILDREN = [
-    {"agent_type": "helper", "status": "completed", "output": "<think>no</think>found " + "x" * 9_000},
+    {"agent_type": "helper", "status": "completed", "output": "<think>hush</think>found " + "x" * 9_000},
     {"agent_type": "basher", "status": "completed", "output": "tests pass"},
     {"agent_type": "thinker", "error": "fell over " * 50},
 ]

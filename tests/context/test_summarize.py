@@ -151,17 +151,6 @@ async def test_the_request_for_the_summary_begins_with_the_bytes_of_the_request_
     assert checked > 2
 
 
-@pytest.mark.anyio
-@pytest.mark.spec("requirements:I2", "requirements:H16")
-async def test_a_policy_that_has_nothing_to_do_leaves_every_request_as_it_is() -> None:
-    plain, watched = Worker(20), Worker(20)
-    await engine(plain, 1_000_000).run(worker(), "dig")
-    result = await engine(watched, 1_000_000).run(worker(summarize()), "dig")
-
-    assert [(r.messages[:], r.tail) for r in plain.requests] == [(r.messages[:], r.tail) for r in watched.requests]
-    assert result.state.view is result.state.message_history
-
-
 # --- one compaction -------------------------------------------------------------------------------------------------
 
 PROMPT = UserMessage("dig here", ("USER_PROMPT",))
@@ -398,12 +387,6 @@ async def test_a_model_that_writes_no_summary_leaves_the_history_as_it_is() -> N
     assert result.state.view is result.state.message_history
 
 
-@pytest.mark.parametrize("options", [{"window_ratio": 0}, {"window_ratio": 1.1}, {"max_tokens": 0}, {"keep_last": -1}])
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(DefinitionError, match="summarize: "):
-        summarize(**options)
-
-
 # --- overflow -------------------------------------------------------------------------------------------------------
 
 
@@ -430,14 +413,12 @@ async def test_a_prompt_that_the_provider_refuses_is_summarised_once_and_sent_ag
 
 
 @pytest.mark.spec("reliability:MP02", "generator-contract:G13")
-@pytest.mark.parametrize("policies", [[], [summarize()], [lambda ctx: None]], ids=["none", "summarize", "other"])
-def test_the_order_of_a_step_holds_when_its_request_is_refused(policies: list[Any]) -> None:
-    replies = [ContextOverflow("full"), reply("the summary") if policies == [summarize()] else ContextOverflow("again")]
-    world = World(replies=[*replies, reply("done")])
-    ended = play(agent(hooks=Hooks(pre_step=policies)), world, state=full())
+def test_the_order_of_a_step_holds_when_its_request_is_refused() -> None:
+    world = World(replies=[ContextOverflow("full"), reply("the summary"), reply("done")])
+    ended = play(agent(hooks=Hooks(pre_step=[summarize()])), world, state=full())
 
-    assert (ended.text, len(ended.requests)) == (("done", 3) if policies == [summarize()] else ("", 1))
-    assert ["step", "complete", "step"][: len(ended.models)] == [effect.purpose for effect in ended.models]
+    assert "done" == ended.text
+    assert ["step", "complete", "step"] == [effect.purpose for effect in ended.models]
 
 
 @pytest.mark.anyio
