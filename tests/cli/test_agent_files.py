@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from stepengine.cli.app import app
 from stepengine.cli.commands.worker import load_module_contents
 from stepengine.errors import DefinitionError
 from tests import forked_processes
+from tests.cli.command import command
 
 TEAM = """
 from stepengine import AgentCall, AgentDefinition
@@ -57,26 +56,20 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def typed(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [*words])
-    assert code == result.exit_code, result.output
-    return result
-
-
 @pytest.mark.spec("requirements:X74")
 def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(team: Path) -> None:
     boss = "team/crew.py#boss"
 
-    assert "kid said hello\n" == typed("run", boss, "go", "-q", "--journal", "run.jsonl").stdout
-    assert "kid said hello\n" == typed("replay", "run.jsonl", "--agent", boss, "-q").stdout
-    assert "run.jsonl  boss" in typed("debug", "run.jsonl", "--agent", boss, "--exec", "print ctx.prompt").stdout
-    assert "recorded" not in typed("test", "run.jsonl", "--agent", boss).stderr
-    typed("show", "run.jsonl", "--html", "--agent", boss, "-o", "run.html")
-    assert "['kid said hello']" not in typed("run", "team/crew.py#kid", "go", "-q").stdout
+    assert "kid said hello\n" == command("run", boss, "go", "-q", "--journal", "run.jsonl").stdout
+    assert "kid said hello\n" == command("replay", "run.jsonl", "--agent", boss, "-q").stdout
+    assert "run.jsonl  boss" in command("debug", "run.jsonl", "--agent", boss, "--exec", "print ctx.prompt").stdout
+    assert "recorded" not in command("test", "run.jsonl", "--agent", boss).stderr
+    command("show", "run.jsonl", "--html", "--agent", boss, "-o", "run.html")
+    assert "hello\n" == command("run", "team/crew.py#kid", "go", "-q").stdout
 
     (team / "evals.py").write_text(EVALUATION)
-    typed("eval", "evals.py", "--yes", "--out", "o", "-q", "--gate", "pass >= 1")
-    typed("eval", "evals.py", "--yes", "--out", "p", "-q", "--gate", "pass >= 1", "--agent", "b=team/crew.py#kid")
+    command("eval", "evals.py", "--yes", "--out", "o", "-q", "--gate", "pass >= 1")
+    command("eval", "evals.py", "--yes", "--out", "p", "-q", "--gate", "pass >= 1", "--agent", "b=team/crew.py#kid")
 
     assert ["boss", "kid"] == [agent.id for agent in load_module_contents("team/crew.py").agents]
     assert ["kid"] == [agent.id for agent in load_module_contents("team/crew.py#kid").agents]
@@ -88,9 +81,9 @@ def test_a_run_of_one_of_several_is_gone_on_with_by_itself(team: Path, monkeypat
     What is kept beside a journal says which agent of the file it was.
     """
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(team / "state"))
-    typed("run", "team/crew.py#boss", "go", "-q")
+    command("run", "team/crew.py#boss", "go", "-q")
 
-    assert "kid said hello\n" == typed("replay", "--last", "-q").stdout
+    assert "kid said hello\n" == command("replay", "--last", "-q").stdout
     (companion,) = (team / "state/runs").glob("*.json")
     assert json.loads(companion.read_text())["agent"]["file"].endswith("team/crew.py#boss")
 
@@ -100,12 +93,12 @@ def test_a_run_of_one_of_several_is_gone_on_with_by_itself(team: Path, monkeypat
     "words", [("run", "{}", "go"), ("replay", "run.jsonl", "--agent", "{}"), ("debug", "run.jsonl", "--agent", "{}")]
 )
 def test_both_in_one_file_are_refused_by_every_command(team: Path, words: tuple[str, ...]) -> None:
-    typed("run", "team/crew.py#kid", "go", "-q", "--journal", "run.jsonl")
+    command("run", "team/crew.py#kid", "go", "-q", "--journal", "run.jsonl")
     (team / "both.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition('a')\nagents = [agent]\n"
     )
 
-    said = typed(*[word.format("both.py") for word in words], code=2)
+    said = command(*[word.format("both.py") for word in words], code=2)
 
     assert "both.py: holds both 'agent' and 'agents'" in said.stderr
 
@@ -124,16 +117,17 @@ def test_a_worker_of_a_folder_tells_of_a_broken_file_and_takes_the_others(
 
 @pytest.mark.spec("requirements:X74")
 def test_a_recorded_run_finds_its_agent_in_a_file_of_several(team: Path) -> None:
-    typed("run", "team/crew.py#boss", "go", "-q", "--journal", "run.jsonl")
+    command("run", "team/crew.py#boss", "go", "-q", "--journal", "run.jsonl")
 
-    assert "kid said hello\n" == typed("replay", "run.jsonl", "--agent", "team/crew.py", "-q").stdout
+    assert "kid said hello\n" == command("replay", "run.jsonl", "--agent", "team/crew.py", "-q").stdout
     assert (
-        "run.jsonl  boss" in typed("debug", "run.jsonl", "--agent", "team/crew.py", "--exec", "print ctx.prompt").stdout
+        "run.jsonl  boss"
+        in command("debug", "run.jsonl", "--agent", "team/crew.py", "--exec", "print ctx.prompt").stdout
     )
     (team / "other.py").write_text(
         "from stepengine import AgentDefinition\nagents = [AgentDefinition('a'), AgentDefinition('b')]\n"
     )
-    missing = typed("replay", "run.jsonl", "--agent", "other.py", "-q", code=2)
+    missing = command("replay", "run.jsonl", "--agent", "other.py", "-q", code=2)
     assert "other.py holds no agent 'boss'; it holds 'a', 'b'" in missing.stderr
 
 
@@ -159,9 +153,11 @@ def test_the_tools_of_a_file_are_there_for_every_command(team: Path) -> None:
     (team / "counter.py").write_text(TOOLS)
     said = "2 of the file's own\n"
 
-    assert said == typed("run", "counter.py#counter", "-q", "--journal", "run.jsonl").stdout
-    assert said == typed("replay", "run.jsonl", "--agent", "counter.py", "-q").stdout
-    assert said == typed("fork", "run.jsonl", "--at", "0", "--into", "fork.jsonl", "--agent", "counter.py", "-q").stdout
+    assert said == command("run", "counter.py#counter", "-q", "--journal", "run.jsonl").stdout
+    assert said == command("replay", "run.jsonl", "--agent", "counter.py", "-q").stdout
+    assert (
+        said == command("fork", "run.jsonl", "--at", "0", "--into", "fork.jsonl", "--agent", "counter.py", "-q").stdout
+    )
     assert ["read_files"] == [tool.spec.name for tool in load_module_contents("counter.py").tools]
 
 
@@ -183,10 +179,10 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
     crew = team / "agents/crew.py"
     crew.write_text(crew.read_text().replace("from words", "from _words"))
 
-    listed = {each["id"]: each for each in json.loads(typed("agents", "list", "--json").stdout)}
+    listed = {each["id"]: each for each in json.loads(command("agents", "list", "--json").stdout)}
 
     assert str(crew) == listed["boss"]["source"] == listed["kid"]["source"]
-    assert re.search(r"^boss\n\S+ kid$", typed("agents", "list", "--tree").stdout, re.MULTILINE)
+    assert re.search(r"^boss\n\S+ kid$", command("agents", "list", "--tree").stdout, re.MULTILINE)
 
 
 @pytest.mark.deep

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.data.models import ModelReply, ReplyDone, StopReason, TextChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import Provider
-from stepengine.testing import ScriptedModel, failure, text
+from stepengine.testing import failure, text
 from tests.faults.scripts import CHAT
 from tests.faults.server import json_answer, served, sse
 
@@ -26,20 +25,6 @@ MODEL = "test/m"
 
 def ask(*arguments: str, **options: Any) -> Result:
     return CliRunner().invoke(app, ["ask", *arguments], **options)
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """
-    Let the call use a model of the test.
-    """
-
-    def use(*replies: Any) -> Any:
-        model = replies[0] if type(replies[0]) is Streams else ScriptedModel(replies)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
-        return model
-
-    return use
 
 
 class Streams(Provider):

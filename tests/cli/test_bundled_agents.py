@@ -62,12 +62,8 @@ def command(*arguments: str, replies: Any = None, code: int = 0) -> Result:
     [
         ("base2", [], "'base2' changes files with str_replace, write_file; allow that with --write"),
         ("base2", ["--write"], "'base2' runs programs with run_terminal_command; allow that with --shell"),
-        ("base2-max", ["--shell"], "'base2-max' changes files with str_replace, write_file; allow that with --write"),
-        ("coder", ["--write"], "'coder' runs programs with run_terminal_command; allow that with --shell"),
-        ("librarian", [], "'librarian' runs programs with run_terminal_command; allow that with --shell"),
         ("basher", [], "'basher' runs programs with run_terminal_command; allow that with --shell"),
         ("researcher-web", [], "'researcher-web' reaches the web with read_url, web_search; allow that with --web URL"),
-        ("researcher-docs", [], "'researcher-docs' reaches the web with read_docs; allow that with --web URL"),
     ],
 )
 def test_a_flag_that_is_missing_is_named_in_one_sentence(agent: str, flags: list[str], said: str) -> None:
@@ -75,18 +71,15 @@ def test_a_flag_that_is_missing_is_named_in_one_sentence(agent: str, flags: list
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:B2", "generator-contract:B9")
-@pytest.mark.parametrize("agent", ["base2", "base2-lite", "base2-fast", "base2-max", "coder"])
-def test_with_both_flags_they_start(agent: str) -> None:
-    assert "Hello.\n" == command("run", agent, "Hi.", "--write", "--shell", "-q", replies=["Hello."]).stdout
+def test_with_both_flags_they_start() -> None:
+    assert "Hello.\n" == command("run", "base2", "Hi.", "--write", "--shell", "-q", replies=["Hello."]).stdout
 
 
 @pytest.mark.spec("requirements:Q8", "generator-contract:B6")
-@pytest.mark.parametrize("agent", ["base2-plan", "planner", "file-lister", "thinker-best-of-n", "editor-implementor"])
-def test_agents_that_change_nothing_need_no_flag(agent: str) -> None:
-    replies = ["Hello."] * (3 if agent == "thinker-best-of-n" else 1)
-    more = [tool_call("set_output", {"thought_id": "A"})] if len(replies) > 1 else []
+def test_agents_that_change_nothing_need_no_flag() -> None:
+    replies = [*["Hello."] * 3, tool_call("set_output", {"thought_id": "A"})]
 
-    assert "Hello." in command("run", agent, "Hi.", "-q", replies=[*replies, *more]).stdout
+    assert "Hello." in command("run", "thinker-best-of-n", "Hi.", "-q", replies=replies).stdout
 
 
 @pytest.mark.spec("generator-contract:B1")
@@ -158,7 +151,7 @@ def test_all_but_one_agent_teach_a_command() -> None:
 
 
 @pytest.mark.spec("reliability:SC08", "reliability:FS21")
-@pytest.mark.parametrize("journal", ["run.jsonl", "logs/runs.db", "logs/runs.db#mine"])
+@pytest.mark.parametrize("journal", ["run.jsonl", "logs/runs.db"])
 @pytest.mark.parametrize(
     ("agent", "params"),
     [
@@ -172,7 +165,7 @@ def test_no_search_finds_the_journal_of_its_own_run(journal: str, agent: str, pa
     (folder / "logs").mkdir()
     (folder / "run.before-1.jsonl").write_text('{"needle": 1}\n')
     found = command("run", agent, "--params", params, "--journal", journal, "-q").stdout
-    assert (folder / journal.partition("#")[0]).exists()
+    assert (folder / journal).exists()
     assert "needle" in found
     hidden = (
         ["run.jsonl", "run.before-1.jsonl"] if journal == "run.jsonl" else ["runs.db", "runs.db-wal", "runs.db-shm"]

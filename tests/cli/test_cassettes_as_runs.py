@@ -8,27 +8,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from stepengine.cli.app import app
+from tests.cli.command import command
 from tests.debugging.pages import opened
 
 PROGRAMS = Path(__file__).parents[2] / "cassettes" / "unchanged_programs"
 CHAT = PROGRAMS / "test_openai_sync" / "test_answer.yaml"
 
-pytestmark = pytest.mark.spec("replay:Y35")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in a folder that holds nothing."""
-    monkeypatch.chdir(tmp_path)
-
-
-def typed(*words: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
+pytestmark = [pytest.mark.spec("replay:Y35"), pytest.mark.usefixtures("folder")]
 
 
 def changed(*edits: tuple[str, str]) -> Path:
@@ -42,7 +29,7 @@ def changed(*edits: tuple[str, str]) -> Path:
 
 
 def test_show_prints_model_calls_with_messages_tools_tokens_and_cost():
-    shown = typed("show", CHAT).stdout
+    shown = command("show", CHAT).stdout
 
     for line in (
         "run program  completed  2 effects  2 model calls  tokens 60 in / 24 out  cost $0.000303750",
@@ -57,19 +44,19 @@ def test_show_prints_model_calls_with_messages_tools_tokens_and_cost():
 
 
 def test_show_prints_one_step_and_json():
-    told = json.loads(typed("show", CHAT, "--json").stdout)
-    step = typed("show", CHAT, "--step", "2").stdout
+    told = json.loads(command("show", CHAT, "--json").stdout)
+    step = command("show", CHAT, "--step", "2").stdout
 
     assert [effect["kind"] for effect in told["effects"]] == ["model_call", "model_call"]
     assert (told["usage"]["total_tokens"], told["cost"]) == (84, "0.000303750")
     assert "sent to openai_chat/gpt-5" in step
     assert "You answer the customers of a shop in one sentence." in step
-    assert "Nothing was left out" in typed("show", CHAT, "--left-out").stdout
+    assert "Nothing was left out" in command("show", CHAT, "--left-out").stdout
 
 
 def test_view_writes_a_page_of_one_cassette_and_of_two():
-    typed("show", "--html", CHAT, "-o", "one.html")
-    typed("show", "--html", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
+    command("show", "--html", CHAT, "-o", "one.html")
+    command("show", "--html", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
 
     one, two = (opened(Path(name).read_text()) for name in ("one.html", "two.html"))
     assert [row["kind"] for row in one["steps"]] == ["model", "model"]
@@ -77,12 +64,12 @@ def test_view_writes_a_page_of_one_cassette_and_of_two():
         assert text in json.dumps(one["texts"])
     assert [mark for _, _, mark, *_ in two["pairs"]] == ["~", "~"]
     assert "Where is order 18?" in json.dumps(two["texts"])
-    assert "leave out --agent" in typed("show", "--html", CHAT, "--agent", "x.py", "-o", "no.html", code=2).output
+    assert "leave out --agent" in command("show", "--html", CHAT, "--agent", "x.py", "-o", "no.html", code=2).output
 
 
 def test_diff_names_the_field_of_a_request():
-    same = typed("compare", "diff", CHAT, CHAT).stdout
-    found = typed(
+    same = command("compare", "diff", CHAT, CHAT).stdout
+    found = command(
         "compare", "diff", CHAT, changed(("order 17?", "order 18?"), ('"find_order"', '"seek_order"')), code=1
     ).stdout
 
@@ -93,14 +80,12 @@ def test_diff_names_the_field_of_a_request():
 
 def test_diff_compares_a_program_on_another_framework():
     assert (
-        typed("compare", "diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip()
+        command("compare", "diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip()
         == "no difference"
     )
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff", b"interactions: 5", b"interactions: [{}]", b"a: " + b"[" * 5_000, b"a: &a [*a]"]
-)
+@pytest.mark.parametrize("content", [b"", b"interactions: 5"])
 def test_a_file_that_is_not_a_cassette_is_named_without_a_traceback(content):
     Path("damaged.yaml").write_bytes(content)
 
@@ -109,7 +94,7 @@ def test_a_file_that_is_not_a_cassette_is_named_without_a_traceback(content):
         (("show", "--html", "damaged.yaml"), 2),
         (("compare", "diff", CHAT, "damaged.yaml"), 1),
     ):
-        told = typed(*words, code=code).output
+        told = command(*words, code=code).output
         assert "damaged.yaml" in told
         assert "Traceback" not in told
     assert not Path("damaged.html").exists()
@@ -123,12 +108,12 @@ def test_secrets_that_another_recorder_left_in_are_not_shown():
         ("      accept:\n", f"      authorization:\n      - Bearer {token}\n      accept:\n"),
         ("/v1/chat/completions", f"/v1/chat/completions?key={key}"),
     )
-    typed("show", "--html", leaking, "-o", "page.html")
+    command("show", "--html", leaking, "-o", "page.html")
     told = [
-        typed("show", leaking).stdout,
-        typed("show", leaking, "--step", "1").stdout,
-        typed("show", leaking, "--step", "1", "--json").stdout,
-        typed("compare", "diff", CHAT, leaking, code=1).stdout,
+        command("show", leaking).stdout,
+        command("show", leaking, "--step", "1").stdout,
+        command("show", leaking, "--step", "1", "--json").stdout,
+        command("compare", "diff", CHAT, leaking, code=1).stdout,
         json.dumps(opened(Path("page.html").read_text())),
     ]
 

@@ -16,6 +16,7 @@ from stepengine.cli.exits import Exit
 from stepengine.testing import SimulationFailed, simulate
 from stepengine.testing.faults import FAULTS
 
+pytestmark = pytest.mark.usefixtures("folder")
 AGENT = """
 from stepengine import *
 
@@ -34,11 +35,6 @@ agent = AgentDefinition("payer", model="t/m", tools=[count, "read_files"], handl
 """
 SOUND = "yield from Perform(pay, 3)"
 CARELESS = "assert found.data['lines'] < 5"
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def chaos(body: str, *words: str, code: Exit = Exit.COMPLETED) -> Result:

@@ -164,7 +164,7 @@ def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> No
 
 @pytest.mark.spec("interfaces:IF78")
 def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sent_nowhere(chats: Any) -> None:
-    result, model = chats(text("Yes?"), typed="/hlep\n//help me\n!rm a.txt\n/quit\nnever\n")
+    result, model = chats(text("Yes?"), typed="/hlep\n\n//help me\n!rm a.txt\n/quit\nnever\n")
 
     assert "there is no /hlep; did you mean /help?" in result.stdout
     assert ["/help me"] == [m.text for call in model.calls for m in call.messages if m.role == "user"]
@@ -388,7 +388,7 @@ def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
 
 
 def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking_for_it(chats: Any) -> None:
-    _, model = chats(WRITES, text("Not."), typed="/mode plan\nwrite\n")
+    _, model = chats(WRITES, text("Not."), typed="/mode plan\n/mode bypass\nwrite\n")
 
     assert not Path("b.txt").exists()
     assert "plan" in next(m.text for m in model.calls[-1].messages if m.role == "tool")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
 from stepengine.journal import FileJournal, MemoryJournal
+from tests.cli.command import command
 
 AGENT = """
 from stepengine import AgentDefinition, Ask, Perform
@@ -52,12 +53,6 @@ def cut_off() -> str:
     MemoryJournal(lines[: last + 1]).copy_to(FileJournal("cut.jsonl"))
     Path("paid.txt").unlink()
     return "cut.jsonl"
-
-
-def command(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-    return result
 
 
 def hinted(result: Result, after: str) -> list[str]:
@@ -165,8 +160,16 @@ def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
 
 
 @pytest.mark.spec("reliability:JR02")
-@pytest.mark.parametrize("content", ["agent = 1", "agent = 1\n", "import os\n\nagent = 1\n", "\n\n", "{}\n"])
-@pytest.mark.parametrize("way", ["show", "resume", "replay", "undo", "resume --on-divergence extend", "fork"])
+@pytest.mark.parametrize(
+    ("way", "content"),
+    [
+        *[("show", content) for content in ("agent = 1", "agent = 1\n", "import os\n\nagent = 1\n", "\n\n", "{}\n")],
+        *[
+            (way, "import os\n\nagent = 1\n")
+            for way in ("resume", "replay", "undo", "resume --on-divergence extend", "fork")
+        ],
+    ],
+)
 def test_a_file_of_something_else_is_said_to_be_no_journal_and_stays_as_it_is(way: str, content: str) -> None:
     Path("notes.py").write_text(content)
     more = ["--at", "0"] if way == "fork" else []

@@ -176,13 +176,12 @@ def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: s
 
 
 @pytest.mark.spec("evaluation:JG23")
-@pytest.mark.parametrize("way", WAYS)
-def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> None:
-    found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way=way)
+def test_inside_a_child_only_its_own_positions_count(folder: Path) -> None:
+    found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way="paused")
 
     assert ["7#0", "7#1", "7#2", "7#0", None, "6#1"] == [moment.get("address") for moment in found]
-    assert "there is no run at '99'; there are: 6, 7" in objects(folder, "into 99", way=way)[0]["error"]
-    over, before, *_, after = objects(folder, "last", "into 7", "back", "next 2", "next", way=way)[1:]
+    assert "there is no run at '99'; there are: 6, 7" in objects(folder, "into 99", way="paused")[0]["error"]
+    over, before, *_, after = objects(folder, "last", "into 7", "back", "next 2", "next", way="paused")[1:]
 
     assert "7#0" == over["address"]
     assert "the run 7 has nothing before this; `out` follows all runs again" == before["error"]
@@ -295,9 +294,8 @@ def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(fold
 
 
 @pytest.mark.spec("evaluation:JG24")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path, way: str) -> None:
-    down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way=way)[1:]
+def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path) -> None:
+    down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way="paused")[1:]
 
     assert compared["diff"]
     assert (down["file"], down["line"]) == (listed["file"], listed["line"])

@@ -13,18 +13,16 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from stepengine import Engine, load_agent
-from stepengine.cli.app import app
 from stepengine.cli.state_folder import list_recorded_runs
-from stepengine.journal import SqliteJournal
+from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.journal.sleepers import open_wake_index
+from tests.cli.command import command
 
 AGENTS = {
     "naps": """
@@ -41,6 +39,11 @@ def handle_steps(ctx):
 def handle_steps(ctx):
     answer = yield from Ask("Ship it?", options=["yes", "no"])
     return str(answer)
+""",
+    "fails": """
+def handle_steps(ctx):
+    yield from Ask("Ship it?")
+    raise ValueError("broken")
 """,
     "breaks": """
 def handle_steps(ctx):
@@ -62,12 +65,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / f"agents/{name}.py").write_text(f"from stepengine import *\n{handler}{made}")
     monkeypatch.chdir(folder)
     return folder
-
-
-def command(*arguments: str, code: int = 0, **options: Any) -> Result:
-    result = CliRunner().invoke(app, list(arguments), **options)
-    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
-    return result
 
 
 def suspended(agent: str, prompt: str = "") -> str:
@@ -181,8 +178,6 @@ def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
     with open_wake_index(place()) as index:
         assert {f"{e.stem}.jsonl" for e in list_recorded_runs()} == {one.run for one in index.all()}
         assert "" == command("resume", "--due").stdout
-        from stepengine.journal import FileJournal
-
         FileJournal(place() / f"{stem}.jsonl").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
         index.post_arrived(f"{stem}.jsonl", "answer")
 
@@ -191,17 +186,19 @@ def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
 
 @pytest.mark.spec("waiting:WT21")
 def test_what_is_due_is_told_in_lines_or_json_and_a_failure_leaves_with_its_code() -> None:
-    for agent in ("naps", "breaks", "waits"):
+    for agent in ("naps", "waits", "fails"):
         suspended(agent)
     stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
-    for run in stems.values():
-        make_due(run, place())
-    result = command("resume", "--due", "--json")
-    told = {line["agent"]: line for line in map(json.loads, result.stdout.splitlines())}
+    for agent in ("naps", "waits"):
+        make_due(stems[agent], place())
+    FileJournal(place() / stems["fails"]).mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+    with open_wake_index(place()) as index:
+        index.post_arrived(stems["fails"], "answer")
+    result = command("resume", "--due", "--json", code=1)
+    told = {line["agent"]: line["status"] for line in map(json.loads, result.stdout.splitlines())}
 
-    # None of them is further than its clock says, so each is suspended again.
-    assert {"naps", "breaks", "waits"} == set(told)
-    assert {"suspended"} == {line["status"] for line in told.values()}
+    # The clocks of two of them say that it is too early, so both are suspended again.
+    assert {"naps": "suspended", "waits": "suspended", "fails": "failed"} == told
 
 
 @pytest.mark.spec("waiting:WT21")

@@ -8,18 +8,16 @@ import io
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
-from stepengine.cli.app import app
 from stepengine.cli.screen.console import TerminalInteractor
 from stepengine.data.ceilings import ceiling_from_answer, make_limit_question
 from stepengine.data.questions import to_answer
 from stepengine.errors import LimitExceeded
 from stepengine.testing import ScriptedModel, text, tool_call
+from tests.cli.command import command
 
 AGENT = """
 from stepengine import AgentDefinition, tool
@@ -44,12 +42,6 @@ def looker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("agents/looker.py").write_text(AGENT)
     model = ScriptedModel([*[tool_call("look", {"page": page}) for page in range(4)], text("Seen.")])
     monkeypatch.setattr(bench, "choose_models", lambda *_: model)
-
-
-def command(*arguments: str, code: int, **options: Any) -> Result:
-    result = CliRunner().invoke(app, list(arguments), **options)
-    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
-    return result
 
 
 @pytest.mark.spec("reliability:LA5", "reliability:LA6")

@@ -9,12 +9,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, Receive
-from stepengine.cli.app import app
 from stepengine.cli.exits import Exit
 from stepengine.testing import ScriptedModel
+from tests.cli.command import command
 
 
 def asking(ctx):
@@ -38,12 +37,6 @@ AGENTS = [
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPENGINE_DB", raising=False)
-
-
-def command(*arguments: str, code: Exit = Exit.COMPLETED, input: str | None = None) -> Result:
-    result = CliRunner().invoke(app, list(arguments), input=input)
-    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
-    return result
 
 
 @pytest.mark.spec("studio:SV3", "waiting:WT2")

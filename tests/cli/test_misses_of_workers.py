@@ -48,12 +48,6 @@ import threading, time
 for number in NUMBERS:
     threading.Thread(target=ask, args=(number,)).start()
 """,
-    "asyncio.to_thread": """
-import asyncio
-async def main():
-    print(await asyncio.gather(*[asyncio.to_thread(ask, number) for number in NUMBERS]))
-asyncio.run(main())
-""",
     "handled by the program": """
 for number in NUMBERS:
     try:

@@ -13,20 +13,15 @@ from pathlib import Path
 
 import attrs
 import pytest
-from typer.testing import CliRunner, Result
 
-from stepengine.cli.app import app
 from stepengine.engine import approve_package, make_project
 from stepengine.engine.projects import make_project_names
 from stepengine.errors import DefinitionError
 from stepengine.testing import check_package
 from stepengine.workspace.environment import MARKER
+from tests.cli.command import typed
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def typed(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def changed(file: Path, old: str, new: str) -> None:
@@ -516,13 +511,6 @@ def test_a_package_is_called_like_its_folder_and_its_module_takes_nobodys_name(
     made = {file: file.read_text() for file in (tmp_path / folder).rglob("*") if file.is_file()}
     assert tmp_path / folder / "src" / module / "todos.py" in made
     assert not [file for file, text in made.items() if "{name}" in text or "{module}" in text]
-
-
-def test_nothing_is_written_over(project: Path) -> None:
-    said = typed("init", project, "--package")
-
-    assert 2 == said.exit_code
-    assert "nothing is written over" in " ".join(said.output.split())
 
 
 # --- journals ---------------------------------------------------------------------------------------------------------

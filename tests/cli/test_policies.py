@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from stepengine import AgentCall, AgentDefinition, Engine, Perform, ToolCall, tool
-from stepengine.cli.app import app
 from stepengine.journal import FileJournal, judge_calls
 from stepengine.permissions import Call, Policy, Rule
+from tests.cli.command import command, typed
 
 CASSETTE = Path(__file__).parents[2] / "cassettes" / "agents" / "basher.jsonl"
 OWN = """\
@@ -27,10 +26,6 @@ def put(x: int) -> str:
 
 agent = AgentDefinition("lead", tools=[put])
 """
-
-
-def typed(*words: Any) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def saved(folder: Path, *rules: Rule, mode: Any = "default") -> Path:
@@ -119,17 +114,9 @@ def test_tools_of_an_agent_file_are_known_by_what_they_are_and_a_fitting_policy_
 
 def test_what_is_no_policy_or_no_run_is_said_and_leaves_with_2(tmp_path: Path) -> None:
     file = saved(tmp_path)
-    wrong = [
-        typed("config", "policy", tmp_path / "none.json"),
-        typed("config", "policy", file, file),
-        typed("config", "policy", file, "--against", "x"),
-    ]
-
-    assert [2, 2, 2] == [result.exit_code for result in wrong]
-    assert ["cannot be read", "one policy at a time", "there is no journal 'x'"] == [
-        said
-        for result, said in zip(
-            wrong, ("cannot be read", "one policy at a time", "there is no journal 'x'"), strict=True
-        )
-        if said in result.stderr
-    ]
+    for words, said in (
+        ([tmp_path / "none.json"], "cannot be read"),
+        ([file, file], "one policy at a time"),
+        ([file, "--against", "x"], "there is no journal 'x'"),
+    ):
+        assert said in command("config", "policy", *words, code=2).stderr

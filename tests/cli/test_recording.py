@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.cli.state_folder import list_recorded_runs
@@ -24,6 +24,7 @@ from stepengine.journal import FileJournal, MemoryJournal, list_runs, recorded_r
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.environment import MARKER
+from tests.cli.command import command
 
 ASKS = """
 from stepengine import *
@@ -56,12 +57,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "agents/done.py").write_text(DONE)
     monkeypatch.chdir(folder)
     return folder
-
-
-def command(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
-    return result
 
 
 def runs() -> Path:

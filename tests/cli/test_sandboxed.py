@@ -8,19 +8,17 @@ import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from stepengine import load_agent, load_agents
-from stepengine.cli.app import app
 from stepengine.engine import packages, trust
 from stepengine.errors import DefinitionError
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, program_tool
+from tests.cli.command import command, typed
 
 from .test_packages import wheel_of
 
@@ -67,10 +65,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "asker.py").write_text(ASKER)
     return tmp_path
-
-
-def typed(*arguments: str, **options: Any) -> Result:
-    return CliRunner().invoke(app, [*arguments], **options)
 
 
 @pytest.mark.spec("programs:PG40")
@@ -133,9 +127,8 @@ def test_a_projects_own_file_cannot_say_what_runs_where(folder: Path) -> None:
 
 @pytest.mark.spec("programs:PG40")
 def test_an_id_in_place_of_a_file_is_refused(folder: Path) -> None:
-    said = typed("run", "sandboxed:editor", "x")
+    said = command("run", "sandboxed:editor", "x", code=2)
 
-    assert 2 == said.exit_code
     assert "no agent has the id 'sandboxed:editor'" in said.output
     assert "Give a path such as './agents/reviewer.py'" in said.output
 

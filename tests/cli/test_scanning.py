@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from stepengine import AgentDefinition, Engine, ToolCall
-from stepengine.cli.app import app
 from stepengine.journal import FileJournal
+from tests.cli.command import command, typed
 
 KEY = "sk-ant-api03-" + "Zz9" * 12
-
-
-def typed(*words: Any) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def think(ctx):
@@ -52,14 +47,11 @@ def test_a_scrubbed_copy_holds_no_key_and_replays(tmp_path: Path) -> None:
         engine.run_sync("a", f"use {KEY}", journal=source)
         assert KEY.encode() in source.read_bytes()
 
-        made = typed("journal", "scrub", source, copy)
-        assert 0 == made.exit_code, made.output
+        command("journal", "scrub", source, copy)
         assert KEY.encode() not in copy.read_bytes()
         assert "use <redacted:provider-key>" == engine.replay_sync(FileJournal(copy, redact="all")).unwrap()
 
-    again = typed("journal", "scrub", source, copy)
-    assert 2 == again.exit_code
-    assert "exists already" in again.output
+    assert "exists already" in command("journal", "scrub", source, copy, code=2).output
     (tmp_path / "empty.jsonl").write_text("")
     assert "holds no run" in typed("journal", "scrub", tmp_path / "empty.jsonl", tmp_path / "c.jsonl").output
 

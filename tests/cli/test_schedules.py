@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from stepengine import Engine, Scheduler, load_schedules
 from stepengine.cli.app import app
 from stepengine.errors import DefinitionError
+from tests.cli.command import command
 
 FILE = """
 from stepengine import AgentDefinition, Schedule
@@ -72,10 +73,7 @@ def test_it_lists_when_each_comes_and_how_the_last_one_went(project: Path, place
 
 @pytest.mark.spec("waiting:WT30")
 def test_a_look_makes_and_changes_nothing(project: Path) -> None:
-    result = CliRunner().invoke(app, ["runs", "--schedules", "agents/triage.py", "--runs", "runs"])
-
-    assert 0 == result.exit_code
-    assert "  last  " not in result.stdout
+    assert "  last  " not in command("runs", "--schedules", "agents/triage.py", "--runs", "runs").stdout
     assert ["agents"] == [path.name for path in project.iterdir()]
 
 
@@ -95,10 +93,7 @@ def test_a_broken_file_costs_its_own_schedules_and_a_broken_book_is_told(project
 
 def test_without_any_it_says_how_one_is_written(project: Path) -> None:
     (project / "agents" / "triage.py").write_text(FILE.partition("schedules = ")[0])
-    result = CliRunner().invoke(app, ["runs", "--schedules", "agents"])
-
-    assert 0 == result.exit_code
-    assert "schedule = Schedule(agent, cron=...)" in result.stderr
+    assert "schedule = Schedule(agent, cron=...)" in command("runs", "--schedules", "agents").stderr
 
 
 @pytest.mark.spec("waiting:WT23")

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from stepengine.cli.app import app
+from tests.cli.command import typed
 
 AGENT = """
 from stepengine import STEP_ALL, AgentDefinition, Ask, StepContext, Steps
@@ -37,10 +35,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("asker.py").write_text(AGENT)
     Path("talker.py").write_text(TALKER)
     Path("replies.json").write_text(json.dumps(["one", "two"]))
-
-
-def typed(*arguments: str, stdin: str = "") -> Any:
-    return CliRunner().invoke(app, [*arguments], input=stdin)
 
 
 @pytest.mark.spec("studio:ST12")
@@ -127,7 +121,7 @@ def test_a_misspelt_file_is_answered_with_the_nearest_one(line: str, said: str) 
 
 @pytest.mark.spec("studio:ST12")
 def test_each_turn_of_a_chat_gets_the_replies_from_the_first_on() -> None:
-    done = typed("chat", "./talker.py", "--script", "replies.json", "--plain", stdin="hello\nonce more\n")
+    done = typed("chat", "./talker.py", "--script", "replies.json", "--plain", input="hello\nonce more\n")
 
     assert 0 == done.exit_code
     assert ["one", "one"] == [line for line in done.stdout.splitlines() if line in ("one", "two")]

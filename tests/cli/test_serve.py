@@ -95,23 +95,6 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     return process.returncode, out + said
 
 
-def test_the_help_says_what_it_serves_and_how_it_leaves() -> None:
-    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120", "NO_COLOR": "1"})
-
-    assert 0 == result.exit_code
-    for said in (
-        "--host",
-        "--port",
-        "--runs",
-        "--tokens",
-        "--allow-host",
-        "/openapi.json",
-        "it was stopped",
-        "MODULE:FUNCTION",
-    ):
-        assert said in result.output
-
-
 @pytest.mark.spec("studio:SV11", "interfaces:IF111")
 def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: Path) -> None:
     def asked(url: str, token: str, thread: str, **more: Any) -> tuple[int, str]:
@@ -195,8 +178,7 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 
 
 @pytest.mark.spec("studio:SV1")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("module", ["shop.py", "shop:make_engine"])
+@pytest.mark.parametrize(("module", "number"), [("shop.py", signal.SIGTERM), ("shop:make_engine", signal.SIGINT)])
 def test_it_shows_a_token_that_holds_serves_and_leaves_with_0_when_it_is_told_to_stop(
     folder: Path, module: str, number: int
 ) -> None:

@@ -65,12 +65,16 @@ FORBIDDEN = [
 
 
 @pytest.mark.spec("interfaces:IF102", "interfaces:IF104", "reliability:PM27")
-@pytest.mark.parametrize("line", FORBIDDEN, ids=str)
-@pytest.mark.parametrize("name", ["stepengine.toml", "pyproject.toml"])
-def test_what_a_project_may_not_set_is_refused_by_name_and_changes_nothing(home, line, name):
-    project = line if name == "stepengine.toml" else f"[tool.stepengine]\n{line}".replace("\n[", "\n[tool.stepengine.")
-    if name == "pyproject.toml":
-        project = project.replace("[tool.stepengine]\n[tool", "[tool")
+@pytest.mark.parametrize(
+    ("name", "project"),
+    [
+        *[("stepengine.toml", line) for line in FORBIDDEN],
+        ("pyproject.toml", '[tool.stepengine]\nmodel = "evil/model"'),
+        ("pyproject.toml", '[tool.stepengine.permissions]\nmode = "bypass"'),
+    ],
+    ids=str,
+)
+def test_what_a_project_may_not_set_is_refused_by_name_and_changes_nothing(home, name, project):
     settings = load(home, project=project, name=name)
 
     assert {} == settings.values

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from stepengine.cli.options import Options
 from stepengine.data.messages import TextPart, ThinkingPart
 from stepengine.data.models import ModelReply
 from stepengine.engine.settings import Settings
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import text, tool_call
 
 AGENT = """
 from stepengine import *
@@ -44,18 +43,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (work / "agents/desk.py").write_text(AGENT)
     monkeypatch.chdir(work)
     return work
-
-
-@pytest.fixture
-def scripted() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-
-        def use(*replies: Any) -> ScriptedModel:
-            model = ScriptedModel(replies)
-            patch.setattr(bench, "choose_models", lambda *_: model)
-            return model
-
-        yield use
 
 
 def command(*arguments: str, code: int = 0, **environ: str) -> Result:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from typer.testing import CliRunner
 
-from stepengine.cli.app import app
 from tests import forked_processes
+from tests.cli.command import command
 from tests.offline import NO_NETWORK, ROOT
+from tests.waits import until
 
 pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
@@ -141,8 +141,7 @@ def test_a_folder_of_journals_is_the_place_of_runs_and_nothing_in_it_goes_on_by_
             run = client.post(
                 "/runs", json={"agent": "asker"}, headers={"origin": str(client.base_url).rstrip("/")}
             ).json()["run_id"]
-            while not client.get(f"/runs/{run}").json()["questions"]:
-                pass
+            until(lambda: client.get(f"/runs/{run}").json()["questions"])
     journals = project / "journals"
     journals.mkdir(mode=0o700)
     (journals / "theirs.jsonl").write_bytes((project / "runs" / f"{run}.jsonl").read_bytes())
@@ -192,9 +191,8 @@ def test_what_cannot_be_opened_is_refused_in_words(
     for name, held in (("bad.json", '{"a": 1}'), ("bad.yaml", "- 7"), ("bad.py", ""), ("good.json", '["yes"]')):
         (project / name).write_text(held)
     monkeypatch.chdir(project)
-    result = CliRunner().invoke(app, ["studio", *words, "--no-open", "--port", "0"])
+    result = command("studio", *words, "--no-open", "--port", "0", code=2)
 
-    assert 2 == result.exit_code
     assert said in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
 
@@ -223,8 +221,8 @@ def test_a_served_script_answers_also_in_place_of_models_that_the_file_brings_an
         headers = {"authorization": f"Bearer {token[0]}"}
         with httpx2.Client(base_url=url[0], headers=headers, trust_env=False, timeout=SECONDS) as client:
             run = client.post("/runs", json={"agent": "one", "prompt": "this"}).raise_for_status().json()["run_id"]
-            while (view := client.get(f"/runs/{run}").json())["status"] == "running":
-                pass
+            until(lambda: client.get(f"/runs/{run}").json()["status"] != "running")
+            view = client.get(f"/runs/{run}").json()
     finally:
         process.kill()
         process.communicate()
@@ -238,10 +236,7 @@ def test_a_tool_of_an_agent_cannot_open_it(monkeypatch: pytest.MonkeyPatch, proj
 
     monkeypatch.chdir(project)
     monkeypatch.setenv(MARKER, "1")
-    result = CliRunner().invoke(app, ["studio", "--no-open"])
-
-    assert 2 == result.exit_code
-    assert "is for people" in result.stderr
+    assert "is for people" in command("studio", "--no-open", code=2).stderr
 
 
 @pytest.mark.spec("studio:ST1")

@@ -816,7 +816,6 @@ def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
 
 
 @pytest.mark.spec("requirements:X72")
-@pytest.mark.spec("requirements:X72")
 def test_a_begun_call_of_others_is_asked_about_and_one_of_this_user_is_repeated(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     lines = FileJournal("whole.jsonl").lines()

@@ -10,9 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from stepengine.cli.app import app
+from tests.cli.command import command
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 AGENT = """
@@ -41,13 +40,6 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
     Path("asker.py").write_text(AGENT)
     return path
-
-
-def command(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-    assert "Traceback" not in result.stderr
-    return result
 
 
 @pytest.mark.spec("reliability:JR44", "reliability:JR45", "reliability:JR46", "reliability:JR48")

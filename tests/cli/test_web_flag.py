@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stepengine.cli.app import app
 from stepengine.cli.options import Options
 from stepengine.cli.perform import format_shared_options
+from tests.cli.command import command
 
 AGENT = """
 from stepengine import AgentDefinition, ToolCall
@@ -32,8 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.spec("reliability:WP6", "generator-contract:T35")
 def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["run", "reader.py"])
-    assert 2 == done.exit_code
+    done = command("run", "reader.py", code=2)
+
     assert (
         "agent 'reader' reaches the web with read_docs, read_url, web_search; allow that with --web URL" in done.stderr
     )
@@ -41,18 +40,18 @@ def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
 
 @pytest.mark.spec("reliability:NW01")
 def test_with_the_flag_searches_go_to_that_instance_and_private_addresses_stay_closed(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["run", "reader.py", "--web", "http://127.0.0.1:1", "--journal", "run.jsonl"])
-    assert 0 == done.exit_code, done.stderr
+    done = command("run", "reader.py", "--web", "http://127.0.0.1:1", "--journal", "run.jsonl")
+
     assert "is not fetched" in done.stdout
     assert "the search at 127.0.0.1:1 failed" in done.stdout
-    replayed = CliRunner().invoke(app, ["replay", "run.jsonl", "--agent", "reader.py"])
-    assert 0 == replayed.exit_code, replayed.stderr
+    command("replay", "run.jsonl", "--agent", "reader.py")
 
 
 def test_an_address_that_is_none_is_refused(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["run", "reader.py", "--web", "localhost:8080"])
-    assert 2 == done.exit_code
-    assert "--web: 'localhost:8080' is not an address of a search service" in done.stderr
+    assert (
+        "--web: 'localhost:8080' is not an address of a search service"
+        in command("run", "reader.py", "--web", "localhost:8080", code=2).stderr
+    )
 
 
 def test_whoever_goes_on_with_a_run_is_told_to_allow_the_web_again() -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
+from tests.cli.command import command
 
 AGENT = """
 from stepengine import AgentDefinition, ToolCall
@@ -59,8 +60,8 @@ def test_the_tools_work_there_and_undo_and_a_replay_know(folder: Path) -> None:
     assert listed + "\n" == done.stdout
     replayed = CliRunner().invoke(app, ["replay", "run.jsonl", "--agent", "lister.py", "--json"])
     assert listed == json.loads(replayed.stdout)["output"], replayed.stderr
-    elsewhere = CliRunner().invoke(app, ["undo", "run.jsonl", "--cwd", "project"])
-    assert elsewhere.exit_code == 1
+    elsewhere = command("undo", "run.jsonl", "--cwd", "project", code=1)
+
     assert "written below another folder" in elsewhere.stderr + elsewhere.stdout
     assert (folder / "project" / "new.txt").exists()
     unnamed = CliRunner().invoke(app, ["undo", "run.jsonl", "--workspace", "somewhere"])
@@ -110,7 +111,7 @@ def test_a_run_that_began_elsewhere_is_not_resumed_on_this_machine(folder: Path)
     ],
 )
 def test_what_is_no_place_is_a_usage_error(given: str, said: str) -> None:
-    done = CliRunner().invoke(app, ["run", "lister.py", "--shell", "--write", "--cwd", "project", "--workspace", given])
-
-    assert done.exit_code == 2
-    assert said in done.stderr
+    assert (
+        said
+        in command("run", "lister.py", "--shell", "--write", "--cwd", "project", "--workspace", given, code=2).stderr
+    )
