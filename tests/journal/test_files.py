@@ -30,6 +30,7 @@ from stepengine.journal.places import DiskReserve
 from stepengine.journal.records import Input
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.testing import text, tool_call
+from tests.journal.forked import in_child
 
 
 @pytest.fixture
@@ -197,26 +198,15 @@ def test_a_process_forked_in_the_middle_of_a_run_cannot_advance_it(world, tmp_pa
     first, second, *_ = recorded.records()
     writer = journal.writer()
     writer.append(first)
+
+    def work() -> None:
+        for act in (lambda: writer.append(second), writer.commit):
+            with pytest.raises(JournalWriteFailed, match="was forked from it"):
+                act()
+        writer.close()
+
     with writer._storing if store == "file" else nullcontext():  # as a thread that does not exist in the child
-        pid = os.fork()
-        if not pid:
-            refused = 0
-            try:
-                for act in (lambda: writer.append(second), writer.commit):
-                    try:
-                        act()
-                    except JournalWriteFailed as error:
-                        refused += "was forked from it" in str(error)
-                writer.close()
-            finally:
-                os._exit(40 + refused)
-    deadline = time.monotonic() + 50
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, 9)
-            deadline = float("inf")
-        time.sleep(0.01)
-    assert 42 == os.waitstatus_to_exitcode(ended[1])
+        assert 0 == in_child(work)
     assert [] == list(journal.records())
     with pytest.raises(JournalLocked):
         journal.writer()

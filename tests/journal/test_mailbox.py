@@ -42,6 +42,7 @@ from stepengine.journal.mailbox import Letter, Mailbox, mailbox_path
 from stepengine.journal.records import encode_line
 from stepengine.redaction import SecretFound
 from tests import forked_processes
+from tests.journal.forked import in_child
 from tests.strategies import json_values
 
 Make = Callable[..., Journal]
@@ -454,17 +455,8 @@ def test_a_forked_child_posts_to_the_run_that_its_parent_holds(stored: str) -> N
     holder = as_journal(stored).writer()
     box = as_journal(stored).mailbox()
     box.post(message("parent"))
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            signal.alarm(20)
-            box.post(message("child"))
-            code = 0
-        finally:
-            os._exit(code)
 
-    assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert 0 == in_child(lambda: box.post(message("child")))
     assert ["parent", "child"] == values(box)
     holder.close()
 

@@ -28,6 +28,7 @@ from stepengine.journal.held import HeldFile
 from stepengine.journal.records import Record
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.workspace.write_ahead import Database
+from tests.journal.forked import in_child
 
 EFFECTS = 3
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -460,24 +461,6 @@ def test_a_database_is_waited_for_as_long_as_others_come_on(tmp_path: Path, monk
 
 
 # --- forks and kills --------------------------------------------------------------------------------------------------
-
-
-def in_child(work: Callable[[], Any]) -> int:
-    """Fork, do some work there, and return how the child ended; one that hangs is killed."""
-    pid = os.fork()
-    if not pid:
-        try:
-            work()
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(1)
-        os._exit(0)
-    until = time.monotonic() + 50
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > until:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return os.waitstatus_to_exitcode(ended[1])
 
 
 @FORKS

@@ -26,6 +26,7 @@ from stepengine.errors import InputError, JournalError, JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, wake_index
 from stepengine.journal.mailbox import LetterKind
 from stepengine.journal.wake_index import WAKING, Sleeping, WakeIndex
+from tests.journal.forked import in_child
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -407,17 +408,8 @@ def test_threads_share_an_index(bench: Bench, index: WakeIndex) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_uses_the_index_of_its_parent(index: WakeIndex) -> None:
     index.note("parent", NOW, {"time"}, "a")
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            signal.alarm(20)
-            index.note("child", NOW, {"time"}, "a")
-            code = 0
-        finally:
-            os._exit(code)
 
-    assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert 0 == in_child(lambda: index.note("child", NOW, {"time"}, "a"))
     assert ["child", "parent"] == names(index.due(NOW))
 
 

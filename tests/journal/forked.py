@@ -1,0 +1,31 @@
+"""
+Work in a forked child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """
+    Fork, do some work there, and return how the child ended; one that hangs is killed.
+    """
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    until = time.monotonic() + 50
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
