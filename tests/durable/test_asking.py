@@ -15,12 +15,10 @@ from random import Random
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
+from stepengine import AgentCall, AgentDefinition, Ask, Parallel, StepContext, ToolCall
 from stepengine.durable import Operator
 from stepengine.durable.process import MAX_EXECUTOR_THREADS
-from stepengine.errors import AnswerRejected, JournalError, ToolError
-from stepengine.permissions import Policy, Rule
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.errors import AnswerRejected, JournalError
 
 from .shared import wipe, worker_of
 
@@ -43,19 +41,6 @@ def spawns(ctx: StepContext):
 ASKS = AgentDefinition("asks", handle_steps=asks)
 TWICE = AgentDefinition("twice", tools=[wipe], handle_steps=asks_twice)
 PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:U37", "durable:U15")
-async def test_a_question_is_answered_from_elsewhere(db: str):
-    async with worker_of([ASKS], db) as worker:
-        waiting = await worker.run(ASKS, "")
-        async with await Operator.connect(db) as operator:
-            await operator.answer(waiting.journal, {"How large?": "large"})
-        result = await worker.result(waiting.journal)
-
-    assert ["How large?"] == [question.text for question in waiting.pending_questions]
-    assert {"size": "large"} == result.output
 
 
 @pytest.mark.deep
@@ -144,21 +129,6 @@ async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U37")
-async def test_a_permission_is_given_from_elsewhere(db: str):
-    agent = AgentDefinition("cleaner", model="test/model", tools=[wipe])
-    policy = Policy(rules=[Rule.ask_for_tool("wipe")])
-    script = ScriptedModel([tool_call("wipe", {"disk": "b"}), text("done")])
-    async with worker_of([agent], db, models=script, permissions=policy) as worker:
-        waiting = await worker.run(agent, "clean up")
-        result = await worker.resume(waiting.journal, answers={waiting.pending_questions[0].id: True})
-
-    assert "wipe" == waiting.pending_questions[0].tool_name
-    assert "wiped b" == result.tool_calls[0].result.text
-    assert "done" == result.text
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:U37")
 async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_does(db: str):
     async with worker_of([ASKS], db) as worker:
         run = (await worker.run(ASKS, "")).journal
@@ -184,43 +154,6 @@ async def sent(operator: Operator, run: str) -> list[dict]:
     """
     rows = await operator.rows("select message from dbos.notifications where destination_uuid = %s", run)
     return [json.loads(message) for (message,) in rows]
-
-
-@tool
-async def fail(disk: str) -> str:
-    """
-    Fail.
-
-    Args:
-        disk: Which one.
-    """
-    raise ValueError(f"no disk {disk}")
-
-
-def catches(ctx: StepContext):
-    try:
-        yield from call(fail, "a")
-    except ToolError as error:
-        caught = [type(error).__name__, str(error)]
-    size = yield from Ask("How large?")
-    return [*caught, size]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:U13")
-async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: str):
-    agent = AgentDefinition("catches", tools=[fail], handle_steps=catches)
-    alone = await Engine([agent], models=ScriptedModel([])).run(agent, "", answers={"How large?": "small"})
-    async with worker_of([agent], db) as worker:
-        run = (await worker.run(agent, "")).journal
-    async with worker_of([agent], db) as worker:
-        result = await worker.resume(run, answers={"How large?": "small"})
-        steps = await worker.operator.rows("select error from dbos.operation_outputs where workflow_uuid = %s", run)
-
-    assert "ToolError" == result.output[0]
-    assert alone.output == result.output
-    # No step of the database ended with an exception.
-    assert {(None,)} == set(steps)
 
 
 @pytest.mark.memory

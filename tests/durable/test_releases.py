@@ -13,8 +13,6 @@ from stepengine.durable import DurableEngine
 
 from .shared import worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 order: list[str] = []
 
 
@@ -59,6 +57,7 @@ async def test_a_run_ends_on_the_release_that_it_began_with(db: str):
     assert "old yes" == result.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U28", "durable:UC2")
 async def test_smaller_priorities_are_taken_first(db: str):
     order.clear()

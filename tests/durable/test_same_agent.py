@@ -78,18 +78,6 @@ def comparable(result):
     }
 
 
-@pytest.mark.deep
-@pytest.mark.spec("durable:UT1", "durable:U4", "durable:U5", "durable:U12", "durable:U20")
-async def test_a_durable_run_ends_as_one_in_the_process_does(db: str):
-    expected = await Engine([AGENT], models=model()).run(AGENT, "go")
-
-    async with worker_of([AGENT], db, models=model()) as engine:
-        actual = await engine.run(AGENT, "go")
-
-    assert expected.error is None
-    assert comparable(expected) == comparable(actual)
-
-
 def told(journal):
     """What two journals of the same run have in common: addresses, fingerprints and outcomes, but no times and no ids."""
     history = journal.history()
@@ -112,10 +100,10 @@ def _said(history, address):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT1", "durable:U42")
+@pytest.mark.spec("durable:UT1", "durable:U4", "durable:U5", "durable:U12", "durable:U20", "durable:U42")
 async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: str, tmp_path: Path):
     embedded = MemoryJournal()
-    await Engine([AGENT], models=model()).run(AGENT, "go", journal=embedded)
+    expected = await Engine([AGENT], models=model()).run(AGENT, "go", journal=embedded)
     for intent in embedded.records():
         if intent.kind == "intent":
             intent.fp = intent.fp or Fingerprints(embedded.redactor).for_effect(intent.effect)
@@ -128,7 +116,8 @@ async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: st
     replayed = await Engine([AGENT], models=ScriptedModel([])).replay(tmp_path / "run.jsonl")
 
     assert told(embedded) == told(again)
-    assert comparable(result) == comparable(replayed)
+    assert expected.error is None
+    assert comparable(expected) == comparable(result) == comparable(replayed)
     assert not diff(embedded, exported)
 
 

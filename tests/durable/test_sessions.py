@@ -85,15 +85,6 @@ async def test_a_session_goes_on_as_it_does_in_one_process(db: str):
 
 
 @pytest.mark.deep
-async def test_turns_that_are_submitted_at_once_follow_each_other_in_their_order(db: str):
-    async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
-        runs = [await operator.submit("chat", str(n), info=RunInfo("bob")) for n in range(5)]
-        results = [await worker.result(run) for run in runs]
-
-    assert [" | ".join(map(str, range(n + 1))) for n in range(5)] == [r.output for r in results]
-
-
-@pytest.mark.deep
 @pytest.mark.spec("requirements:K5")
 async def test_a_message_is_the_answer_to_what_the_session_waits_for(db: str):
     async with engine([BOOK], db) as worker:

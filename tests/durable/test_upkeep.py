@@ -349,8 +349,6 @@ async def test_the_server_may_notice_the_end_of_a_killed_worker_a_moment_after_i
     assert [(False,), (True,)] == [answers[0], answers[-1]]
     assert ("a", "dead-a", "resumed") == (taken.run, taken.executor, taken.outcome)
 
-    assert ("a", "dead-a", "resumed") == (taken.run, taken.executor, taken.outcome)
-
 
 async def test_since_when_a_worker_is_away_is_forgotten_once_it_has_no_runs(db: str) -> None:
     away: dict[str, float] = {}

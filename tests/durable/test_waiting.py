@@ -179,15 +179,17 @@ STARTING = AgentDefinition("starting", spawnable_agents=[CHILD], handle_steps=st
 
 
 @pytest.mark.deep
-@pytest.mark.spec("waiting:WT32")
+@pytest.mark.spec("waiting:WT32", "waiting:WT35")
 async def test_children_in_the_background_are_waited_for_and_told(db: str):
     async with worker_of([STARTING], db) as engine:
         result = await asyncio.wait_for(engine.run("starting"), 30)
+        again = await Engine([STARTING]).replay(await engine.export(result.journal))
         assert None is result.error
         assert [[["did quick"], ["0"]], True] == result.output[:2]
         assert ["did slow", "hello"] == result.output[3]
         assert False is result.output[4]
         assert sorted(result.output[2]) == ["did quick", "did slow", "hello"]
+        assert result.output == again.output
 
 
 def ending_steps(ctx: StepContext):
@@ -205,7 +207,7 @@ ENDING = AgentDefinition("ending", spawnable_agents=[CHILD], handle_steps=ending
 
 
 @pytest.mark.deep
-@pytest.mark.spec("waiting:WT32")
+@pytest.mark.spec("waiting:WT32", "waiting:WT35")
 async def test_no_child_in_the_background_outlives_its_parent(db: str):
     async with worker_of([ENDING], db) as engine:
         run = await engine.submit("ending")
@@ -213,18 +215,8 @@ async def test_no_child_in_the_background_outlives_its_parent(db: str):
         assert [["cancelled", "no longer needed"], [0, 1]] == result.output
         views = await engine.operator.tree(run)
         assert ["CANCELLED"] * 3 == [view.state for view in views[1:]]
-
-
-@pytest.mark.spec("waiting:WT35")
-@pytest.mark.deep
-async def test_what_is_exported_replays_with_children_in_the_background(db: str):
-    for agent in (STARTING, ENDING):
-        async with worker_of([agent], db) as engine:
-            run = await engine.submit(agent.id)
-            result = await asyncio.wait_for(engine.result(run, waits=True), 30)
-            journal = await engine.export(run)
-            again = await Engine([agent]).replay(journal)
-            assert result.output == again.output
+        again = await Engine([ENDING]).replay(await engine.export(run))
+        assert result.output == again.output
 
 
 @pytest.mark.deep

@@ -172,8 +172,7 @@ def test_answers_come_back_in_the_order_of_their_questions_and_a_missing_one_is_
         parse_answers({"q2": form["q2"]}, questions)
 
 
-@pytest.mark.parametrize("error", [None, ToolError("bad")])
-@pytest.mark.parametrize("reason", [None, *StopReason][:2])
+@pytest.mark.parametrize(("error", "reason"), [(None, None), (ToolError("bad"), StopReason.END_TURN)])
 def test_a_result_comes_back_as_it_was(error: Any, reason: Any) -> None:
     result = RunResult(
         status=RunStatus.FAILED, stop_reason=reason, state=STATE, output=freeze({"a": 1}), text="t", thinking=("h",),
