@@ -197,7 +197,7 @@ def table(head: str) -> list[list[str]]:
 
 HELD = {
     "agents, tools, hooks, permissions, limits, `run`, `start`, `stream`, `resume`": (
-        "test_same_agent.py::test_a_durable_run_ends_as_one_in_the_process_does",
+        "test_same_agent.py::test_the_journal_of_a_durable_run_is_that_of_one_in_the_process",
         "test_bounds.py::test_parallel_children_share_a_budget_and_never_exceed_it",
         "test_kills.py::test_a_worker_is_killed_in_and_after_every_effect",
         "test_bounds.py::test_values_are_the_same_in_a_process_and_in_the_database",
