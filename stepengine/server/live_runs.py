@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.state import RunResult, RunStatus
@@ -64,6 +64,7 @@ class LiveRuns:
         self._max_live = max_live
         self._shares = OwnerShares(max_live, RESERVE)
         self._slots: dict[str, ExitStack] = {}
+        self._reserved = 0
         self._resume = resume
         self._ended = EndedRuns()
         self._ended_at: dict[str, float] = {}
@@ -82,8 +83,8 @@ class LiveRuns:
         return sum([len(handle.questions) for handle in list(self.handles.values())])
 
     def has_room(self) -> bool:
-        """Return whether one more run may start: fewer than *max_live* are open, and the server is not closing."""
-        return len(self.handles) < self._max_live and not self.is_closing
+        """Return whether one more run may start: fewer than *max_live* are open or about to, and the server is not closing."""
+        return len(self.handles) + self._reserved < self._max_live and not self.is_closing
 
     def has_room_for(self, owner: str) -> bool:
         """Return whether one more run of an owner may start: it leaves a part of the others' room free."""
@@ -101,6 +102,23 @@ class LiveRuns:
             count = self._shares.count(owner)
             msg = f"this caller has {count:,} runs under way, and the rest is for other callers; let some of them end, or cancel them"
             raise Problem(msg, status=429, kind="too_many_at_once", headers={"retry-after": "5"})
+
+    @contextmanager
+    def reserve(self, owner: str) -> Iterator[None]:
+        """
+        Reserve room for a run of *owner*, which is added at the end of the block.
+
+        Raises:
+            Problem: if no run of *owner* may start here now.
+        """
+        self.check_room(owner)
+        # A start waits for the disk before its run is added: all requests that arrive meanwhile would find the same room.
+        self._reserved += 1
+        try:
+            with self._shares.use(owner):
+                yield
+        finally:
+            self._reserved -= 1
 
     # --- from the start of a run to its end ----------------------------------------------------------------------------
 

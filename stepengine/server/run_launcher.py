@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -112,27 +113,30 @@ class RunLauncher:
         row = RunRow(secrets.token_hex(16), caller.name, agent, "started", now, now, request, session)
         is_repeat = key is not None and await asyncio.to_thread(self._store.ledger.has_key, row.owner, key, now)
         # A repeated request starts nothing: it is answered also where a new one would be refused.
-        if not is_repeat:
-            self._live.check_room(row.owner)
         size = 0 if is_repeat else json_size(request)
-        async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
-            # Registered first and started then: if this process dies in between, the next sweep starts the run. The
-            # other way round it would be running, and its owner unknown.
-            known = await self._register(row, key)
-            if known is not None:
-                use.refund()
-                return known.run, False
-            try:
-                await self._start_registered_run(row)
-            except StepEngineError as error:
-                # Another server of the place may have started the registered run first. To check that before each start
-                # cost 30 ms a run where a thousand were started at once.
-                is_started = await asyncio.to_thread(self._store.journal(row.run).is_there)
-                if not is_started:
-                    await self._store.write(make_remove_act(row.run))
-                if not (is_started and isinstance(error, JournalError)):
-                    raise
+        with nullcontext() if is_repeat else self._live.reserve(row.owner):
+            async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
+                # Registered first and started then: if this process dies in between, the next sweep starts the run. The
+                # other way round it would be running, and its owner unknown.
+                known = await self._register(row, key)
+                if known is not None:
+                    use.refund()
+                    return known.run, False
+                await self._start_or_remove(row)
         return row.run, True
+
+    async def _start_or_remove(self, row: RunRow) -> None:
+        """Start a run that was registered just now; one that cannot be started is removed."""
+        try:
+            await self._start_registered_run(row)
+        except StepEngineError as error:
+            # Another server of the place may have started the registered run first. To check that before each start
+            # cost 30 ms a run where a thousand were started at once.
+            is_started = await asyncio.to_thread(self._store.journal(row.run).is_there)
+            if not is_started:
+                await self._store.write(make_remove_act(row.run))
+            if not (is_started and isinstance(error, JournalError)):
+                raise
 
     async def _register(self, row: RunRow, key: str | None) -> RunRow | None:
         """Add *row* to the ledger; return the earlier row with the same key instead, if there is one."""
@@ -202,8 +206,8 @@ class RunLauncher:
         """Resume a run that no process has; an error is recorded in the ledger and not raised."""
         try:
             await self._resume_or_start(row)
-        except JournalLocked:
-            pass  # another process has it
+        except (JournalLocked, Problem):
+            pass  # another process has it, or there is no room for it: a later sweep finds it
         except Exception as error:  # noqa: BLE001 - a fault of one run must not stop the resumption of others
             await self._store.record_failed_resume(row.run, error)
 
@@ -213,26 +217,30 @@ class RunLauncher:
             async with lock:
                 if row.run in self._live or self._live.is_closing:
                     return
-                # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
-                await self._live.wait_recorded(row.run)
-                known = await self._store.find(row.run)
-                if known is None or (known.status not in RUNNING and known.changed != row.changed):
-                    return
-                journal = self._store.journal(row.run)
-                try:
-                    ended = await asyncio.to_thread(find_recorded_end, journal)
-                except JournalMissing:
-                    if row.status != "started":
-                        raise
-                    await self._start_registered_run(row)
-                    return
-                if ended is not None:
-                    await self._store.write(make_status_act(row.run, ended, time.time()))
-                    return
-                await self._resume_journal(row, journal)
+                with self._live.reserve(row.owner):
+                    await self._resume_or_start_in_reserved_room(row)
         finally:
             if not lock.locked():
                 self._resuming.pop(row.run, None)
+
+    async def _resume_or_start_in_reserved_room(self, row: RunRow) -> None:
+        # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
+        await self._live.wait_recorded(row.run)
+        known = await self._store.find(row.run)
+        if known is None or (known.status not in RUNNING and known.changed != row.changed):
+            return
+        journal = self._store.journal(row.run)
+        try:
+            ended = await asyncio.to_thread(find_recorded_end, journal)
+        except JournalMissing:
+            if row.status != "started":
+                raise
+            await self._start_registered_run(row)
+            return
+        if ended is not None:
+            await self._store.write(make_status_act(row.run, ended, time.time()))
+            return
+        await self._resume_journal(row, journal)
 
     async def _resume_journal(self, row: RunRow, journal: Journal) -> None:
         decided: dict[str, Answer] = await self._store.write(make_resume_act(row.run))
@@ -263,17 +271,17 @@ class RunLauncher:
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
             Problem: when too many runs are executed, or the caller's quota is exceeded.
         """
-        self._live.check_room(caller.name)
         now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
         row = RunRow(run, caller.name, agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "trust": False, "wait_for_answers": self._patience}
         await self._engines.try_rebuild()
-        async with self._quotas.use(row.owner, 0, runs=1):
-            with self._engines.reserve() as engine:
-                handle = await engine.start_resume(self._store.journal(run), **options)
-            # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
-            await self._register(row, None)
-            self._live.add(run, handle, caller.name, is_resumed=True)
+        with self._live.reserve(row.owner):
+            async with self._quotas.use(row.owner, 0, runs=1):
+                with self._engines.reserve() as engine:
+                    handle = await engine.start_resume(self._store.journal(run), **options)
+                # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
+                await self._register(row, None)
+                self._live.add(run, handle, caller.name, is_resumed=True)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
@@ -296,7 +304,6 @@ class RunLauncher:
             UndoRefused: when effects that changed the world could happen again.
         """
         await self._engines.rebuild_if_saved()
-        self._live.check_room(caller.name)
         now, run = time.time(), secrets.token_hex(16)
         changes = {**row.request.get("changes", {}), **changes}
         request = {**row.request, **({"changes": changes} if changes else {})}
@@ -306,29 +313,30 @@ class RunLauncher:
         options: dict[str, Any] = {"run_id": run, **({"edit": edit} if has_edit else {})}
         source, into = self._store.journal(row.run), self._store.journal(run)
         # At most the whole journal is copied.
-        size = json_size(request) + json_size(edit) + await asyncio.to_thread(journal_size, source)
-        async with self._quotas.use(new.owner, size, runs=1):
-            try:
-                if changes:
-                    # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
-                    await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
-                    with self._engines.reserve() as engine:
-                        asked = {**_make_changed_agent_options(new, engine), "wait_for_answers": self._patience}
-                        handle = await engine.start_resume(into, **asked)
-                else:
-                    with self._engines.reserve() as engine:
-                        handle = await engine.start_fork(
-                            source,
-                            at=at,
-                            into=into,
-                            allow_repeat=allow_repeat,
-                            wait_for_answers=self._patience,
-                            **options,
-                        )
-            except JournalError as error:
-                raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
-            await self._register(new, None)
-            self._live.add(run, handle, caller.name, is_resumed=True)
+        with self._live.reserve(new.owner):
+            size = json_size(request) + json_size(edit) + await asyncio.to_thread(journal_size, source)
+            async with self._quotas.use(new.owner, size, runs=1):
+                try:
+                    if changes:
+                        # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
+                        await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
+                        with self._engines.reserve() as engine:
+                            asked = {**_make_changed_agent_options(new, engine), "wait_for_answers": self._patience}
+                            handle = await engine.start_resume(into, **asked)
+                    else:
+                        with self._engines.reserve() as engine:
+                            handle = await engine.start_fork(
+                                source,
+                                at=at,
+                                into=into,
+                                allow_repeat=allow_repeat,
+                                wait_for_answers=self._patience,
+                                **options,
+                            )
+                except JournalError as error:
+                    raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
+                await self._register(new, None)
+                self._live.add(run, handle, caller.name, is_resumed=True)
         return run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import AgentDefinition, Ask, Engine, Receive
 from stepengine.adapters.mcp import owned_sessions
 from stepengine.server import Caps, Quotas
 from stepengine.server.owner_shares import OwnerShares
@@ -211,6 +213,58 @@ def test_waiting_runs_of_one_owner_leave_room_for_those_of_others(tmp_path: Path
     assert (429, "too_many_at_once", "5") == (refused.status_code, kind_of(refused), refused.headers["retry-after"])
     assert "6 runs under way" in refused.json()["detail"]
     assert 202 == of_bob.status_code
+
+
+@pytest.mark.spec("interfaces:IF13")
+def test_starts_that_arrive_together_leave_the_share_of_others(tmp_path: Path) -> None:
+    with House(tmp_path, max_live=4).open() as house, house.client() as client, house.client("bob") as other:
+
+        def start(_: int) -> int:
+            return client.post("/runs", json={"agent": "asker"}).status_code
+
+        with ThreadPoolExecutor(12) as pool:
+            statuses = list(pool.map(start, range(12)))
+        of_bob = other.post("/runs", json={"agent": "asker"})
+
+    assert [202] * 3 + [429] * 9 == sorted(statuses)
+    assert 202 == of_bob.status_code
+
+
+def receives_and_asks(ctx: Any) -> Any:
+    yield from Receive("go")
+    return (yield from Ask("On which day?"))
+
+
+class ReceivingHouse(House):
+    def engine(self) -> Engine:
+        return Engine([AgentDefinition("receiver", handle_steps=receives_and_asks)])
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF13")
+def test_runs_that_messages_resume_leave_the_share_of_others(tmp_path: Path) -> None:
+    with ReceivingHouse(tmp_path, max_live=4).open() as house, house.client() as client, house.client("bob") as other:
+
+        def start() -> Any:
+            answer = client.post("/runs", json={"agent": "receiver"})
+            return answer.status_code == 202 and answer.json()["run_id"]
+
+        def asking() -> dict[str, str]:
+            views = [client.get(f"/runs/{run}").json() for run in runs]
+            return {one["run_id"]: one["questions"][0]["id"] for one in views if one["questions"]}
+
+        runs = [until(start) for _ in range(5)]
+        until(lambda: all(client.get(f"/runs/{run}").json()["status"] == "suspended" for run in runs))
+        for run in runs:
+            assert 202 == client.post(f"/runs/{run}/messages", json={"topic": "go"}).status_code
+        first = until(lambda: len(found := asking()) == 3 and found)
+        of_bob = other.post("/runs", json={"agent": "receiver"})
+        for run, question in first.items():
+            client.post(f"/runs/{run}/answers", json={"answers": {question: "Monday"}})
+        rest = until(lambda: len(found := asking()) == 2 and found)
+
+    assert 202 == of_bob.status_code
+    assert {*runs} == {*first, *rest}
 
 
 @pytest.mark.spec("studio:SV12")
