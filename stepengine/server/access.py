@@ -651,6 +651,8 @@ class Guard:
             return
         logins, is_posted = self.logins, asked.method == "POST"
         if logins is not None and asked.path == logins.path and is_posted:
+            # Any page can make the browser of its visitor send wrong codes, which would count as the visitor's.
+            self._check_origin(asked, self.cors)
             self._check_rate(self._failures, asked.address, cost=0)
             body = await self._read_body(asked, receive)
             await self._log_in(asked, logins, body)(asked.scope, receive, send)

@@ -662,6 +662,18 @@ async def test_a_caller_that_floods_is_told_when_to_come_back_and_others_are_not
 
 
 @pytest.mark.spec("studio:SV4")
+async def test_a_page_of_another_site_uses_up_no_tries_of_a_login(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, caps=Caps(failures=3, failure_seconds=60))
+    foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
+    async with behind.client() as client:
+        said = [await client.post("/login", headers=foreign, content=b'{"code": "guess"}') for _ in range(5)]
+        entered = await client.post("/login", json=code_of(behind.logins.make()))
+
+    assert [(403, "cross_site")] * 5 == [(one.status_code, kind_of(one)) for one in said]
+    assert 200 == entered.status_code
+
+
+@pytest.mark.spec("studio:SV4")
 async def test_an_address_that_guesses_is_slowed_down_and_locks_nobody_out_who_has_a_token(tmp_path: Path) -> None:
     behind = Behind(tmp_path, caps=Caps(failures=3, failure_seconds=60))
     wrong = {"authorization": "Bearer guess"}
