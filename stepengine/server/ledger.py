@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from stepengine.data.questions import Answer
 
 FILE = ".serving.db"
+AT_ONCE = 500
+"""Values in one query: any SQLite takes 999."""
 OPEN = ("started", "running", "suspended")
 """The states of a run that has not ended; one that is ``started`` may have no journal yet."""
 SCHEMA = """
@@ -165,6 +167,15 @@ class Ledger:
         """Return a run by its id."""
         rows = self._select_rows("WHERE run = ?", (run,))
         return rows[0] if rows else None
+
+    def find_owners(self, runs: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Return the owner and the status of each of the *runs* that is known."""
+        found: dict[str, tuple[str, str]] = {}
+        for start in range(0, len(runs), AT_ONCE):
+            part = runs[start : start + AT_ONCE]
+            query = f"SELECT run, owner, status FROM served WHERE run IN ({', '.join('?' * len(part))})"  # noqa: S608 - of names of ours
+            found |= {run: (owner, status) for run, owner, status in self.read(query, part)}
+        return found
 
     def newest(self, owner: str, session: str | None) -> RunRow | None:
         """Return the last run of a conversation; ``None`` if the owner has no such conversation."""

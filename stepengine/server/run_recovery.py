@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,9 @@ LOOK_SECONDS = 1.0
 START_SECONDS = 2.0
 """How long a run may be registered without a journal: another server may be about to start it."""
 MAX_DUE = 100
-"""How many runs that are due are read at a time; the others follow a second later."""
+"""How many runs that are due are resumed at a time; the others follow a second later."""
+MAX_DUE_OF_OWNER = 25
+"""How many of them one owner has, so that its runs do not keep those of others waiting: a part of all, as of the room."""
 
 
 class RunRecovery:
@@ -68,23 +71,35 @@ class RunRecovery:
 
         Other journals of the place are third-party: whoever put one here could have written an approval into it.
         """
-        with open_wake_index(self._store.place) as index:
-            due = index.due(datetime.now(UTC), MAX_DUE + len(self._third_party) + len(self._live))
-        rows: list[RunRow] = []
-        third_party: set[str] = set()
-        for one in due:
-            run = one.run if self._store.is_database else one.run.removesuffix(".jsonl")
-            if run in self._live:
-                continue
-            row = self._store.ledger.find(run)
-            if row is None:
-                third_party.add(run)
-            elif row.status in OPEN:
-                rows.append(row)
+        limit = MAX_DUE + len(self._third_party) + len(self._live)
+        while True:
+            with open_wake_index(self._store.place) as index:
+                due = index.due(datetime.now(UTC), limit)
+            names = [one.run if self._store.is_database else one.run.removesuffix(".jsonl") for one in due]
+            known = self._store.ledger.find_owners(names)
+            chosen = self._choose_due_runs(names, known)
+            if len(chosen) >= MAX_DUE or len(due) < limit:
+                break
+            # Those that were due first may all be of owners without room.
+            limit *= 2
+        third_party = {run for run in names if run not in known and run not in self._live}
         for run in third_party - self._third_party:
             LOGGER.warning("run %s is due, and was not started by this server: it is left alone", run)
         self._third_party = third_party
-        return rows
+        return [row for run in chosen if (row := self._store.ledger.find(run)) is not None]
+
+    def _choose_due_runs(self, names: Iterable[str], known: Mapping[str, tuple[str, str]]) -> list[str]:
+        """Return the first runs that may be resumed now, so many of each owner; *known* has the owner and status of each."""
+        chosen: list[str] = []
+        counts = Counter[str]()
+        for run in names:
+            owner, status = known.get(run, ("", ""))
+            if status not in OPEN or run in self._live:
+                continue
+            if counts[owner] < MAX_DUE_OF_OWNER and self._live.has_room_for(owner):
+                counts[owner] += 1
+                chosen.append(run)
+        return chosen[:MAX_DUE]
 
     async def sweep(self, *, at_once: bool = False) -> None:
         """Resume the runs whose process died, as far as there is room; *at_once* also those registered just now."""

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Ask, Engine, Receive
+from stepengine import AgentDefinition, Ask, Engine, Receive, Sleep
 from stepengine.adapters.mcp import owned_sessions
-from stepengine.server import Caps, Quotas
+from stepengine.server import Caps, Quotas, run_recovery
 from stepengine.server.owner_shares import OwnerShares
-from tests.server.house import House, started
+from tests.server.house import AGENTS, House, ended, started
 from tests.server.served import Served
 from tests.waits import until
 
@@ -265,6 +265,47 @@ def test_runs_that_messages_resume_leave_the_share_of_others(tmp_path: Path) -> 
 
     assert 202 == of_bob.status_code
     assert {*runs} == {*first, *rest}
+
+
+def sleeps(ctx: Any) -> Any:
+    yield Sleep(2.0)
+    return "awake"
+
+
+class SleepingHouse(House):
+    def engine(self) -> Engine:
+        agents = [
+            AgentDefinition("sleeper", handle_steps=sleeps),
+            AgentDefinition("receiver", handle_steps=receives_and_asks),
+        ]
+        return Engine([*agents, *[one for one in AGENTS if one.id == "asker"]])
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF13")
+@pytest.mark.parametrize("is_full", [True, False])
+def test_due_runs_of_one_owner_keep_none_of_others_asleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    monkeypatch.setattr(run_recovery, "MAX_DUE", 4)
+    monkeypatch.setattr(run_recovery, "MAX_DUE_OF_OWNER", 1)
+    with SleepingHouse(tmp_path, max_live=4).open() as house, house.client() as client, house.client("bob") as other:
+
+        def start() -> Any:
+            answer = client.post("/runs", json={"agent": "sleeper"})
+            return answer.status_code == 202 and answer.json()["run_id"]
+
+        for _ in range(12):
+            until(start)
+        if is_full:
+            until(
+                lambda: (
+                    len([1 for _ in range(3) if client.post("/runs", json={"agent": "asker"}).status_code == 429]) == 3
+                )
+            )
+        run = started(other, "sleeper")
+
+        assert "completed" == ended(other, run)["status"]
 
 
 @pytest.mark.spec("studio:SV12")
