@@ -32,6 +32,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.server.background_tasks import BackgroundTasks
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
+from stepengine.server.pending_starts import PendingStarts
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import Quotas, QuotaTable, QuotaUsage, json_size
 from stepengine.server.run_reader import MAX_DETAILS, ServedRun
@@ -118,6 +119,7 @@ class DurableLauncher:
         self._store = store
         self._agents = agents
         self._quotas = quotas
+        self._pending = PendingStarts()
 
     async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
         """
@@ -140,15 +142,19 @@ class DurableLauncher:
         # A repeated request starts nothing: it is answered also where a new one would be refused.
         size = 0 if is_repeat else json_size(request)
         async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
-            try:
-                known = await register.add(row, key)
-            except InputError as error:
-                raise Problem(error.message, status=409, kind="key_reused") from error
-            if known is not None:
-                use.refund()
-                return known, False
-            await self._submit_or_remove(row)
-        return row.run, True
+            with self._pending.track(row.run):
+                try:
+                    known = await register.add(row, key)
+                except InputError as error:
+                    raise Problem(error.message, status=409, kind="key_reused") from error
+                if known is None:
+                    await self._submit_or_remove(row)
+                    return row.run, True
+            use.refund()
+        if await self._pending.wait(known) and await register.find(known) is None:
+            # The first request failed, and its run was removed.
+            return await self.start(caller, asked, key=key)
+        return known, False
 
     async def _submit_or_remove(self, row: RegisteredRun) -> None:
         """Submit a run that was registered just now; one that cannot be submitted is removed."""

@@ -30,6 +30,7 @@ from stepengine.server.ledger import (
     make_status_act,
 )
 from stepengine.server.live_runs import RUNNING
+from stepengine.server.pending_starts import PendingStarts
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
@@ -83,6 +84,7 @@ class RunLauncher:
         self._reader = reader
         self._quotas = quotas
         self._patience = wait_for_answers
+        self._pending = PendingStarts()
         self._resuming: dict[str, asyncio.Lock] = {}
 
     # --- starting -----------------------------------------------------------------------------------------------------
@@ -118,12 +120,16 @@ class RunLauncher:
             async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
                 # Registered first and started then: if this process dies in between, the next sweep starts the run. The
                 # other way round it would be running, and its owner unknown.
-                known = await self._register(row, key)
-                if known is not None:
-                    use.refund()
-                    return known.run, False
-                await self._start_or_remove(row)
-        return row.run, True
+                with self._pending.track(row.run):
+                    known = await self._register(row, key)
+                    if known is None:
+                        await self._start_or_remove(row)
+                        return row.run, True
+                use.refund()
+        if await self._pending.wait(known.run) and await self._store.find(known.run) is None:
+            # The first request failed, and its run was removed.
+            return await self.start(caller, asked, key=key)
+        return known.run, False
 
     async def _start_or_remove(self, row: RunRow) -> None:
         """Start a run that was registered just now; one that cannot be started is removed."""

@@ -1,0 +1,35 @@
+"""``PendingStarts``: the starts that this process has registered, and of which it does not know yet whether they succeed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PendingStarts:
+    """
+    Registered starts that are under way.
+
+    A start that fails removes its run again. Whoever repeats its request meanwhile must not be told of that run.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, asyncio.Event] = {}
+
+    @contextmanager
+    def track(self, run: str) -> Iterator[None]:
+        """Count a start as under way within the block."""
+        self._ends[run] = end = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._ends[run]
+            end.set()
+
+    async def wait(self, run: str) -> bool:
+        """Wait for the end of a start, and return whether there was one under way."""
+        end = self._ends.get(run)
+        if end is not None:
+            await end.wait()
+        return end is not None
