@@ -205,7 +205,9 @@ class RunLauncher:
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
         self._live.check_room(row.owner)
-        await self._store.write(make_status_act(row.run, "running", time.time()))
+        if row.status == "stranded":
+            await self._store.write(make_status_act(row.run, "running", time.time()))
+        # When a waiting run changed stays as it is: of two answers to its question, one before and one after this, one counts.
         await self._resume_or_start(attrs.evolve(row, status="running"))
 
     async def resume_in_background(self, row: RunRow) -> None:

@@ -27,6 +27,7 @@ from stepengine import (
     AgentDefinition,
     Ask,
     Engine,
+    InputSchema,
     Receive,
     Sleep,
     ToolCall,
@@ -36,11 +37,14 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
+from stepengine.errors import AnswerRejected, InputError
 from stepengine.journal import FileJournal
 from stepengine.server import Caller, Tokens, app
 from stepengine.server.ledger import Ledger
+from stepengine.server.run_requests import StartRequest
+from stepengine.server.runs import Runs
 from stepengine.testing import ScriptedModel
-from tests.waits import until
+from tests.waits import until, until_async
 
 from .house import House, ended, question_of, started
 
@@ -667,10 +671,6 @@ def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_
 
 @pytest.mark.speed
 def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:
-    from stepengine.server.ledger import Ledger
-    from stepengine.server.run_requests import StartRequest
-    from stepengine.server.runs import Runs
-
     written: list[int] = []
     write = Ledger.write
 
@@ -694,6 +694,50 @@ def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) ->
         assert 100 == asyncio.run(started())
 
     assert 100 == written[0], "one by one they would be a hundred looks at the disk"
+
+
+@pytest.mark.spec("studio:SV2")
+async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> None:
+    """Both arrive before it is known that the run cannot start; none is told of a run that is not kept."""
+    agent = AgentDefinition(
+        "sized",
+        handle_steps=noting,
+        input_schema=InputSchema(params={"type": "object", "properties": {"size": {"type": "integer"}}}),
+    )
+    async with Engine([agent]) as engine:
+        runs = Runs(engine, tmp_path / "runs", wait_for_answers=0, drain=0)
+        await runs.open()
+        asked = StartRequest(agent="sized", params={"size": "large"})
+        starts = [runs.launcher.start(Caller("ann", {"run"}), asked, key="one") for _ in range(5)]
+        told = await asyncio.gather(*starts, return_exceptions=True)
+        kept = await runs.reader.listed(Caller("ann", {"run"}), agent=None, statuses=(), before=None, limit=9)
+        await runs.close()
+
+    assert [InputError] * 5 == [type(one) for one in told], told
+    assert [] == kept
+
+
+@pytest.mark.spec("studio:SV2")
+async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) -> None:
+    """One was asked before the resume and one behind it; both find the question open."""
+    caller = Caller("ann", {"run", "answer"})
+    async with Engine(AGENTS) as engine:
+        runs = Runs(engine, tmp_path / "runs", wait_for_answers=0, drain=0)
+        await runs.open()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
+        await runs.live.wait_recorded(run)
+        await runs.close()
+        runs = Runs(engine, tmp_path / "runs", wait_for_answers=60, drain=0)
+        await runs.open()
+        before = await runs.reader.find(caller, run)
+        await runs.launcher.resume(before)
+        after = await runs.reader.find(caller, run)
+        (question,) = [one.id for one in await until_async(lambda: runs.live.handles[run].questions)]
+        answers = [runs.messenger.answer(caller, row, {question: text}) for row, text in ((before, "a"), (after, "b"))]
+        told = await asyncio.gather(*answers, return_exceptions=True)
+        await runs.close()
+
+    assert [AnswerRejected, None] == [one and type(one) for one in sorted(told, key=lambda one: one is None)]
 
 
 @pytest.mark.spec("studio:SV13")
