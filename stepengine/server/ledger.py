@@ -208,22 +208,22 @@ class Ledger:
 
     def usage(self, owner: str) -> QuotaUsage:
         """Return the open runs of *owner* and their stored bytes: requests, states of conversations, journals and mailboxes."""
-        open_runs, stored = self._find_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,))  # noqa: S608 - of names of ours
-        stored += self._find_row(LEFT, (owner,))[0]
+        open_runs, stored = self._find_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_long=True)  # noqa: S608 - of names of ours
+        stored += self._find_row(LEFT, (owner,), is_long=True)[0]
         if self._is_file:
             for table in ("lines", "letters"):
                 if self._find_row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
                     own = "SELECT run FROM served WHERE owner = ?"
                     size = f"SELECT coalesce(sum(length(line)), 0) FROM {table} WHERE run IN ({own})"  # noqa: S608 - of names of ours
-                    stored += self._find_row(size, (owner,))[0]
+                    stored += self._find_row(size, (owner,), is_long=True)[0]
         else:
-            for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,)):
+            for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_long=True):
                 journal = self.path.with_name(f"{run}.jsonl")
                 stored += _file_size(journal) + _file_size(mailbox_path(journal))
         return QuotaUsage(open_runs, stored)
 
-    def _find_row(self, statement: str, values: Sequence[object]) -> Any:
-        with self._open_shared_database() as known, known.reading() as database:
+    def _find_row(self, statement: str, values: Sequence[object], *, is_long: bool = False) -> Any:
+        with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
             return database.execute(statement, values).fetchone()
 
     def under_way(self) -> list[str]:
@@ -267,7 +267,7 @@ class Ledger:
                 _make_like_pattern(search),
             ]
         return self._select_rows(
-            f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit)
+            f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit), is_long=True
         )
 
     def sessions(
@@ -285,15 +285,16 @@ class Ledger:
             f"SELECT session, owner, COUNT(*), agent, status, MAX(created) FROM served WHERE {' AND '.join(where)} "  # noqa: S608 - of names of ours
             f"GROUP BY owner, session {behind} ORDER BY MAX(created) DESC, session DESC LIMIT ?"
         )
-        return [SessionRow(*row) for row in self.read(query, (*values, *(before or ()), limit))]
+        return [SessionRow(*row) for row in self.read(query, (*values, *(before or ()), limit), is_long=True)]
 
-    def read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-        with self._open_shared_database() as known, known.reading() as database:
+    def read(self, query: str, values: Sequence[object] = (), *, is_long: bool = False) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; one that may look at every run *is_long*, and no short one waits for it."""
+        with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
             return list(database.execute(query, values))
 
-    def _select_rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
-        return [_run_row_from_columns(row) for row in self.read(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
+    def _select_rows(self, condition: str, values: Sequence[object], *, is_long: bool = False) -> list[RunRow]:
+        found = self.read(f"SELECT {ROW} FROM served {condition}", values, is_long=is_long)  # noqa: S608 - of names of ours
+        return [_run_row_from_columns(row) for row in found]
 
     @contextmanager
     def _open_shared_database(self) -> Iterator[Database]:

@@ -53,7 +53,8 @@ class RunConversations:
             Problem: when *owner* is somebody else, and *caller* no admin.
         """
         whose = None if owner is None and caller.may("admin") else resolve_owner(caller, owner)
-        return await asyncio.to_thread(partial(self._store.ledger.sessions, owner=whose, before=before, limit=limit))
+        read = partial(self._store.ledger.sessions, owner=whose, before=before, limit=limit)
+        return await self._store.scan(caller.name, read)
 
     async def get(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
         """
@@ -65,7 +66,7 @@ class RunConversations:
         whose = resolve_owner(caller, owner)
         key = session_key(whose, session)
         read = partial(self._store.ledger.sessions, owner=whose, before=None, limit=1, session=key)
-        found = await asyncio.to_thread(read)
+        found = await self._store.scan(caller.name, read)
         if not found:
             msg = f"there is no session {session[:200]!r}"
             raise Problem(msg, status=404, kind="no_such_session")

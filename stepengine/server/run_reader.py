@@ -128,7 +128,8 @@ class RunReader:
         """
         whose = resolve_owner(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
-        return await asyncio.to_thread(
+        return await self._store.scan(
+            caller.name,
             partial(
                 self._store.ledger.listed,
                 owner=None if is_everybodys else whose,
@@ -138,7 +139,7 @@ class RunReader:
                 limit=limit,
                 session=None if session is None else session_key(whose, session),
                 search=search,
-            )
+            ),
         )
 
     async def counts(self) -> list[tuple[str, str, int]]:

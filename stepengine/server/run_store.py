@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, JournalLocked, StepEngineError
@@ -20,6 +23,7 @@ from stepengine.server.ledger import Act, Ledger, RunRow, make_status_act
 if TYPE_CHECKING:
     from stepengine.server.quotas import QuotaUsage
 
+Made = TypeVar("Made")
 MAX_RESUME_TRIES = 3
 """A run that failed to resume this often has the same fault each time, and is left to its owner."""
 
@@ -40,6 +44,8 @@ class RunStore:
         self.place = Path(place)
         self.ledger = Ledger(place)
         self.is_database = parse_database_path(str(place)) is not None
+        self._scans = WeakValueDictionary[str, asyncio.Lock]()
+        self._scanning = asyncio.Lock()
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -80,7 +86,14 @@ class RunStore:
 
     async def usage(self, owner: str) -> QuotaUsage:
         """Return the open runs and stored bytes of an owner."""
-        return await asyncio.to_thread(self.ledger.usage, owner)
+        return await self.scan(owner, partial(self.ledger.usage, owner))
+
+    async def scan(self, owner: str, work: Callable[[], Made]) -> Made:
+        """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""
+        # Without this an owner with many runs would have all threads wait for its searches, and so everybody else.
+        lock = self._scans.setdefault(owner, asyncio.Lock())
+        async with lock, self._scanning:
+            return await asyncio.to_thread(work)
 
     async def write(self, act: Act) -> Any:
         """Write to the ledger and return the result of *act*; requests that arrive together share one transaction."""

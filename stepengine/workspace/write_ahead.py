@@ -184,7 +184,7 @@ def _make_changed_error(path: str) -> OSError:
 
 class Database:
     """
-    The one connection of this process that writes to an SQLite file, and a second one for reading.
+    The one connection of this process that writes to an SQLite file, one for reading, and one for reading that takes long.
 
     Made by ``open``, for as long as anybody in the process uses it. No connection is carried through a fork, which SQLite forbids:
     before one they are closed, after it each process opens its own when it needs it.
@@ -197,6 +197,7 @@ class Database:
     Attributes:
         lock: Who holds it has the connection that writes.
         looking: Who holds it has the connection that reads.
+        scanning: Who holds it has the connection for reads that take long.
         waiting: What users want to be stored by the next transaction, whoever makes it.
     """
 
@@ -212,9 +213,10 @@ class Database:
         self._users = 0
         self._writer: GuardedConnection | None = None
         self._has_written = False
-        self._reader: GuardedConnection | None = None
+        self._readers: dict[bool, GuardedConnection] = {}
         self._files: Sequence[os.stat_result] = ()
         self.looking = Lock()
+        self.scanning = Lock()
 
     @classmethod
     def open(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
@@ -241,7 +243,7 @@ class Database:
                 return
             self._known.pop((self._status.st_dev, self._status.st_ino), None)
             # Counting goes on afterwards: a fork in between would carry connections over of which nobody knows any more.
-            with self.lock, self.looking:
+            with self.lock, self.looking, self.scanning:
                 self.disconnect()
 
     def connection(self) -> GuardedConnection:
@@ -289,9 +291,12 @@ class Database:
         self._check_files()
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
         """
         Yield a connection for reading that waits for no commit; its results must be fetched inside the block.
+
+        Args:
+            is_long: Whether it may take seconds; short reads do not wait for it.
 
         Raises:
             OSError: when the file was moved, deleted or replaced since it was opened.
@@ -300,7 +305,7 @@ class Database:
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
         self._check_same()
-        if not self._has_written and self.lock.acquire(timeout=0):
+        if not is_long and not self._has_written and self.lock.acquire(timeout=0):
             try:
                 database = self.connection()
                 with raise_interrupt_cause(database):
@@ -308,11 +313,11 @@ class Database:
             finally:
                 self.lock.release()
             return
-        with self.looking:
-            if self._reader is None:
-                self._reader = self._connected()
-            with raise_interrupt_cause(self._reader):
-                yield self._reader
+        with self.scanning if is_long else self.looking:
+            if is_long not in self._readers:
+                self._readers[is_long] = self._connected()
+            with raise_interrupt_cause(self._readers[is_long]):
+                yield self._readers[is_long]
 
     def _connected(self) -> GuardedConnection:
         from stepengine.workspace.guarded_database import open_guarded
@@ -363,13 +368,13 @@ class Database:
 
     def connections(self) -> list[sqlite3.Connection]:
         """Return the open connections."""
-        return [each for each in (self._reader, self._writer) if each is not None]
+        return [*self._readers.values(), *([] if self._writer is None else [self._writer])]
 
     def disconnect(self) -> None:
-        """Close the connections; the caller must hold both locks. The next use opens new ones."""
+        """Close the connections; the caller must hold the locks. The next use opens new ones."""
         for database in self.connections():
             database.close()
-        self._reader = self._writer = None
+        self._readers, self._writer = {}, None
         self._has_written, self._files = False, ()
 
     # --- forks --------------------------------------------------------------------------------------------------------
@@ -384,8 +389,11 @@ class Database:
             if not database.lock.acquire(after_fork.PATIENCE_SECONDS):
                 continue
             cls._held.append(database.lock)
-            if database.looking.acquire(after_fork.PATIENCE_SECONDS):
-                cls._held.append(database.looking)
+            reads = [
+                each for each in (database.looking, database.scanning) if each.acquire(after_fork.PATIENCE_SECONDS)
+            ]
+            cls._held += reads
+            if len(reads) == 2:  # noqa: PLR2004 - both are free
                 with suppress(Exception):
                     database.disconnect()
 
