@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Ask, Engine, Receive, Sleep
+from stepengine import AgentDefinition, Ask, Engine, Receive, Sleep, call, tool
 from stepengine.adapters.mcp import owned_sessions
 from stepengine.server import Caps, Quotas, run_recovery
 from stepengine.server.owner_shares import OwnerShares
-from tests.server.house import AGENTS, House, ended, started
+from tests.server.house import House, ended, started
 from tests.server.served import Served
 from tests.waits import until
 
@@ -267,43 +268,49 @@ def test_runs_that_messages_resume_leave_the_share_of_others(tmp_path: Path) -> 
     assert {*runs} == {*first, *rest}
 
 
+@tool
+async def work() -> str:
+    """Work for a minute."""
+    await asyncio.sleep(60)
+    return "done"
+
+
 def sleeps(ctx: Any) -> Any:
-    yield Sleep(2.0)
+    yield Sleep(float(ctx.prompt))
     return "awake"
+
+
+def works(ctx: Any) -> Any:
+    return (yield from call(work))
 
 
 class SleepingHouse(House):
     def engine(self) -> Engine:
-        agents = [
-            AgentDefinition("sleeper", handle_steps=sleeps),
-            AgentDefinition("receiver", handle_steps=receives_and_asks),
-        ]
-        return Engine([*agents, *[one for one in AGENTS if one.id == "asker"]])
+        return Engine(
+            [
+                AgentDefinition("sleeper", handle_steps=sleeps),
+                AgentDefinition("worker", tools=[work], handle_steps=works),
+            ],
+            sleep_in_process=0,
+        )
 
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF13")
-@pytest.mark.parametrize("is_full", [True, False])
-def test_due_runs_of_one_owner_keep_none_of_others_asleep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
-) -> None:
+def test_due_runs_of_one_owner_keep_none_of_others_asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_recovery, "MAX_DUE", 4)
     monkeypatch.setattr(run_recovery, "MAX_DUE_OF_OWNER", 1)
-    with SleepingHouse(tmp_path, max_live=4).open() as house, house.client() as client, house.client("bob") as other:
+    options = {"max_live": 4, "wait_for_answers": 0}
+    with SleepingHouse(tmp_path, **options).open() as house, house.client() as client, house.client("bob") as other:
 
-        def start() -> Any:
-            answer = client.post("/runs", json={"agent": "sleeper"})
-            return answer.status_code == 202 and answer.json()["run_id"]
+        def is_started(agent: str, prompt: str = "") -> bool:
+            return client.post("/runs", json={"agent": agent, "prompt": prompt}).status_code == 202
 
         for _ in range(12):
-            until(start)
-        if is_full:
-            until(
-                lambda: (
-                    len([1 for _ in range(3) if client.post("/runs", json={"agent": "asker"}).status_code == 429]) == 3
-                )
-            )
-        run = started(other, "sleeper")
+            until(lambda: is_started("sleeper", "4"))
+        for _ in range(3):
+            until(lambda: is_started("worker"))
+        run = started(other, "sleeper", "5")
 
         assert "completed" == ended(other, run)["status"]
 
