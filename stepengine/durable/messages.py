@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.waits import Received
-from stepengine.durable.database import DatabaseAway
+from stepengine.durable.database import DatabaseAway, nul_free_sql
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.mail import Message
@@ -42,11 +42,11 @@ WAITING = """
         and message_uuid <> all(%s)
     order by created_at_epoch_ms, message_uuid
 """
-RECORDED = """
+RECORDED = f"""
     select 1 from dbos.operation_outputs
     where workflow_uuid = %s and serialization = 'portable_json'
-        and exists (select from json_array_elements_text(output::json->'heard') as heard (key) where key = %s)
-"""
+        and exists (select from json_array_elements_text({nul_free_sql("output")}::json->'heard') as heard (key) where key = %s)
+"""  # noqa: S608 - of names of ours
 
 
 def find_text_problem(text: str) -> str:

@@ -32,6 +32,7 @@ from stepengine.durable.database import (
     check_deployment_name,
     connect,
     convert_database_errors,
+    nul_free_sql,
     open_connection,
     parse_database_url,
     queue_name,
@@ -96,11 +97,11 @@ WAITED = f"""
         and not exists (
             select from dbos.notifications n
             where n.destination_uuid = split_part(o.workflow_uuid, '/', 1)
-                and n.topic = 'post:' || (o.output::json->>'path') || ':' || (o.output::json->>'topic')
+                and n.topic = 'post:' || ({nul_free_sql("o.output")}::json->>'path') || ':' || ({nul_free_sql("o.output")}::json->>'topic')
                 and not exists (
                     select from dbos.operation_outputs h
                     where h.workflow_uuid = o.workflow_uuid and h.serialization = 'portable_json' and exists (
-                        select from json_array_elements_text(h.output::json->'heard') as heard (key) where key = n.message_uuid
+                        select from json_array_elements_text({nul_free_sql("h.output")}::json->'heard') as heard (key) where key = n.message_uuid
                     )
                 )
         )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
-from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, open_connection
+from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, nul_free_sql, open_connection
 from stepengine.errors import InputError
 
 MAX_LATE_SECONDS = 5.0
@@ -50,7 +50,7 @@ GRANTS = (
 )
 OVER = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 """The state of a run that no worker resumes by itself."""
-ENDED = "(coalesce(o.output, a.output)::json->>'status')"
+ENDED = f"({nul_free_sql('coalesce(o.output, a.output)')}::json->>'status')"
 STATUS = f"""
     coalesce(v.ended, case
         when s.attributes->>'rejected' is not null then 'failed'

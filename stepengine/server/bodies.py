@@ -6,7 +6,6 @@ import base64
 import binascii
 import contextlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +24,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 MOST_LISTED = 100
 MAX_CURSOR = 2_000
+MAX_TIME = 1e12
+"""Seconds since 1970 in a cursor: a database counts in thousandths, and cannot for any float."""
 
 
 class Body(BaseModel):
@@ -152,7 +153,7 @@ def parse_cursor(request: Request) -> tuple[float, str] | None:
     with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
         created, run = json.loads(base64.b64decode(cursor[:MAX_CURSOR].encode(), altchars=b"-_", validate=True))
         # A number of many digits is no float, and half of a pair of surrogates no text for a database.
-        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
+        if isinstance(created, float) and abs(created) < MAX_TIME and isinstance(run, str) and run.encode():
             return created, run
     msg = "cursor: what `next` of an earlier list said"
     raise make_input_error(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -164,6 +165,30 @@ def test_runs_of_a_database_have_the_same_quotas(db: str, tmp_path: Path) -> Non
     assert [True, False, False] == [one.json()["is_new"] for one in posted]
     assert refused(spoken) == (429, OVER, "stored_bytes")
     assert third.json()["run_id"] == repeated.json()["run_id"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV7")
+def test_a_nul_in_a_run_of_a_database_breaks_no_list(db: str, tmp_path: Path) -> None:
+    house = House(tmp_path)
+    engine = DurableEngine([one for one in AGENTS if one.id in ("asker", "listener")], db=db, polling=0.1)
+    with (
+        run_server(app(engine, tokens=tmp_path / "tokens.json", drain=0)) as house.url,
+        house.client() as client,
+        house.client("root") as root,
+    ):
+        run, listener = started(client, "asker", "a\\\0b"), started(client, "listener")
+        done = answered(client, run, "\0c\\u0000")
+        client.post(f"/runs/{listener}/messages", json={"topic": "go", "value": "\0", "id": "one"})
+        heard = ended(client, listener)
+        lists = [root.get(path).status_code for path in ("/runs?details=1", "/questions", "/metrics")]
+        late = base64.urlsafe_b64encode(b'[1e308, "x"]').decode()
+        refused = root.get("/runs", params={"cursor": late})
+
+    assert ("completed", "a\\\0b: \0c\\u0000") == (done["status"], done["output"])
+    assert {"heard": "\0"} == heard["output"]
+    assert [200] * 3 == lists
+    assert 422 == refused.status_code
 
 
 @pytest.mark.spec("studio:SV32")
