@@ -64,6 +64,13 @@ def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
     return frozenset(scope for scope in SCOPES if scope in found)
 
 
+def _check_name(_: object, of: attrs.Attribute[Any], value: object) -> None:
+    # Runs of schedules have no owner: whoever has no name would have them.
+    if not isinstance(value, str) or not value:
+        msg = f"Caller({of.name}={value!r}) is not the name of somebody, such as the id of a user"
+        raise DefinitionError(msg)
+
+
 @frozen
 class Caller:
     """
@@ -74,7 +81,7 @@ class Caller:
         scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` holds all of them.
     """
 
-    name: str
+    name: str = attrs.field(validator=_check_name)
     scopes: frozenset[ScopeName] = attrs.field(converter=_check_scopes)
 
     def may(self, scope: ScopeName) -> bool:

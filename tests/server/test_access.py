@@ -661,6 +661,13 @@ async def test_a_caller_that_floods_is_told_when_to_come_back_and_others_are_not
         assert [200, 429] == [one.status_code for one in said]
 
 
+@pytest.mark.parametrize("name", ["", None, 7])
+def test_a_caller_without_a_name_is_refused(name: Any) -> None:
+    """It would be the owner of the runs that schedules start."""
+    with pytest.raises(DefinitionError, match="is not the name of somebody"):
+        Caller(name, {"read"})
+
+
 @pytest.mark.spec("studio:SV4")
 async def test_a_page_of_another_site_uses_up_no_tries_of_a_login(tmp_path: Path) -> None:
     behind = Behind(tmp_path, caps=Caps(failures=3, failure_seconds=60))
