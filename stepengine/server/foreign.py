@@ -14,6 +14,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 from attrs import frozen
 from pydantic import Field
@@ -292,7 +293,7 @@ async def resume_foreign(request: Request) -> Response:
         msg = "what would happen next is not what was shown; look at it again"
         raise Problem(msg, status=409, kind="changed")
     await runs.launcher.resume_foreign_journal(caller_of(request), name, look.agent, look.prompt)
-    place = f"{request.scope.get('root_path', '')}/runs/{name}/events"
+    place = f"{request.scope.get('root_path', '')}/runs/{quote(name, safe='')}/events"
     return Resumed(run_id=name, events=place).response(202)
 
 

@@ -9,6 +9,7 @@ import inspect
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 import attrs
 from pydantic import BaseModel, Field
@@ -959,6 +960,9 @@ def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT0
 
 async def post_message(request: Request) -> Response:
     row, body = await _find_requested_run(request), await _body(request, PostMessage)
+    if body.topic in request.app.state.webhooks.topics:
+        # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
+        caller_of(request).must("admin")
     is_new = await _get_runs(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
     return _json_response(Posted(run_id=row.run, is_new=is_new), 202)
 
@@ -1041,7 +1045,8 @@ def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
 
 async def download_journal(request: Request) -> Response:
     row = await _find_requested_run(request)
-    headers = {"content-disposition": f'attachment; filename="{row.run}.jsonl"'}
+    # A journal of somebody else has any name that a file can have.
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
     return Response(await _get_runs(request).reader.content(row), media_type="application/x-ndjson", headers=headers)
 
 

@@ -145,6 +145,21 @@ def test_a_signed_event_reaches_the_run_that_receives_and_the_same_one_again_is_
 
 
 @pytest.mark.spec("studio:SV13")
+def test_the_owner_of_a_run_sends_no_message_for_a_signed_event(house: House) -> None:
+    with house.client() as client, house.client("root") as root:
+        run = started(client, "listener")
+        until(lambda: client.get(f"/runs/{run}").json()["status"] == "suspended")
+        message = {"topic": "go", "value": {"paid": True}}
+        forged = client.post(f"/runs/{run}/messages", json=message)
+        other = client.post(f"/runs/{run}/messages", json={**message, "topic": "other"})
+        by_admin = root.post(f"/runs/{run}/messages", json=message)
+
+    assert [(403, "admin"), 202, 202] == [
+        (forged.status_code, forged.json()["scope"]), other.status_code, by_admin.status_code
+    ]  # fmt: skip
+
+
+@pytest.mark.spec("studio:SV13")
 def test_an_event_that_is_sent_again_before_its_run_takes_it_is_there_once(house: House) -> None:
     with house.client() as client:
         run = started(client, "asker")
