@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import shlex
@@ -79,6 +80,8 @@ CLOSE_SECONDS = 2.0
 SESSION = "external_session"
 """Where a run keeps the session, so that a run with ``previous=`` goes on with it."""
 READ_BYTES = 4 * 1024 * 1024
+INPUT_CHARS = 16 * 1024 * 1024
+"""How much of the inputs of a program's calls is kept in a turn, since it may ask about a call by its id; as JSON."""
 KINDS: Mapping[str, str] = {
     "read": "read",
     "search": "read",
@@ -715,6 +718,7 @@ class _ProgramOutput(TurnOutput):
         super().__init__()
         self.is_live = False
         self._raw: dict[str, dict[str, Any]] = {}
+        self._input_left = INPUT_CHARS
         self._cost: Decimal | None = None
         self._before: Decimal | None = None
 
@@ -759,9 +763,12 @@ class _ProgramOutput(TurnOutput):
         call = start_of_text(update.get("toolCallId"))
         if not call or (call not in self._raw and not self.room):
             return
-        raw = self._raw.setdefault(call, {})
-        told = ("title", "kind", "locations", "rawInput")
-        raw.update({key: update[key] for key in told if update.get(key) is not None})
+        members = ("title", "kind", "locations", "rawInput")
+        told = {key: update[key] for key in members if update.get(key) is not None}
+        raw = {**self._raw.get(call, {}), **told}
+        self._input_left -= _count_json_chars(told)
+        if self._input_left > 0:
+            self._raw[call] = raw
         given = _asked_input(raw)
         self.tool(
             call,
@@ -796,6 +803,14 @@ class _ProgramOutput(TurnOutput):
         if self._cost is None:
             return None
         return max(Decimal(0), self._cost - (self._before or Decimal(0)))
+
+
+def _count_json_chars(value: object) -> int:
+    """Return the length of a value as JSON; that of all that is kept for one that is nested too deep."""
+    try:
+        return len(json.dumps(value))
+    except (ValueError, RecursionError):
+        return INPUT_CHARS
 
 
 def _parse_usage(told: object) -> Usage | None:

@@ -230,6 +230,7 @@ class TurnOutput:
         self._record: list[dict[str, Any]] = []
         self._tools: dict[str, dict[str, Any]] = {}
         self._shown: set[str] = set()
+        self._recorded: set[str] = set()
         self._left = RECORD_CHARS
 
     def begin(self, ctx: ToolContext) -> None:
@@ -307,13 +308,17 @@ class TurnOutput:
             output: What came of it.
         """
         entry = self._tools.get(call)
+        size = len(json.dumps(kept, default=str))
         if entry is None:
-            if not self.has_room(1):
+            if not self.has_room(1 + size):
                 return
             # The id stays, though the turn may go on in another call of ours.
             shown = f"{self.ctx.tool_call_id}/{call[:200]}"
             entry = self._tools[call] = {"tool": "", "kind": name, "status": "pending", "kept": {}, "id": shown}
-        if not any(entry is one for one in self._record[-OPEN_ASKS:]):
+        elif kept != entry["kept"] and not self.has_room(size):
+            kept = entry["kept"]
+        if call not in self._recorded:
+            self._recorded.add(call)
             self._record.append(entry)
         entry["tool"] = title or entry["tool"]
         entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
@@ -347,13 +352,13 @@ class TurnOutput:
 
     def plan(self, plan: list[dict[str, Any]]) -> None:
         """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
-        if self.has_room(sum(len(one["task"]) for one in plan) + 1):
+        if self.has_room(len(json.dumps(plan))):
             self._record.append({"plan": plan})
             self._emit(TodosChanged(todos=plan))
 
     def drain_record(self) -> list[dict[str, Any]]:
         """Return the entries recorded since the last call."""
-        record, self._record = self._record, []
+        record, self._record, self._recorded = self._record, [], set()
         made = []
         for entry in record:
             if "kept" in entry:

@@ -155,6 +155,21 @@ def terminal(session: str, text: str) -> None:
     say(session, json.dumps(do("create", command="sh", cwd="/").get("error", {}).get("message")))
 
 
+def repeats(session: str, text: str) -> None:
+    say(session, "Done.")
+    for _ in range(5):
+        for number in range(120):
+            tell(
+                session, sessionUpdate="tool_call", toolCallId=f"t{number}", title="t", rawInput={"command": "x" * 500}
+            )
+
+
+def plans(session: str, text: str) -> None:
+    say(session, "Done.")
+    for _ in range(200):
+        tell(session, sessionUpdate="plan", entries=[{"content": "", "status": "pending"}] * 100)
+
+
 def spends(session: str, text: str) -> None:
     tell(session, sessionUpdate="usage_update", used=9, size=10, cost={"amount": 0.25, "currency": "USD"})
     tell(session, sessionUpdate="usage_update", used=9, size=10, cost={"amount": 0.5, "currency": "USD"})
@@ -186,7 +201,7 @@ def slow(session: str, text: str) -> str | None:
 
 
 WAYS = {
-    "dies": dies, "silent": waits, "escapes": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "edits": edits, "spends": spends, "odd": odd,
+    "dies": dies, "silent": waits, "escapes": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "edits": edits, "spends": spends, "odd": odd, "repeats": repeats, "plans": plans,
     "env": variables, "slow": slow, "terminal": terminal,
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Usage, Wait, Workspace
 from stepengine.adapters.acp import ExternalAgent, program, remote_agent
+from stepengine.adapters.external import turns
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Every, Policy, Rule
@@ -310,6 +311,19 @@ async def test_a_program_that_is_not_there_and_a_folder_that_is_not_there_are_er
     ):
         result = await Engine([agent]).run("other")
         assert ("start", True) == (result.error.kind, words in result.error.message), result.error
+
+
+@pytest.mark.spec("interfaces:IF125")
+@pytest.mark.parametrize("way", ["repeats", "plans"])
+async def test_what_a_program_repeats_is_kept_up_to_a_limit(
+    project: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "RECORD_CHARS", 20_000)
+    journal = tmp_path / "run.jsonl"
+    result = await Engine([led(project, way)]).run("other", journal=FileJournal(journal))
+
+    assert result.unwrap()["text"].startswith("Done.")
+    assert journal.stat().st_size < 100_000
 
 
 @pytest.mark.spec("interfaces:IF125")
