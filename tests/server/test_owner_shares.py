@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Ask, Engine, Receive, Sleep, call, tool
 from stepengine.adapters.mcp import owned_sessions
 from stepengine.server import Caps, Quotas, run_recovery
+from stepengine.server.ledger import Ledger
 from stepengine.server.owner_shares import OwnerShares
 from tests.server.house import House, ended, started
 from tests.server.served import Served
@@ -313,6 +315,31 @@ def test_due_runs_of_one_owner_keep_none_of_others_asleep(tmp_path: Path, monkey
         run = started(other, "sleeper", "5")
 
         assert "completed" == ended(other, run)["status"]
+
+
+@pytest.mark.spec("studio:SV34")
+def test_long_searches_of_one_owner_leave_threads_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, is_there, may_go = Ledger.listed, threading.Event(), threading.Event()
+
+    def search(self: Ledger, **options: Any) -> Any:
+        is_there.set()
+        may_go.wait()
+        return listed(self, **options)
+
+    with House(tmp_path).open() as house, house.client() as client, house.client("bob") as other:
+        run = started(other)
+        monkeypatch.setattr(Ledger, "listed", search)
+        with ThreadPoolExecutor(40) as pool:
+            searches = [pool.submit(client.get, "/runs?search=x") for _ in range(40)]
+            is_there.wait()
+            try:
+                answer = other.get(f"/runs/{run}")
+            finally:
+                may_go.set()
+            found = {one.result().status_code for one in searches}
+
+    assert 200 == answer.status_code
+    assert {200} == found
 
 
 @pytest.mark.spec("studio:SV12")
