@@ -70,6 +70,7 @@ class Undone:
             ``"tool_call run_terminal_command (2 times)"``.
         dry_run: Whether nothing was done, and this is what would have been.
         contents: After a dry run, the content that each restored or created file would have.
+        modes: After a dry run, the permission bits that each of these files would have.
     """
 
     restored: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ class Undone:
     others: tuple[str, ...] = ()
     dry_run: bool = False
     contents: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    modes: tuple[tuple[str, int], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         rows = [(word, path) for word in CHANGES for path in getattr(self, word)]
@@ -221,7 +223,8 @@ def undo_writes(
         whole = [file for file in files if not file.problem]
         for file in [] if options.dry_run else whole:
             file.restore_content()
-        removed = [] if options.dry_run else list(_remove_empty_folders(whole))
+        removed = list(_find_folders_to_remove(whole) if options.dry_run else _remove_empty_folders(whole))
+    written = [file for file in whole if options.dry_run and file.fate in ("restored", "created")]
     return Undone(
         restored=_list_paths_by_fate(whole, "restored"),
         removed=(*_list_paths_by_fate(whole, "removed"), *[f"{folder}/" for folder in removed]),
@@ -231,9 +234,8 @@ def undo_writes(
         unknown=tuple(_list_calls_in_doubt(history, keeps)),
         others=tuple(_list_calls_without_undo(history, keeps)),
         dry_run=options.dry_run,
-        contents=tuple([(file.path, file.old_content) for file in whole if file.fate in ("restored", "created")])
-        if options.dry_run
-        else (),
+        contents=tuple([(file.path, file.old_content) for file in written]),
+        modes=tuple([(file.path, file.old_mode) for file in written]),
     )
 
 
@@ -243,10 +245,26 @@ def _list_paths_by_fate(files: Iterable[_WrittenFile], fate: Fate) -> tuple[str,
 
 def _remove_empty_folders(files: Iterable[_WrittenFile]) -> Iterator[str]:
     """Remove the empty folders created for the files, the deepest first, and yield them."""
+    for root, folder in _list_created_folders(files):
+        yield from root.remove_empty([folder])
+
+
+def _find_folders_to_remove(files: Sequence[_WrittenFile]) -> Iterator[str]:
+    """Yield the folders that are empty, the deepest first, once the files are undone."""
+    gone = {(file.root, file.path) for file in files if file.fate == "removed"}
+    for root, folder in _list_created_folders(files):
+        names = root.list_names(folder)
+        if names is not None and all((root, f"{folder}/{name}") in gone for name in names):
+            gone.add((root, folder))
+            yield folder
+
+
+def _list_created_folders(files: Iterable[_WrittenFile]) -> Iterator[tuple[Root, str]]:
+    """Yield the folders created for the files, the deepest first."""
     places = {(file.root, folder) for file in files for folder in file.folders}
     for root, folder in sorted(places, key=lambda place: (-place[1].count("/"), place[1])):
         if root is not None:
-            yield from root.remove_empty([folder])
+            yield root, folder
 
 
 def _make_refused_error(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
@@ -360,6 +378,11 @@ class _WrittenFile:
     def old_content(self) -> bytes:
         """The content before the first write."""
         return (self._before.content if self._before is not None else None) or b""
+
+    @property
+    def old_mode(self) -> int:
+        """The permission bits before the first write; 0 if there was no file."""
+        return 0 if self._before is None else self._before.mode
 
     @property
     def _old_hash(self) -> str | None:

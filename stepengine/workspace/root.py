@@ -429,6 +429,17 @@ class Root:
                 removed.append(path)
         return removed
 
+    def list_names(self, path: str) -> list[str] | None:
+        """Return the names in a folder that ``remove_empty`` would remove if it had none; ``None`` if there is no such folder."""
+        with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+            fd = calls.open_at(name, FOLDER, folder)
+            try:
+                with calls.scandir(fd) as entries:
+                    return [entry.name for entry in entries]
+            finally:
+                calls.close(fd)
+        return None
+
     def _open_folder_at(self, folder: Fd, place: Sequence[str], path: str, made: list[str] | None) -> Fd:
         """Open the folder at *place*. If *made* is a list, missing folders are created and appended to it."""
         name = place[-1]

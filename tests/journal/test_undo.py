@@ -107,6 +107,43 @@ def test_a_journal_that_no_run_of_this_user_wrote_is_undone_only_where_it_is_tru
     assert ("a.txt",) == undo(tmp_path / "other.jsonl", root, trust=True).restored
 
 
+@pytest.mark.spec("requirements:X122")
+@pytest.mark.parametrize("act", ["undo", "fork"])
+def test_an_unknown_journal_removes_no_folder_unasked(root, tmp_path, act):
+    """Its file is as it was, so that a folder is all that would change."""
+    ran(root, [write("new/file.txt")], FileJournal(tmp_path / "run.jsonl"))
+    text = (tmp_path / "run.jsonl").read_text()
+    forged = MemoryJournal(resealed(text.replace('"folders":["new"]', '"folders":["uploads"]')))
+    (root / "new" / "file.txt").unlink()
+    (root / "uploads" / "deep").mkdir(parents=True)
+    (root / "uploads" / "deep").rmdir()
+
+    with pytest.raises(UndoRefused) as refused:
+        undo(forged, root) if act == "undo" else branch(forged, -1, restore_files=root)
+    assert (("uploads/", "would be removed"),) == refused.value.files
+    assert (root / "uploads").is_dir()
+    assert ("uploads/",) == undo(forged, root, trust=True).removed
+
+
+@given(files=st.lists(st.sampled_from(["a/x", "a/b/y", "a/b/c/z", "d/w"]), min_size=1, unique=True), kept=st.booleans())
+def test_a_dry_run_names_the_folders_that_undo_removes(files, kept):
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        journal = ran(root, [write(file) for file in files])
+        if kept:
+            (root / files[0]).with_name("other").write_text("mine")
+
+        assert undo(journal, root, dry_run=True).removed == undo(journal, root).removed
+
+
+def test_a_dry_run_names_the_mode_that_a_file_would_have(root):
+    (root / "a.sh").write_text("one")
+    (root / "a.sh").chmod(0o755)
+    journal = ran(root, [write("a.sh", "two")])
+
+    assert (("a.sh", 0o755),) == undo(journal, root, dry_run=True).modes
+
+
 KILLED = """
 import os, sys
 from stepengine import AgentDefinition, Engine, ToolCall, tool

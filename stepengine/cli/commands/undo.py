@@ -116,15 +116,16 @@ def _confirm_changes(journal: Journal, plan: Undone) -> bool:
     """Print all changes of an unknown journal with their content, and ask for approval."""
     print_error(f"no run of yours is known to have written {journal_name(journal)}. It would change these files:")
     print_visible(str(plan))
+    modes = dict(plan.modes)
     for path, content in plan.contents:
         try:
             text = content.decode()
         except UnicodeDecodeError:
             print_visible(
-                f"{path} would have {len(content):,} bytes that are no text, sha256 {sha256(content).hexdigest()}"
+                f"{path} would have the mode {modes[path]:o} and {len(content):,} bytes that are no text, sha256 {sha256(content).hexdigest()}"
             )
             continue
-        print_visible(f"{path} would have this content:")
+        print_visible(f"{path} would have the mode {modes[path]:o} and this content:")
         for line in text.splitlines():
             print_visible(f"  | {line}", hang=4)
     if not can_ask():
