@@ -13,22 +13,26 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer
+from stepengine.errors import JournalError
 from stepengine.journal.encoding import questions_of, restored
+from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, get_start_address
-from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.provenance import has_trusted_permissions, replace_with_derived
 from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.recorded_permissions import limit_to_one_call
-from stepengine.journal.records import Address, Input, Intent, Record, Result
+from stepengine.journal.records import Address, Input, Intent, Record, Result, format_address
 from stepengine.journal.store import Journal
+from stepengine.redaction import Redactor
 
 PERMISSION = "permission"
+ANSWERED = ("ask", "perform")
+"""The kinds of effects whose outcome may be a list of answers."""
 
 
 def find_effective_questions(history: History, *, after: Address | None = None) -> list[str]:
     """
-    Return the ids of questions whose recorded approval covers a call not started yet, or all later calls, or whose answer has no result.
+    Return the ids of questions, or addresses of other effects, whose recorded approval covers a call not started yet, or all later calls, or whose answer has no result.
 
     Args:
         history: What was recorded.
@@ -40,9 +44,9 @@ def find_effective_questions(history: History, *, after: Address | None = None) 
     elif history.is_complete:
         return []
     found = [
-        question.id
+        name
         for intent in _find_effective_permissions(history, cut)
-        for question in questions_of(history.form(intent))
+        for name in [q.id for q in questions_of(history.form(intent))] or [format_address(*intent.address)]
     ]
     return list(dict.fromkeys([*found, *[record.input["question_id"] for record in _find_unused_answers(history)]]))
 
@@ -82,15 +86,53 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
     return tuple(found)
 
 
+def find_approvals(history: History) -> list[Intent]:
+    """Return the effects whose recorded answers approve a call, or may: only the record says that they are no permission."""
+    prints = Fingerprints(Redactor({}, shapes=False))
+    return [
+        intent
+        for address, intent in history.intents.items()
+        if intent.type in ANSWERED
+        and any(answer.agrees for answer in _get_recorded_answers(history, address))
+        and _may_be_permission(history, intent, prints)
+    ]
+
+
+def refuse_approvals_of_others(journal: Journal, history: History, *, trust: bool | None = None) -> None:
+    """
+    Raise if a journal whose permissions this user did not give has approvals; see ``resume`` for *trust*.
+
+    Raises:
+        JournalError: it names the effects, and says what helps.
+    """
+    if has_trusted_permissions(journal) if trust is None else trust:
+        return
+    found = [format_address(*intent.address) for intent in find_approvals(history)]
+    if found:
+        msg = (
+            f"{journal.name} was written or changed by others, and its approvals would allow calls that you did not approve: "
+            f'{", ".join(found)}; tools="recorded" (--tools recorded) performs none'
+        )
+        raise JournalError(msg)
+
+
+def _may_be_permission(history: History, intent: Intent, prints: Fingerprints) -> bool:
+    """Return whether an effect is a permission question, or has the fingerprint of something else than it says that it is."""
+    form = history.form(intent)
+    is_permission = intent.type == "ask" and form["purpose"] == PERMISSION
+    # A run compares fingerprints. Of a record that says another thing than its own nobody knows which question it answers.
+    return is_permission or intent.fp != prints.for_effect(form)
+
+
 def _find_effective_permissions(history: History, cut: JournalCut) -> Iterator[Intent]:
     """Yield the permission questions whose recorded approvals still have an effect."""
-    for address, intent in history.intents.items():
-        is_permission = intent.type == "ask" and history.form(intent)["purpose"] == PERMISSION
-        if not is_permission or not cut.keeps_result(address) or _has_ended(history, address[0], cut):
+    for intent in find_approvals(history):
+        address = intent.address
+        if not cut.keeps_result(address) or _has_ended(history, address[0], cut):
             continue
-        has_begun = _has_call_started(history, intent, cut)
         if any(
-            _approves_later_calls(answer, has_begun=has_begun) for answer in _get_recorded_answers(history, address)
+            _approves_later_calls(answer, has_begun=_has_call_started(history, intent, answer, cut))
+            for answer in _get_recorded_answers(history, address)
         ):
             yield intent
 
@@ -101,24 +143,31 @@ def _get_recorded_answers(history: History, address: Address) -> Sequence[Answer
     if known is None:
         ids = _find_question_ids(history, address)
         return [restored(each.input["answer"]) for each in history.inputs if _is_answer_to(each, ids)]
-    outcome: object = history.outcome(known)
-    return outcome.value if isinstance(outcome, Value) else ()
+    value = getattr(history.outcome(known), "value", None)
+    return [each for each in value if isinstance(each, Answer)] if isinstance(value, list | tuple) else ()
 
 
 def _is_answer_to(record: Input, ids: set[str]) -> bool:
     return record.input.get("type") == "answer" and record.input["question_id"] in ids
 
 
-def _approves_later_calls(answer: object, *, has_begun: bool) -> bool:
+def _approves_later_calls(answer: Answer, *, has_begun: bool) -> bool:
     """Return whether an answer approves a call that has not started, or later calls."""
-    agrees = answer.agrees if isinstance(answer, Answer) else bool(answer)
-    return agrees and (not has_begun or (isinstance(answer, Answer) and answer.remember is not None))
+    return answer.agrees and (not has_begun or answer.remember is not None)
 
 
-def _has_call_started(history: History, asked: Intent, cut: JournalCut) -> bool:
-    wanted = history.form(asked).get("tool_call_id")
-    calls = history.find_effects_of_call("tool_call", asked.path, wanted)
-    return any(cut.keeps_intent(call.address) for call in calls)
+def _has_call_started(history: History, asked: Intent, answer: Answer, cut: JournalCut) -> bool:
+    """Return whether the call that an answer to a permission question approves has started after it."""
+    form = history.form(asked)
+    if asked.type != "ask" or form["purpose"] != PERMISSION:
+        return False
+    # The id alone may be that of another call, as no fingerprint covers it; the name may be an alias.
+    approved = [
+        question.details if answer.edited_input is None else answer.edited_input for question in questions_of(form)
+    ]
+    calls = history.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
+    later = [history.form(call) for call in calls if call.seq > asked.seq and cut.keeps_intent(call.address)]
+    return any(call["input"] in approved for call in later)
 
 
 def _has_ended(history: History, path: str, cut: JournalCut) -> bool:
@@ -149,7 +198,9 @@ def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator
         intent = asked.get(record.address) if isinstance(record, Result) else None
         if intent is None:
             yield record
-        elif _has_call_started(history, intent, cut):
+        elif all(
+            _has_call_started(history, intent, each, cut) for each in _get_recorded_answers(history, intent.address)
+        ):
             yield _limit_to_one_call(history, record)  # type: ignore[arg-type]  # only a result has an intent here
 
 

@@ -28,6 +28,7 @@ from stepengine.data.usage import add_cost
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.permission_reset import refuse_approvals_of_others
 from stepengine.journal.provenance import is_resumed_as_own, replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.record_ends import RecordEnds
@@ -256,7 +257,7 @@ async def fork_from_record(
 
     Raises:
         JournalError: when the journal is damaged or of a newer version, has no such effect, or *into* is not empty; when
-            *simulate* fails.
+            *simulate* fails; when calls may be performed, and a journal that is not this user's holds approvals.
         ReplayDivergence: when what is recorded before *at* does not fit the code.
     """
     source = as_journal(journal)
@@ -264,6 +265,8 @@ async def fork_from_record(
         msg = f"tools is one of {', '.join(get_args(ForkTools))}, not {tools!r}"
         raise JournalError(msg)
     rules = _ForkRules(find_address_after(source, at), tools, simulate, reuse)
+    if tools != "recorded":
+        refuse_approvals_of_others(source, source.history(), trust=trust)
     purse = budget if isinstance(budget, Purse) else Purse(budget)
     count = _ForkCounts()
     performs = tools != "recorded"

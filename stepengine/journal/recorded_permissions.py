@@ -76,7 +76,17 @@ class RecordedPermissions:
         Raises:
             JournalError: where nothing can be asked, because the run is only repeated.
         """
-        if not (self._leeway.doubts_yes and is_permission(item)):
+        if not is_permission(item):
+            return False
+        if self._leeway.asks_about_calls and self._find_approval(address) and not self._is_of_same_call(address, item):
+            if self._mode.cuts_off:
+                return True
+            msg = (
+                f"{self._past.history.name} is somebody else's, and what it has at {format_address(*address)} is no permission for the "
+                f"call of {item.effect.questions[0].tool_name!r} that asks for one there; fork it before that, so that you are asked"  # type: ignore[union-attr]
+            )
+            raise self._writer.fail(JournalError(msg))
+        if not self._leeway.doubts_yes:
             return False
         # A journal that somebody else wrote may hold any permission. It is believed for a call whose result is recorded
         # with it, since then nothing runs; anything else would let a stranger's file allow calls on this machine.
@@ -113,10 +123,18 @@ class RecordedPermissions:
                 )
                 raise self._writer.fail(JournalError(msg))
 
+    def _is_of_same_call(self, address: Address, item: Item) -> bool:
+        """Return whether the record asks for permission there, too, and for the same call: no fingerprint covers its id."""
+        effect: Any = item.effect
+        form = self._past.history.form(self._past.history.intents[address])
+        is_permission_there = form["type"] == "ask" and form["purpose"] == "permission"
+        return bool(is_permission_there and form.get("tool_call_id", "") == effect.tool_call_id)
+
     def _find_approval(self, address: Address) -> Sequence[Answer]:
         """Return the recorded answers of a permission if one of them agrees, else nothing."""
         known = self._past.result(address)
-        answers: Any = () if known is None else getattr(self._past.history.outcome(known), "value", ())
+        value = None if known is None else getattr(self._past.history.outcome(known), "value", None)
+        answers = [each for each in value if isinstance(each, Answer)] if isinstance(value, list | tuple) else []
         return answers if any(answer.agrees for answer in answers) else ()
 
     def _has_call_result(self, path: str, tool_call_id: str) -> bool:

@@ -5,6 +5,7 @@ A journal that this user's runs did not write performs nothing unasked; a run of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -779,3 +780,97 @@ def test_a_journal_that_is_exchanged_while_it_is_extended_stays_unknown(
     killed.path.write_bytes(b"".join(made[: line_of_reply(made)]))
 
     assert "suspended" == resumed(killed, by_model=True)[1].status
+
+
+# --- records that say another thing than they answer ------------------------------------------------------------------
+
+
+def make_looking_keeper(done: list[str]) -> AgentDefinition:
+    """Return an agent whose handler looks, and then calls a tool for which permission is asked."""
+
+    @tool(category="read", requires_permission=False)
+    def look(text: str) -> str:
+        """Look."""
+        return "seen"
+
+    @tool(category="write")
+    def keep(text: str) -> str:
+        """Write."""
+        done.append(text)
+        return "kept"
+
+    def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
+        yield ToolCall("look", {"text": "a"})
+        yield ToolCall("keep", {"text": "b"})
+
+    return AgentDefinition("keeper", tools=[look, keep], handle_steps=handle_steps)
+
+
+def hide_purpose(asked: Intent, call_id: str) -> list[Any]:
+    return [Intent(asked.path, asked.seq, freeze({**thaw(asked.effect), "purpose": "question"}), asked.fp)]
+
+
+def accept_difference(asked: Intent, call_id: str) -> list[Any]:
+    honest = Intent(asked.path, asked.seq, freeze({**thaw(asked.effect), "purpose": "question"}))
+    return [honest, Input(asked.path, asked.seq, 0, {"type": "accepted_difference", "fp": asked.fp})]
+
+
+def name_earlier_call(asked: Intent, call_id: str) -> list[Any]:
+    return [Intent(asked.path, asked.seq, freeze({**thaw(asked.effect), "tool_call_id": call_id}), asked.fp)]
+
+
+def claim_function(asked: Intent, call_id: str) -> list[Any]:
+    form = {"type": "perform", "name": "f", "args": [], "kwargs": {}}
+    return [Intent(asked.path, asked.seq, freeze(form), asked.fp)]
+
+
+LIES = [hide_purpose, accept_difference, name_earlier_call, claim_function]
+
+
+def lying_journal(lie: Any, folder: Path, patch: pytest.MonkeyPatch) -> FileJournal:
+    """Return the journal of somebody else that ends behind its approval of a call, with a record that hides it."""
+    journal = FileJournal(folder / "run.jsonl")
+    with Engine([make_looking_keeper([])], permissions=ASKS, interactor=Says("yes")) as engine:
+        engine.run_sync("keeper", "act", journal=journal).unwrap()
+    history = journal.history()
+    records = history.records
+    (asked,) = [intent for intent in history.intents.values() if intent.type == "ask"]
+    call_id = next(history.form(i)["tool_call_id"] for i in history.intents.values() if i.subject == "look")
+    end = next(n for n, r in enumerate(records) if r is history.results[asked.address])
+    begin = next(n for n, r in enumerate(records) if r is asked)
+    made = FileJournal(folder / "lie.jsonl")
+    made.macs = "none"
+    made.replace([*records[:begin], *lie(asked, call_id), *records[begin + 1 : end + 1]])
+    become_somebody_else(patch, folder)
+    return made
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("entry", ["resume", "keep", "extend", "fork", "recorded fork"])
+def test_an_approval_that_its_record_hides_lets_nothing_run(
+    entry: str, lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fingerprint covers the id of a call, and the one of a record may be that of another effect."""
+    journal, done = lying_journal(lie, tmp_path, monkeypatch), list[str]()
+    with Engine([make_looking_keeper(done)], permissions=ASKS) as engine:
+        result: Any = None
+        with contextlib.suppress(JournalError):
+            if entry == "fork":
+                result = engine.fork_sync(journal, at=1, allow_repeat=True)
+            elif entry == "recorded fork":
+                result = engine.fork_sync(journal, at=-1, tools="working-copy").result
+            else:
+                how: Any = {"resume": "stop"}.get(entry, entry)
+                result = engine.resume_sync(journal, on_divergence=how, allow_repeat=entry == "extend")
+
+    assert [] == done
+    assert result is None or result.status in ("suspended", "failed")
+
+
+@pytest.mark.parametrize("lie", [each for each in LIES if each is not accept_difference])
+def test_an_import_refuses_an_approval_that_its_record_hides(
+    lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database compares fingerprints alone."""
+    with pytest.raises(JournalError, match="asks for or approves"):
+        refuse_unknown_calls(lying_journal(lie, tmp_path, monkeypatch))

@@ -204,21 +204,15 @@ def _prepare_live_fork(
 def _prepare_recorded_fork(branch: Branch, options: Options, journal: Journal, history: History) -> Perform:
     """Return the function that runs a fork with tool results from the record."""
     from stepengine.evaluation.checks import load_function
-    from stepengine.journal.provenance import has_trusted_permissions
+    from stepengine.journal.permission_reset import refuse_approvals_of_others
     from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
     check_choice("--tools", branch.tools, get_args(ForkTools))
     with journal_errors_as_usage():
         find_address_after(journal, branch.at or None)
-    asks = any(
-        each.type == "ask" and history.form(each)["purpose"] == "permission" for each in history.intents.values()
-    )
-    if branch.tools != "recorded" and asks and not has_trusted_permissions(journal):
-        msg = (
-            f"{journal_name(journal)} was written or changed by others, and its approvals would allow calls that you did not "
-            "approve; --tools recorded performs none"
-        )
-        raise UsageProblem(msg)
+    if branch.tools != "recorded":
+        with journal_errors_as_usage():
+            refuse_approvals_of_others(journal, history)
     given: dict[str, Any] = {"tools": branch.tools, "at": branch.at or None, "reuse": not branch.fresh}
     given["budget"] = parse_budget(branch.budget)
     given["simulate"] = load_function(branch.simulate) if branch.simulate else None
