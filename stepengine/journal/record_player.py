@@ -73,7 +73,7 @@ class RecordPlayer:
         address = item.address
         known = replayer.result(address)
         if self._unknown_calls is not None and type(item.effect) is CallModel:
-            self._unknown_calls.note_reply(item.path, is_recorded=known is not None)
+            self._unknown_calls.note_model_call(item, is_recorded=known is not None)
         if known is not None:
             again = type(item.effect) not in CHILD_ENDS and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)

@@ -117,6 +117,12 @@ class UnknownCalls:
         """Note who asks for the next calls of the run at *path*: the record, or a model or a person now."""
         self._replies[path] = is_recorded
 
+    def note_model_call(self, item: Item, *, is_recorded: bool) -> None:
+        """Note who replies to a model call whose reply may ask for calls; what an author asks a model in between asks for none."""
+        effect: Any = item.effect
+        if effect.purpose != "complete":
+            self.note_reply(item.path, is_recorded=is_recorded)
+
     def note_start(self, item: Item) -> None:
         """Note that a child runs because the record says that it was started: its calls are asked about, unless it is the handler's."""
         effect: Any = item.effect

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import AgentCall, AgentDefinition, Ask, Engine, Perform, RunResult, ToolCall, tool
+from stepengine import AgentCall, AgentDefinition, Ask, Complete, Engine, Hooks, Perform, RunResult, ToolCall, tool
 from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
 from stepengine.data.json import freeze, thaw
@@ -874,3 +874,37 @@ def test_an_import_refuses_an_approval_that_its_record_hides(
     """A database compares fingerprints alone."""
     with pytest.raises(JournalError, match="asks for or approves"):
         refuse_unknown_calls(lying_journal(lie, tmp_path, monkeypatch))
+
+
+def test_a_call_of_a_recorded_reply_is_asked_about_behind_a_reviewing_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook asks a model now, whose reply asks for no call."""
+    done = list[str]()
+
+    @tool(category="execute", requires_permission=False)
+    def run(text: str) -> str:
+        """Run."""
+        done.append(text)
+        return "ran"
+
+    def review(ctx: Any, call: Any) -> Generator[Any, Any, None]:
+        yield from Complete("Is this call fine?")
+
+    agent = AgentDefinition("runner", tools=[run], hooks=Hooks(pre_tool=[review]))
+
+    def make() -> Engine:
+        return Engine([agent], models=ScriptedModel([tool_call("run", {"text": "a"}), *[text("fine")] * 3]))
+
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with make() as engine:
+        engine.run_sync("runner", "act", journal=whole).unwrap()
+    lines = whole.path.read_bytes().splitlines(keepends=True)
+    cut = FileJournal(tmp_path / "cut.jsonl")
+    cut.path.write_bytes(b"".join(lines[: line_of_reply(lines)]))
+    become_somebody_else(monkeypatch, tmp_path)
+    done.clear()
+    with make() as engine:
+        result = engine.resume_sync(cut)
+
+    assert ([], "suspended") == (done, result.status)
