@@ -57,6 +57,7 @@ from stepengine.journal.records import (
     check_effect,
     check_input,
     check_outcome,
+    check_same_address,
     format_address,
     parse_stopped_usage,
     to_compact_json,
@@ -375,6 +376,9 @@ class History:
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
+                if form["type"] != intent.type:
+                    msg = f"its effect is a {intent.type} at the start of its line, and a {form['type']} behind that"
+                    raise ValueError(msg)
                 self._sound.add(address)
         return form
 
@@ -436,7 +440,9 @@ class History:
         source, texts = result.read_from, self._texts_for("result", result)
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpack_texts(source, texts))
-        return source.filled(result.start, result.end, texts)
+        members = source.filled(result.start, result.end, texts)
+        check_same_address(result, members)
+        return members
 
     def fill_input(self, record: Input) -> dict[str, Any]:
         """

@@ -368,7 +368,24 @@ class JournalSource(Protocol):
 
 def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
     source = record.read_from
-    return source if source is None or isinstance(source, Mapping) else source.members(record.start, record.end)
+    if source is None or isinstance(source, Mapping):
+        return source
+    members = source.members(record.start, record.end)
+    check_same_address(record, members)
+    return members
+
+
+def check_same_address(record: Intent | Result, members: Mapping[str, Any]) -> None:
+    """
+    Raise if a line has another address or fingerprint than was read from its start: a member may stand in it twice.
+
+    Raises:
+        JournalCorrupt: it names the address.
+    """
+    is_same = (members["path"], members["seq"]) == (record.path, record.seq)
+    if not is_same or (isinstance(record, Intent) and record.fp not in ("", members["fp"])):
+        msg = f"the {record.kind} of {format_address(record.path, record.seq)} has a second address or fingerprint in its line"
+        raise JournalCorrupt(msg)
 
 
 @attrs.define(eq=False)

@@ -908,3 +908,22 @@ def test_a_call_of_a_recorded_reply_is_asked_about_behind_a_reviewing_hook(
         result = engine.resume_sync(cut)
 
     assert ([], "suspended") == (done, result.status)
+
+
+@pytest.mark.parametrize(
+    "member",
+    ['"path":"7","x":{}', '"seq":7,"x":{}', f'"fp":"{"0" * 32}","x":{{}}', '"effect":{"type":"sleep","seconds":1.0}'],
+)
+def test_a_line_with_a_member_twice_is_not_written_again(
+    member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its start says decides what is asked, and what the whole of it says would be written."""
+    cut = next(each for each in killed_everywhere("file", tmp_path, by_model=False) if len(each.records()) == 3)
+    become_somebody_else(monkeypatch, tmp_path)
+    *lines, last = cut.path.read_bytes().splitlines(keepends=True)
+    body = re.sub(rb',"mac":"[0-9a-f]{32}","crc":"[0-9a-f]{8}"}\n', b"", last)
+    cut.path.write_bytes(b"".join([*lines, body + b"," + member.encode() + b',"crc":"00000000"}\n']))
+    reseal(cut.path)
+
+    with pytest.raises(JournalError, match=r"second address|at the start of its line"):
+        scrub_journal(cut)
