@@ -97,7 +97,8 @@ def check_address(path: str, seq: int, at: int = 0) -> None:
 def check_head(created: str, parent: object, hooks: object, packages: object) -> None:
     """Raise unless these members of a head are valid."""
     when = datetime.fromisoformat(created)
-    if when.tzinfo is None or when.year > LAST_YEAR:
+    # What is near the ends of the calendar cannot be told in another time zone.
+    if when.tzinfo is None or not 1 < when.year <= LAST_YEAR:
         msg = f"the run cannot have been created at {created!r}"
         raise ValueError(msg)
     if parent is not None:

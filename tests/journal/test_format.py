@@ -195,6 +195,7 @@ def test_the_head_comes_first_each_intent_before_its_effect_and_the_roots_result
     [
         {"created": "2026-11-27T00:00:00"},
         {"created": "9999-12-31T00:00:00+00:00"},
+        {"created": "0001-01-01T00:00:00+14:00"},
         {"created": "today"},
         {"parent": "0001"},
         {"parent": {"run": 1, "at": "0"}},
