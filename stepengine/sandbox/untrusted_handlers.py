@@ -789,6 +789,8 @@ class _HandlerRun(RunningProgram):
     def _answer_host_call(self, args: Sequence[Any]) -> CallAnswer:
         """Answer a call of the handler that is not a yield."""
         try:
+            # Before anything is made of it: a few lists that hold each other twice are written without end.
+            check_bounds(args, self._limits.value)
             what, *given = args
             answer = self._answer_call(str(what), given)
             self._bytes.add(answer)

@@ -236,6 +236,10 @@ WALKS = given(
     ),
     ("object", "return object()", raised("TypeError", "cannot create 'object' instances")),
 )
+DOUBLED = "a = [1]\nfor _ in range(45): a = [a, a]\n"
+"""Written out it would have no end; in memory it is small."""
+DOUBLED_LEVEL = "a = (1,)\nfor _ in range(45): a = (a, a)\n_se_host('log', a, 'x', {})"
+TOO_LARGE = raised("ValueError", "a value of more than 8,388,608 bytes")
 TRICKS = given(
     "text that runs",
     ("eval", "return eval('1 + 1')", Gives(2)),
@@ -305,6 +309,10 @@ TRICKS = given(
         "eval(\"_se_host('random', 'shuffle', [10**9])\")",
         raised("ValueError", "at most 100,000 places are drawn at once"),
     ),
+    ("host_doubled_text", DOUBLED + "ctx.logger.info(a)", TOO_LARGE),
+    ("host_doubled_news", DOUBLED + "ctx.notify(a)", TOO_LARGE),
+    ("host_doubled_name", f"exec({DOUBLED + '_se_host(a)'!r})", TOO_LARGE),
+    ("host_doubled_level", f"exec({DOUBLED_LEVEL!r})", TOO_LARGE),
     ("host_kwargs", "eval(\"_se_host(what='begin')\")", raised("ValueError", "not enough values to unpack")),
     ("loop_of_asyncio", "import asyncio\nreturn asyncio.run(3)", Failed("HandlerError", "")),
     ("sleeps", "import asyncio\neval('asyncio.sleep(1)')\nyield STEP", Failed("HandlerError", "")),
