@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -66,9 +67,17 @@ def _reject_constant(name: str) -> object:
     raise ValueError(msg)
 
 
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        msg = f"{text[:40]} is too large for a number"
+        raise ValueError(msg)
+    return value
+
+
 # Half a pair of surrogates is not text: nobody could write it down again. We never write the escape.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_DECODER: Any = json.JSONDecoder(parse_constant=_reject_constant)
+_DECODER: Any = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_parse_finite)
 
 
 class JournalBytes:
@@ -214,7 +223,11 @@ def parse_members(line: bytes, where: object) -> Mapping[str, object]:
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
         is_ours = line.startswith(b'{"')
-        members = _decode_value(line.decode()) if is_ours else json.loads(line, parse_constant=_reject_constant)
+        members = (
+            _decode_value(line.decode())
+            if is_ours
+            else json.loads(line, parse_constant=_reject_constant, parse_float=_parse_finite)
+        )
         if line.find(b"\\") >= 0 and SURROGATE.search(line):
             to_compact_json(members).encode()
     except (ValueError, RecursionError) as error:

@@ -30,7 +30,7 @@ from stepengine import (
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, ModelError
-from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal import FileJournal, MemoryJournal, check, scrub
 from stepengine.journal.forks import branch
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -467,3 +467,16 @@ def test_another_version_and_other_hooks_are_a_warning_and_only_effects_are_a_di
     assert result.warnings[1].endswith("was recorded with other hooks; then: quiet; now: none")
     other = rig(attrs.evolve(agent, system_prompt="Now you shout.")).replay(older)
     assert other.error.diff[0][0] == "/system_prompt"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_a_number_that_no_json_writes_is_damage(number: str) -> None:
+    """Read as infinite it could be read, and written again by nobody."""
+    journal = MemoryJournal()
+    with Engine([AgentDefinition("a", model="test/m")], models=ScriptedModel(["fine"])) as engine:
+        engine.run_sync("a", metadata={"n": 7.5}, journal=journal)
+    written = b"".join(journal.lines()).decode()
+    assert '{"n":7.5}' in written
+
+    with pytest.raises(JournalCorrupt, match="is not JSON"):
+        scrub(MemoryJournal(resealed(written.replace('{"n":7.5}', f'{{"n":{number}}}'))))
