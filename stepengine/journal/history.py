@@ -430,7 +430,7 @@ class History:
 
     def _check_reported_ends(self, intent: Intent, told: Awaited) -> None:
         """Raise ``ValueError`` if a wait reports the end of a child that has none: a replay would hang."""
-        waited = self.form(intent)["children"]
+        waited = set(self.form(intent)["children"])
         for path in told.done:
             if path not in waited or (path, -1) not in self.results:
                 msg = f"it tells of the end of the child at {path[:80]!r}, which has none"

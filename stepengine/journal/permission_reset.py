@@ -53,13 +53,13 @@ def find_effective_questions(history: History, *, after: Address | None = None) 
 
 def _find_unused_answers(history: History) -> list[Input]:
     """Return the recorded answers that are in no result of their question."""
+    answers = [record for record in history.inputs if record.input.get("type") == "answer"]
+    # Once for each effect: one may have as many answers as questions.
+    ids = {address: _find_question_ids(history, address) for address in {record.address for record in answers}}
     return [
         record
-        for record in history.inputs
-        if record.input.get("type") == "answer"
-        and not (
-            record.address in history.results and _is_answer_to(record, _find_question_ids(history, record.address))
-        )
+        for record in answers
+        if not (record.address in history.results and _is_answer_to(record, ids[record.address]))
     ]
 
 

@@ -17,6 +17,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -191,7 +192,7 @@ def spending_of(history: History) -> Spending:
     ended = find_root_end(history)
     if ended is not None:
         return ended.spending
-    spent = Spending()
+    spent: list[Spending] = []
     agents: dict[str, str] = {}
     for address, intent in history.intents.items():
         if intent.type != "model_call":
@@ -204,10 +205,17 @@ def spending_of(history: History) -> Spending:
         if isinstance(reply, ModelReply):
             usage = reply.usage or Usage(at_least=True)
             usage = attrs.evolve(usage, requests=usage.requests or 1)
-            spent += _make_spending(agents[path], reply.model or history.model(intent), usage, reply.cost)
+            spent.append(_make_spending(agents[path], reply.model or history.model(intent), usage, reply.cost))
         elif (lost := _find_usage_without_reply(history, address, result)) is not None:
-            spent += _make_spending(agents[path], history.model(intent), lost.usage, lost.cost)
-    return spent
+            spent.append(_make_spending(agents[path], history.model(intent), lost.usage, lost.cost))
+    return _add_up(spent)
+
+
+def _add_up(spent: Sequence[Spending]) -> Spending:
+    """Return the sum. By halves: a sum holds every model of its parts, and a journal may name another one in each reply."""
+    while len(spent) > 1:
+        spent = [one + other for one, other in zip_longest(spent[::2], spent[1::2], fillvalue=Spending())]
+    return spent[0] if spent else Spending()
 
 
 def _find_usage_without_reply(history: History, address: Address, result: Result | None) -> PartialUsage | None:

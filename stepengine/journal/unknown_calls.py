@@ -45,14 +45,18 @@ def find_unknown_calls(history: History) -> list[Address]:
         if intent.type == "model_call":
             # The next step of a run comes when the calls before it are over; a candidate's calls may still be chosen.
             is_step = history.form(intent)["purpose"] in STEPS
-            last[intent.path] = [*([] if is_step else last.get(intent.path, [])), intent]
+            if is_step or intent.path not in last:
+                last[intent.path] = []
+            last[intent.path].append(intent)
         is_call = intent.type in ("tool_call", "perform") or (
             intent.type == "agent_call" and "tool_call_id" in history.form(intent)
         )
         if is_call and intent.address not in history.results and not _has_ended(history, intent.path):
             found.append(intent.address)
-    asked = [intent for intents in last.values() for intent in intents]
-    return [*found, *(intent.address for intent in asked if _asks_for_open_call(history, intent))]
+    for path, asked in last.items():
+        ended = None if _has_ended(history, path) else _list_ended_calls(history, path)
+        found += [each.address for each in asked if ended is not None and _asks_for_open_call(history, each, ended)]
+    return found
 
 
 def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None:
@@ -83,18 +87,20 @@ def _has_ended(history: History, path: str) -> bool:
     return bool(path)
 
 
-def _asks_for_open_call(history: History, asked: Intent) -> bool:
-    """Return whether the recorded reply to a model call asks for a call that has no result."""
+def _list_ended_calls(history: History, path: str) -> set[str]:
+    """Return the ids of the calls of the run at *path* that have a result."""
+    return {
+        history.form(intent).get("tool_call_id", "")
+        for address, intent in history.intents.items()
+        if intent.path == path and intent.type in ("tool_call", "agent_call") and address in history.results
+    }
+
+
+def _asks_for_open_call(history: History, asked: Intent, ended: set[str]) -> bool:
+    """Return whether the recorded reply to a model call asks for a call that is not among those that ended."""
     result = history.results.get(asked.address)
     reply: Any = None if result is None else getattr(history.outcome(result), "value", None)
-    if reply is None or _has_ended(history, asked.path):
-        return False
-    ended = {
-        history.form(intent).get("tool_call_id")
-        for address, intent in history.intents.items()
-        if intent.path == asked.path and intent.type in ("tool_call", "agent_call") and address in history.results
-    }
-    return any(call.tool_call_id not in ended for call in reply.tool_calls)
+    return reply is not None and any(call.tool_call_id not in ended for call in reply.tool_calls)
 
 
 class UnknownCalls:

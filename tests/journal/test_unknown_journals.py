@@ -18,19 +18,37 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import AgentCall, AgentDefinition, Ask, Complete, Engine, Hooks, Perform, RunResult, ToolCall, tool
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Answer,
+    Ask,
+    Complete,
+    Engine,
+    Hooks,
+    Perform,
+    RunResult,
+    ToolCall,
+    tool,
+)
 from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
 from stepengine.data.json import freeze, thaw
+from stepengine.data.messages import ToolResult
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
+from stepengine.data.usage import Spending
 from stepengine.debugging import debug
 from stepengine.errors import JournalError
-from stepengine.journal import FileJournal, Journal, SigningKey, SqliteJournal, repair
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
+from stepengine.journal.history import History
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.provenance import replace_with_derived
-from stepengine.journal.records import Input, Intent
+from stepengine.journal.records import Input, Intent, Result
+from stepengine.journal.show import spending_of
 from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -927,3 +945,76 @@ def test_a_line_with_a_member_twice_is_not_written_again(
 
     with pytest.raises(JournalError, match=r"second address|at the start of its line"):
         scrub_journal(cut)
+
+
+# --- work ---------------------------------------------------------------------------------------------------------------
+
+
+def answers_to_one_effect(count: int) -> list[Any]:
+    form = {"type": "ask", "questions": [{"type": "question", "id": f"q{n}", "text": "?"} for n in range(count)]}
+    yes = {"type": "answer", "text": "yes"}
+    answers = [Input("", 0, 0, {"type": "answer", "question_id": f"q{n}", "answer": yes}) for n in range(count)]
+    ended = Result("", 0, 0, Value(tuple([Answer("yes")] * count), 0))
+    return [Intent("", 0, freeze({**form, "purpose": "question"})), *answers, ended]
+
+
+def replies_beside_calls(count: int) -> list[Any]:
+    request = {"model": "m", "messages": []}
+    asked = [
+        Intent("", n, freeze({"type": "model_call", "purpose": "complete", "request": request}), "0" * 32)
+        for n in range(count)
+    ]
+    call = {"type": "tool_call", "tool_name": "x", "input": {}, "tool_call_id": "c", "source": "model"}
+    called = [Intent("", count + n, freeze(call)) for n in range(count)]
+    outcomes = [*[ModelReply("fine")] * count, *[ToolResult.text("done")] * count]
+    return [
+        each for n, intent in enumerate([*asked, *called]) for each in (intent, Result("", n, 0, Value(outcomes[n], 0)))
+    ]
+
+
+@pytest.mark.speed
+@pytest.mark.parametrize("make", [answers_to_one_effect, replies_beside_calls])
+def test_a_journal_of_others_is_judged_with_as_many_looks_for_each_record(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, form, looked = list[Any](), History.form, list[int]()
+    monkeypatch.setattr(History, "form", lambda history, intent: (looks.append(intent), form(history, intent))[1])
+    for count in (10, 20, 30):
+        journal = MemoryJournal()
+        with Engine([make_keeper([])], permissions=ASKS) as engine:
+            engine.run_sync("keeper", "act", journal=journal)
+        journal.replace([*journal.records()[:2], *make(count)])
+        looks.clear()
+        with contextlib.suppress(JournalError):
+            refuse_unknown_calls(MemoryJournal(journal.lines()), trust=False)
+        looked.append(len(looks))
+
+    # All answers belong to one effect, and each call has one of its own.
+    assert looked[2] - looked[1] == (0 if make is answers_to_one_effect else looked[1] - looked[0])
+
+
+@pytest.mark.speed
+def test_the_models_of_a_journal_are_added_up_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reply names another model; a sum that grows by one reply after the other copies all before it."""
+    copied, add, counts = list[int](), Spending.__add__, list[int]()
+    monkeypatch.setattr(
+        Spending,
+        "__add__",
+        lambda one, other: (copied.append(len(one.by_model) + len(other.by_model)), add(one, other))[1],
+    )
+    for count in (64, 128):
+
+        def handle_steps(ctx: Any, count: int = count) -> Generator[Any, Any, Any]:
+            for _ in range(count):
+                yield Complete("?")
+
+        agent = AgentDefinition("a", model="test/m", handle_steps=handle_steps)
+        replies = [ModelReply("fine", model=f"m{n}") for n in range(count)]
+        journal = MemoryJournal()
+        with Engine([agent], models=ScriptedModel(replies)) as engine:
+            engine.run_sync("a", journal=journal)
+        copied.clear()
+        assert count == len(spending_of(MemoryJournal(journal.lines()[:-1]).history()).by_model)
+        counts.append(sum(copied))
+
+    assert counts[1] < 3 * counts[0]
