@@ -303,6 +303,10 @@ class History:
                 return f"nothing started a run at path {path!r}"
         if seq != expected:
             return f"the next effect of path {path!r} is {format_address(path, expected)}, not #{seq}"
+        before = self.intents.get((path, seq - 1)) if seq else None
+        # Else each effect could name another group, whose effects would be looked at again for each.
+        if before is not None and record.gather not in {None, seq, before.gather}:
+            return f"it began together with #{record.gather}, and the effect before it did not"
         return "" if self._can_follow(record) else f"{format_address(path, seq - 1)} before it has no result"
 
     def _can_follow(self, record: Intent) -> bool:

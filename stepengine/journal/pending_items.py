@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -81,13 +82,23 @@ def find_unreceived_input(history: History) -> dict[str, list[str]]:
         is_input = content.get("type") == "mailbox_message" and content["kind"] == "input"
         if is_input or (content.get("type") == "message" and not content["topic"]):
             sent.setdefault(record.path, []).append(str(content["value"]))
+    # An outcome may also have input that a handle sent, which is in no input record.
+    received: dict[str, Counter[str]] = {}
     for (path, _), result in history.results.items() if sent else ():
-        waiting = sent.get(path)
-        # An outcome may also have input that a handle sent, which is in no input record.
-        for message in history.outcome(result).inputs if waiting else ():
-            with contextlib.suppress(ValueError):
-                waiting.remove(message.text)  # type: ignore[union-attr]
-    return sent
+        if path in sent:
+            received.setdefault(path, Counter()).update([message.text for message in history.outcome(result).inputs])
+    return {path: _remove_first(texts, received.get(path, Counter())) for path, texts in sent.items()}
+
+
+def _remove_first(texts: Sequence[str], counts: Counter[str]) -> list[str]:
+    """Return *texts* without as many of each, from the first one on, as *counts* says."""
+    left: list[str] = []
+    for text in texts:
+        if counts[text] > 0:
+            counts[text] -= 1
+        else:
+            left.append(text)
+    return left
 
 
 def list_message_ids(history: History) -> set[str]:

@@ -34,7 +34,7 @@ from stepengine import (
 from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
 from stepengine.data.json import freeze, thaw
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
@@ -46,6 +46,7 @@ from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Letter
+from stepengine.journal.pending_items import find_unreceived_input
 from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.records import Input, Intent, Result
 from stepengine.journal.show import spending_of
@@ -1018,3 +1019,40 @@ def test_the_models_of_a_journal_are_added_up_by_halves(monkeypatch: pytest.Monk
         counts.append(sum(copied))
 
     assert counts[1] < 3 * counts[0]
+
+
+def test_effects_begin_together_only_one_after_the_other() -> None:
+    """Else each could name another group, of which every effect would be looked at again."""
+    journal = MemoryJournal()
+    with Engine([make_keeper([])], permissions=ASKS) as engine:
+        engine.run_sync("keeper", "act", journal=journal)
+    call = freeze({"type": "tool_call", "tool_name": "x", "input": {}, "tool_call_id": "c", "source": "model"})
+    done = Value(ToolResult.text("done"), 0)
+    together = [Intent("", n, call, gather=0) for n in range(3)]
+    ended = [Result("", n, 0, done) for n in range(3)]
+    start = [*journal.records()[:2], *together, *ended]
+
+    assert 3 == len(History([*start, Intent("", 3, call, gather=3)]).results)
+    for gather in (1, 4):
+        with pytest.raises(JournalError, match="the effect before it did not"):
+            History([*start, Intent("", 3, call, gather=gather)])
+
+
+@given(sent=st.lists(st.sampled_from("abc")), received=st.lists(st.sampled_from("abcd")))
+def test_input_that_a_run_received_is_left_out_once_for_each_time(sent: list[str], received: list[str]) -> None:
+    journal = MemoryJournal()
+    with Engine([make_keeper([])], permissions=ASKS) as engine:
+        engine.run_sync("keeper", "act", journal=journal)
+    letters = [
+        Input("", -1, 0, {"type": "mailbox_message", "id": f"i{n}", "kind": "input", "value": text})
+        for n, text in enumerate(sent)
+    ]
+    call = freeze({"type": "tool_call", "tool_name": "x", "input": {}, "tool_call_id": "c", "source": "model"})
+    outcome = Value(ToolResult.text("done"), 0, tuple([UserMessage(text) for text in received]))
+    records = [*journal.records()[:2], *letters, Intent("", 0, call), Result("", 0, 0, outcome)]
+    left = list(sent)
+    for one in received:
+        if one in left:
+            left.remove(one)
+
+    assert ({"": left} if sent else {}) == find_unreceived_input(History(records))
