@@ -942,7 +942,7 @@ def test_a_line_with_a_member_twice_is_not_written_again(
     *lines, last = cut.path.read_bytes().splitlines(keepends=True)
     body = re.sub(rb',"mac":"[0-9a-f]{32}","crc":"[0-9a-f]{8}"}\n', b"", last)
     cut.path.write_bytes(b"".join([*lines, body + b"," + member.encode() + b',"crc":"00000000"}\n']))
-    reseal(cut.path)
+    cut.path.write_bytes(resealed(cut.path.read_bytes()))
 
     with pytest.raises(JournalError, match=r"second address|at the start of its line"):
         scrub_journal(cut)
