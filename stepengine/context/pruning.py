@@ -578,8 +578,11 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         images = whole.images[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), images)))
         share = room // SUMMARY_SHARE - frame - sum(entry_tokens(e) for e in whole.entries if e.live)
-        if self.user_budget + self.assistant_tool_budget <= share:
-            return Memory(select_fitting(whole.entries, self.user_budget, self.assistant_tool_budget), images)
+        chosen = select_fitting(whole.entries, self.user_budget, self.assistant_tool_budget)
+        needed = sum(entry_tokens(e) for e in chosen if not e.live)
+        # The newest entry stays whatever the budgets are, so it may need more than both.
+        if max(self.user_budget + self.assistant_tool_budget, needed) <= share:
+            return Memory(chosen, images)
         user, assistant = self._divide_share(max(0, share), whole.entries)
         caps = EntryCaps(
             user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)

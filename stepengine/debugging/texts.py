@@ -61,10 +61,10 @@ class SafeTexts:
         self._runs_reprs = runs_reprs
         self._redactor = make_redactor("all", os.environ)
 
-    def clean(self, text: str, limit: int | None = None) -> str:
-        """Redact secrets, escape control characters, and cut *text* after *limit* characters."""
+    def clean(self, text: str, limit: int | None = None, *, one_line: bool = False) -> str:
+        """Redact secrets, escape control characters, with *one_line* line ends and tabs too, and cut *text* after *limit* characters."""
         part = text if limit is None else text[: limit + LONGEST]
-        shown = visible(self._redactor.text(part) if self._redactor.suspicious(part) else part)
+        shown = visible(self._redactor.text(part) if self._redactor.suspicious(part) else part, strict=one_line)
         return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
 
     def value(self, value: Any, *, limit: int = WIDTH) -> str:
@@ -141,7 +141,7 @@ class SafeTexts:
         yield opened.end
 
     def _key(self, name: str) -> str:
-        return self.clean(name, WIDTH)
+        return self.clean(name, WIDTH, one_line=True)
 
     def _format_leaf(self, value: object) -> str | None:
         """Return the text of a value without members; ``None`` for containers and objects."""
@@ -151,12 +151,12 @@ class SafeTexts:
         if value is None or kind is bool:
             return str(value)
         if _has_type(value, enum.Enum):
-            return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH)}"
+            return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH, one_line=True)}"
         if _has_type(value, str):
             return self._text(str.__str__(value))
         for known, shown in LEAVES:
             if _has_type(value, known):
-                return self.clean(shown(value), WIDTH)
+                return self.clean(shown(value), WIDTH, one_line=True)
         return None
 
     def _text(self, value: str) -> str:
@@ -168,14 +168,14 @@ class SafeTexts:
 
     def _format_object(self, value: object) -> str:
         """Return the text of an object of a third-party class, by its own ``repr`` if that is allowed."""
-        name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH)
+        name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH, one_line=True)
         if not self._runs_reprs or _inherits_repr(value):
             return f"<{name}>"
         try:
             said = repr(value)
         except BaseException as error:  # noqa: BLE001 - whatever it raises, somebody's code said no
-            return f"<{name}: repr raised {self.clean(type(error).__name__, WIDTH)}>"
-        return self.clean(said, LONGEST)
+            return f"<{name}: repr raised {self.clean(type(error).__name__, WIDTH, one_line=True)}>"
+        return self.clean(said, LONGEST, one_line=True)
 
 
 def _has_type(value: Any, known: Any) -> bool:

@@ -190,6 +190,16 @@ def test_the_live_request_survives_every_prune_and_the_result_goes_to_every_prov
 
 
 @pytest.mark.spec("generator-contract:P32")
+def test_newest_note_is_cut_to_a_small_window_whatever_the_budgets():
+    asked, note = UserMessage("Go.", tags=("USER_PROMPT",)), AssistantMessage("x " * 2_000)
+    within = ContextLimits(max_tokens=205)
+    pruned = prune_to_summary(user_budget=0, assistant_tool_budget=0).summarised(Transcript([asked, note]), within)
+
+    assert pruned is not None
+    assert transcript_tokens(pruned) <= within.max_tokens
+
+
+@pytest.mark.spec("generator-contract:P32")
 @given(conversations(), st.integers(600, 4_000))
 def test_a_pruned_history_fits_when_request_and_instructions_leave_room(transcript, size):
     within = ContextLimits(max_tokens=size)

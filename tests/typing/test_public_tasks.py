@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ FILE = Path(__file__).parent / "public_tasks.py"
 
 
 @pytest.fixture(scope="module")
-def tasks() -> ModuleType:
+def tasks() -> Any:
     return load_script(FILE)
 
 

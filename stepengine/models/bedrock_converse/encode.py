@@ -275,17 +275,18 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
-    if not flags.calls:
+    # With manual thinking, Claude refuses calls behind anything but a thought, also those of another model's server tools.
+    keeps_calls = flags.calls and not (flags.manual and blocks and "reasoningContent" not in blocks[0])
+    if not keeps_calls:
         blocks = [block for block in blocks if not _is_call(block)]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
     more: Json = {"after": joined(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
         return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), **more)
-    if not flags.calls or (flags.manual and "reasoningContent" not in blocks[0]):
+    if not keeps_calls:
         texts = {call.tool_call_id: encode_json({"text": call_text(call)}) for call in calls}
-        said = [block for block in blocks if not _is_call(block)]
-        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(said)), texts=texts, **more)
+        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), texts=texts, **more)
     return ConverseEncoded(
         "assistant", joined(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
