@@ -8,6 +8,7 @@ import ast
 import importlib
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ FILE = Path(__file__).parent / "public_tasks.py"
 
 
 @pytest.fixture(scope="module")
-def tasks() -> Any:
-    return load_script(FILE)
+def tasks() -> ModuleType:
+    module: ModuleType = load_script(FILE)
+    return module
 
 
 @pytest.mark.spec("requirements:P12")
