@@ -386,7 +386,7 @@ def paths_without_line() -> Iterator[str]:
                 yield f"{name} {one.opts[-1]}"
 
 
-def test_every_path_of_a_command_has_a_line() -> None:
+def test_every_path_of_a_command_is_in_the_table() -> None:
     assert [] == [*paths_without_line()]
 
 
@@ -425,7 +425,7 @@ WRITING = re.compile(
 
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("line", [*filter(WRITING.search, COMMANDS)])
-def test_commands_leave_files_of_other_programs_unchanged(foreign: Foreign, line: str) -> None:
+def test_commands_leave_third_party_files_unchanged(foreign: Foreign, line: str) -> None:
     """
     Those that open a store, with a few of the files; the deep test has all of both.
     """
@@ -440,7 +440,7 @@ def test_commands_leave_files_of_other_programs_unchanged(foreign: Foreign, line
 @pytest.mark.usefixtures("forks")
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("line", COMMANDS)
-def test_each_command_leaves_each_file_of_another_program_unchanged(foreign: Foreign, line: str) -> None:
+def test_each_command_leaves_each_third_party_file_unchanged(foreign: Foreign, line: str) -> None:
     record_good_run(foreign.work)
     # A process for each file takes a second.
     for name in NAMES[:: 6 if line.startswith(IN_PROCESSES) else 1]:
@@ -702,7 +702,7 @@ def call_method(name: str, file: Path) -> None:
 
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_leave_files_of_other_programs_unchanged(foreign: Foreign, name: str) -> None:
+def test_methods_leave_third_party_files_unchanged(foreign: Foreign, name: str) -> None:
     record_good_run(foreign.work)
     for file in NAMES[[*METHODS].index(name) % 6 :: 6]:
         call_method(name, foreign.folder / file)
@@ -713,7 +713,7 @@ def test_methods_leave_files_of_other_programs_unchanged(foreign: Foreign, name:
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("name", METHODS)
-def test_each_method_leaves_each_file_of_another_program_unchanged(foreign: Foreign, name: str) -> None:
+def test_each_method_leaves_each_third_party_file_unchanged(foreign: Foreign, name: str) -> None:
     record_good_run(foreign.work)
     for file in NAMES:
         call_method(name, foreign.folder / file)
@@ -723,7 +723,7 @@ def test_each_method_leaves_each_file_of_another_program_unchanged(foreign: Fore
 
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("name", ["config.json", "archive.zip", "cut.jsonl", "shop.db", "text.db"])
-def test_error_says_what_file_is_not_and_asks_for_another(foreign: Foreign, name: str) -> None:
+def test_the_error_names_the_expected_kind_of_file(foreign: Foreign, name: str) -> None:
     ours = "a database of stepengine" if name.endswith(".db") else "a journal of stepengine"
     for act in ("Engine.run", "Engine.resume"):
         with pytest.raises(JournalError) as caught:
@@ -754,7 +754,7 @@ evaluation = Evaluation(name="e", cases=[Case("one", "Go")], agents={"a": agent}
 
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("name", ["results.json", "report.html"])
-def test_results_replace_no_file_of_another_program(foreign: Foreign, name: str) -> None:
+def test_results_replace_no_third_party_file(foreign: Foreign, name: str) -> None:
     (foreign.work / "e.py").write_text(EVALUATION)
     (foreign.work / "out").mkdir()
     (foreign.work / "out" / name).write_text('{"a": 1}')
@@ -771,7 +771,7 @@ def test_results_replace_no_file_of_another_program(foreign: Foreign, name: str)
 
 
 @pytest.mark.spec("reliability:JR49")
-def test_files_of_stores_are_recognized_after_they_were_written(tmp_path: Path) -> None:
+def test_files_of_stores_are_recognized_after_writing(tmp_path: Path) -> None:
     """
     What each store wrote is taken by the next writer; an empty file is taken, too.
     """

@@ -4,7 +4,7 @@ without a cap.
 
 `PLACES` is the table of where the package reads such text: what runs, hostile shapes of n characters, and the sites in
 the source that it covers. A site is a file and a scope with a call of `re`, a codec, JSON, HTML, YAML, `shlex` or
-`difflib`; `test_every_site_is_known` finds them all in the syntax tree. A new one goes into the table, or into `APART`
+`difflib`; `test_every_parsing_site_is_listed` finds them all in the syntax tree. A new one goes into the table, or into `APART`
 with its reason.
 
     python -m pytest tests/test_foreign_text.py                # every site is known
@@ -2442,7 +2442,7 @@ def test_hostile_text_takes_less_than_a_second(place: Place) -> None:
 @pytest.mark.speed
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @EACH_PLACE
-def test_twice_the_text_takes_at_most_about_twice_the_time(place: Place) -> None:
+def test_doubling_the_text_at_most_doubles_the_time(place: Place) -> None:
     grown = [figures for shape in place.shapes if (figures := growth_of(place, shape))]
 
     assert not grown, grown
@@ -2518,7 +2518,7 @@ CANCELLED: dict[str, Callable[[Path], Awaitable[Any]]] = {
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("name", CANCELLED)
 @pytest.mark.speed
-async def test_a_cancel_is_obeyed_within_a_second(tmp_path: Path, name: str) -> None:
+async def test_a_cancellation_takes_effect_within_a_second(tmp_path: Path, name: str) -> None:
     """
     Shortest of three, for machines that have other work.
     """
@@ -2597,7 +2597,7 @@ def sites_in(tree: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from sites_in(node, inner)
 
 
-def test_every_site_is_known() -> None:
+def test_every_parsing_site_is_listed() -> None:
     """
     In the table, or apart with a reason; and nothing stands there that is no more.
     """
@@ -2624,7 +2624,7 @@ def test_every_site_is_known() -> None:
     assert not twice
 
 
-def test_the_walk_finds_what_it_looks_for() -> None:
+def test_the_syntax_walk_finds_parsing_calls() -> None:
     source = (
         "import re, json\nA = re.compile('x')\nclass C:\n    def f(self, t):\n        return json.loads(t.decode())\n"
     )

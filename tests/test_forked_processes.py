@@ -39,7 +39,7 @@ def about(way: Any, folder: Path, *command: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["-c", "-m", "file"])
-def test_a_program_finds_what_a_new_interpreter_would_give_it(tmp_path: Path, kind: str) -> None:
+def test_a_forked_program_sees_the_same_as_a_new_interpreter(tmp_path: Path, kind: str) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "helper.py").touch()
     (tmp_path / "shop" / "sitecustomize.py").write_text("import helper\n")
@@ -62,7 +62,7 @@ def test_a_program_ends_as_in_a_new_interpreter(ending: str) -> None:
     assert expected.stderr.splitlines()[-1:] == made.stderr.splitlines()[-1:]
 
 
-def test_it_takes_signals_and_a_wait_for_it_ends_in_time() -> None:
+def test_a_forked_process_takes_signals_and_wait_timeouts() -> None:
     command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     with forked_processes.Process(command, stdout=subprocess.PIPE, text=True) as process:
         assert "up\n" == process.stdout.readline()

@@ -46,7 +46,7 @@ def test_two_modules_that_import_each_other_are_reported(check: ModuleType, tmp_
     assert problem.startswith("2 modules import each other:\n  stepengine.data.lower:1 imports stepengine.data.upper\n")
 
 
-def test_a_circle_of_several_modules_is_reported_once(check: ModuleType, tmp_path: Path) -> None:
+def test_an_import_cycle_of_several_modules_is_reported_once(check: ModuleType, tmp_path: Path) -> None:
     files = {
         "data/a.py": "import stepengine.data.b\n",
         "data/b.py": "import stepengine.data.c\nimport stepengine.data.d\n",
@@ -63,7 +63,7 @@ def test_a_circle_of_several_modules_is_reported_once(check: ModuleType, tmp_pat
     ]
 
 
-def test_a_module_that_imports_its_package_which_imports_it_is_reported(check: ModuleType, tmp_path: Path) -> None:
+def test_a_cycle_between_module_and_package_is_reported(check: ModuleType, tmp_path: Path) -> None:
     files = {"data/__init__.py": "from stepengine.data.a import x\n", "data/a.py": "from stepengine.data import y\n"}
     (problem,) = problems_of(check, tmp_path, files)
     assert problem.startswith("2 modules import each other:")
@@ -94,7 +94,9 @@ def test_the_layers_are_those_of_the_import_contract(check: ModuleType) -> None:
     assert any({"machine", "helpers"} <= layer for layer in layers)
 
 
-def test_a_circle_makes_the_script_fail(check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_import_cycle_makes_the_script_fail(
+    check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "stepengine" / "data"
     folder.mkdir(parents=True)
     (folder / "lower.py").write_text("import stepengine.data.upper\n", encoding="utf-8")

@@ -41,7 +41,7 @@ def checked(conftest: Any, node: Node, leave: Any) -> str:
 
 @pytest.mark.spec("reliability:R10")
 @pytest.mark.deep
-def test_a_test_that_leaves_a_thread_a_process_or_a_descriptor_is_failed_by_its_name(conftest: Any) -> None:
+def test_a_leaked_thread_process_or_descriptor_fails_the_test(conftest: Any) -> None:
     over, ends = threading.Event(), []
 
     def thread() -> None:
@@ -70,6 +70,6 @@ def test_a_test_that_leaves_a_thread_a_process_or_a_descriptor_is_failed_by_its_
     assert ("", "") == (excused, checked(conftest, Node(), lambda: None))
 
 
-def test_a_warning_is_an_error_and_a_test_that_hangs_is_stopped(request: pytest.FixtureRequest) -> None:
+def test_warnings_are_errors_and_every_test_has_a_timeout(request: pytest.FixtureRequest) -> None:
     assert "error" in request.config.getini("filterwarnings")
     assert not request.config.pluginmanager.has_plugin("timeout") or request.node.get_closest_marker("timeout")

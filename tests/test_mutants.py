@@ -11,16 +11,16 @@ from tests.random_mutants import EQUIVALENT, ROOT, drawn, faults_of, files_of
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_planted_fault_still_has_its_place_and_its_tests(mutant: Mutant) -> None:
+def test_a_planted_fault_still_applies_and_has_tests(mutant: Mutant) -> None:
     assert "" == mutant.problem()
 
 
-def test_each_has_a_name_of_its_own_and_changes_something_of_its_own() -> None:
+def test_each_planted_fault_is_unique() -> None:
     assert len(MUTANTS) == len({mutant.name for mutant in MUTANTS})
     assert len(MUTANTS) == len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS})
 
 
-def test_a_planted_fault_is_gone_afterwards_and_one_without_a_place_is_told(tmp_path) -> None:
+def test_a_planted_fault_is_reverted_and_an_ambiguous_one_reported(tmp_path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
     mutant = Mutant("y is two", "a.py", "y = 1\n", "y = 2\n", ("a.py",))
 
@@ -34,7 +34,7 @@ def test_a_planted_fault_is_gone_afterwards_and_one_without_a_place_is_told(tmp_
 
 
 @pytest.mark.deep
-def test_a_fault_that_is_drawn_changes_the_program_and_has_a_name_of_its_own() -> None:
+def test_a_random_fault_changes_the_program_and_is_unique() -> None:
     faults = [fault for path in files_of("permissions") for fault in faults_of(path)]
     few = [fault for fault in faults[::25] if fault.is_program]
 
@@ -46,7 +46,7 @@ def test_a_fault_that_is_drawn_changes_the_program_and_has_a_name_of_its_own() -
 
 
 @pytest.mark.deep
-def test_a_seed_draws_the_same_faults_again_and_more_of_them_on_top() -> None:
+def test_a_seed_reproduces_its_faults_and_larger_draws_extend_them() -> None:
     floors = ("sessions", "permissions")
     few, many = drawn(6, 7, floors), drawn(40, 7, floors)
 
@@ -56,7 +56,7 @@ def test_a_seed_draws_the_same_faults_again_and_more_of_them_on_top() -> None:
     assert {f.name for f in drawn(40, 8, floors)} != {f.name for f in many}
 
 
-def test_each_equivalent_fault_can_still_be_drawn_and_says_why_nobody_sees_it() -> None:
+def test_each_equivalent_fault_still_exists_and_has_a_reason() -> None:
     """One whose code has changed is taken out of the list, or looked at anew."""
     files = {name.partition(":")[0] for name in EQUIVALENT}
     names = {fault.name for file in files for fault in faults_of(ROOT / file)}

@@ -39,7 +39,7 @@ def test_a_new_name_against_the_rules_is_reported(names: ModuleType, tmp_path: P
     assert any(said in fault for fault in names.check(place, NONE_LEFT))
 
 
-def test_a_gerund_names_a_module_only_if_it_is_a_term_of_the_field(names: ModuleType, tmp_path: Path) -> None:
+def test_a_gerund_module_is_reported_unless_a_known_term(names: ModuleType, tmp_path: Path) -> None:
     faults = names.check(package(tmp_path, _lending="", encoding="", strings=""), NONE_LEFT)
     assert ["somewhere/_lending.py: 'lending' is a gerund; name the module by a noun for its content"] == faults
 

@@ -20,7 +20,7 @@ SLACK = 15
 """Percent points: which cases of a property are drawn differs between versions of Python."""
 
 
-def test_every_module_has_tests_that_are_there() -> None:
+def test_every_module_has_existing_tests() -> None:
     rows = of.proofs()
 
     assert set(of.modules()) == {row.module for row in rows}, "python -m tests.of --make"
@@ -28,13 +28,11 @@ def test_every_module_has_tests_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("word", ["machine/step", "stepengine/machine/step.py", "stepengine.machine.step"])
-def test_a_module_is_asked_for_as_people_write_it(word: str) -> None:
+def test_a_module_is_found_by_every_spelling(word: str) -> None:
     assert {"machine/step.py"} == {row.module for row in of.asked(word, of.proofs())}
 
 
-def test_a_module_that_is_not_there_is_said(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_module_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["tests.of", "machine/leap"])
 
     assert 2 == of.main()
@@ -42,7 +40,7 @@ def test_a_module_that_is_not_there_is_said(
 
 
 @pytest.mark.deep
-def test_what_the_table_says_of_modules_drawn_at_random_is_seen_again(tmp_path: Path) -> None:
+def test_coverage_in_the_table_is_confirmed_for_random_modules(tmp_path: Path) -> None:
     by_tests: defaultdict[str, list[of.Proof]] = defaultdict(list)
     for row in of.proofs():
         if row.percent > SLACK:

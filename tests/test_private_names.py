@@ -58,7 +58,7 @@ def found_in(check: ModuleType, tmp_path: Path, text: str, part: str = "durable"
 
 
 @pytest.mark.parametrize("text", list(PLANTED))
-def test_what_is_planted_is_found(check: ModuleType, tmp_path: Path, text: str) -> None:
+def test_planted_private_names_and_generated_code_are_found(check: ModuleType, tmp_path: Path, text: str) -> None:
     found = found_in(check, tmp_path, text)
 
     assert PLANTED[text] == [(finding.kind, finding.name) for finding in found]
@@ -66,13 +66,11 @@ def test_what_is_planted_is_found(check: ModuleType, tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize("what", list(CLEAN))
-def test_what_is_our_own_or_public_is_not_found(check: ModuleType, tmp_path: Path, what: str) -> None:
+def test_our_own_and_public_names_are_not_reported(check: ModuleType, tmp_path: Path, what: str) -> None:
     assert [] == found_in(check, tmp_path, CLEAN[what])
 
 
-def test_a_private_name_of_another_package_of_ours_does_not_hide_one_of_a_dependency(
-    check: ModuleType, tmp_path: Path
-) -> None:
+def test_a_dependency_name_is_reported_despite_our_equal_one(check: ModuleType, tmp_path: Path) -> None:
     other = tmp_path / "stepengine" / "models" / "ours.py"
     other.parent.mkdir(parents=True)
     other.write_text("class Ours:\n    def __init__(self):\n        self._content = b''\n")
@@ -90,7 +88,7 @@ ENTRY = {
     "kind": "private name",
     "names": ["dbos._sys_db"],
     "promise": "durable:U32",
-    "test": "tests/test_private_names.py::test_an_entry_that_says_everything_allows_what_it_names",
+    "test": "tests/test_private_names.py::test_a_complete_allow_list_entry_permits_its_names",
     "why": "because",
 }
 
@@ -102,7 +100,7 @@ def problems(check: ModuleType, tmp_path: Path, **changed: object) -> list[str]:
     return found
 
 
-def test_an_entry_that_says_everything_allows_what_it_names(check: ModuleType, tmp_path: Path) -> None:
+def test_a_complete_allow_list_entry_permits_its_names(check: ModuleType, tmp_path: Path) -> None:
     assert [] == problems(check, tmp_path)
 
 
@@ -116,14 +114,12 @@ def test_an_entry_that_says_everything_allows_what_it_names(check: ModuleType, t
         ({"why": ""}, "says why"),
     ],
 )
-def test_what_an_entry_lacks_is_a_problem(
+def test_an_incomplete_allow_list_entry_is_reported(
     check: ModuleType, tmp_path: Path, changed: dict[str, object], said: str
 ) -> None:
     assert any(said in problem for problem in problems(check, tmp_path, **changed))
 
 
 @pytest.mark.deep
-def test_the_package_has_nothing_that_the_allow_list_does_not_name(
-    check: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_package_uses_only_allow_listed_names(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == check.main(ROOT / "stepengine", SCRIPT.with_suffix(".toml")), capsys.readouterr().out

@@ -22,7 +22,7 @@ SDKS = {"anthropic": "anthropic", "openai": "openai", "google-genai": "google.ge
 
 
 @pytest.mark.spec("ecosystem:EC216")
-def test_the_sdks_are_in_the_base_install_and_loaded_when_they_are_used() -> None:
+def test_sdks_are_base_dependencies_loaded_on_use_only() -> None:
     base = {re.match(r"[\w-]+", requirement)[0] for requirement in PROJECT["dependencies"]}
     code = f"import json, sys, stepengine.models\nstepengine.Engine\nprint(json.dumps([n for n in {[*SDKS.values()]} if n in sys.modules]))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -33,7 +33,7 @@ def test_the_sdks_are_in_the_base_install_and_loaded_when_they_are_used() -> Non
 
 @pytest.mark.spec("replay:Y6")
 @pytest.mark.parametrize(("asked", "skipped"), [("", True), ("not deep", True), ("live", False)])
-def test_a_test_that_asks_a_real_model_runs_on_request_only(asked: str, skipped: bool, request: Any) -> None:
+def test_a_live_test_runs_only_on_request(asked: str, skipped: bool, request: Any) -> None:
     (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
     added: list[Any] = []
     item = SimpleNamespace(
@@ -64,7 +64,7 @@ def test_workflows_pin_their_actions_and_have_no_rights(name: str) -> None:
     assert "secrets" not in json.dumps(job)
 
 
-def test_each_change_runs_the_gate_each_night_everything_else() -> None:
+def test_workflows_run_the_gate_per_change_and_deep_nightly() -> None:
     (gate,), (deep,) = workflow("ci.yml")["jobs"].values(), workflow("deep.yml")["jobs"].values()
     (given,) = [step["with"] for step in deep["steps"] if "setup-python" in step.get("uses", "")]
     minors = {m for c in PROJECT["classifiers"] if (m := c.rpartition(":: ")[2]).startswith("3.")}

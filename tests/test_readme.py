@@ -114,7 +114,7 @@ REPAIR = says("", path="shop.py", replacements=[{"old_string": f"1  {TODO}", "ne
     ],
     ids=["sent back", "done at once", "never does it"],
 )
-def test_the_agent_of_the_first_screen_runs_as_its_reader_types_it(
+def test_the_first_agent_runs_by_its_shown_command(
     replies: list[dict[str, Any]], asked: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -155,7 +155,7 @@ def test_the_agent_of_the_first_screen_runs_as_its_reader_types_it(
 
 
 @pytest.mark.spec("studio:ST12")
-def test_the_first_screen_runs_without_a_key_as_it_stands(tmp_path: Path) -> None:
+def test_the_first_screen_runs_without_a_key(tmp_path: Path) -> None:
     """
     The agent is saved under the name on the page, and a shell runs the block below it.
     """
@@ -202,7 +202,7 @@ def test_the_first_screen_has_a_handler_and_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
@@ -237,7 +237,7 @@ def test_the_table_of_yieldables_is_complete() -> None:
     assert all(hasattr(stepengine, name) for name in named)
 
 
-def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
+def test_the_tables_name_exactly_the_existing_tools(tmp_path: Path) -> None:
     from stepengine.tools.agent_tools import BUILT_IN
     from stepengine.tools.bundled import FileChangeHook, change_hook_tools, child_tools, shell_tools, sleep_tool
     from stepengine.tools.bundled.bundled import uncalled_tools
@@ -254,7 +254,7 @@ def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> No
     assert {*tools, *BUILT_IN} == named
 
 
-def test_the_agents_that_are_named_are_the_agents_that_are_shipped() -> None:
+def test_the_table_names_exactly_the_shipped_agents() -> None:
     table = BUNDLED.partition("| agents | what they do |")[2].partition("\n\n")[0]
 
     assert sorted(re.findall(r"`([a-z0-9-]+)`", table)) == sorted(a.id for a in load_agents(ROOT / "agents"))
@@ -266,7 +266,7 @@ def test_files_that_are_linked_exist(page: str) -> None:
         assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
 
 
-def test_every_page_is_named_by_readme_or_by_a_page_that_it_names() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     """
     Generated parts of a site have an index of their own.
     """
@@ -277,7 +277,7 @@ def test_every_page_is_named_by_readme_or_by_a_page_that_it_names() -> None:
     assert pages <= named | further
 
 
-def test_the_extras_that_are_named_are_those_that_exist() -> None:
+def test_the_install_page_lists_exactly_the_extras() -> None:
     """
     What only work on the package itself needs, and empty extras, are told elsewhere.
     """
@@ -290,7 +290,7 @@ def test_the_extras_that_are_named_are_those_that_exist() -> None:
     assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == named
 
 
-def test_where_there_is_no_posix_the_first_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_on_a_non_posix_system_names_the_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
 
     with pytest.raises(ImportError, match=r"needs a POSIX system .* run it in WSL"):
@@ -301,7 +301,7 @@ def test_readme_is_short() -> None:
     assert LONGEST > len(README.splitlines())
 
 
-def test_no_block_is_missed() -> None:
+def test_no_code_block_is_missed() -> None:
     """
     Every fence of these pages opens or closes a block that was found.
     """

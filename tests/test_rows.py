@@ -510,7 +510,7 @@ def test_no_member_of_a_union_lacks_its_row():
     assert not found, "\n".join(["", *found])
 
 
-def test_the_row_of_an_effect_that_is_recorded_is_whole():
+def test_the_row_of_a_recorded_effect_is_complete():
     recorded = [row for row in EFFECTS if numbered(row) not in ("", "RunInBackground")]
     found = [f"the row of {class_of(row)!r} lacks its kind" for row in recorded if not row.kind]
     found += [f"the row of {class_of(row)!r} lacks its verb" for row in recorded if not row.verb]
@@ -530,7 +530,7 @@ def test_no_table_lacks_a_row():
     assert not found, "\n".join(["", *found])
 
 
-def test_each_table_that_lacks_a_row_is_named():
+def test_each_table_missing_a_row_is_named():
     """Members that have nothing but their rows in ``data`` are missing in every table of their union."""
     planted = problems(
         [PLANTED],
@@ -547,7 +547,7 @@ def test_each_table_that_lacks_a_row_is_named():
 
 
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
-def test_effects_are_written_read_and_told_of(row):
+def test_effects_are_recorded_decoded_and_described(row):
     """What no table says of an effect is made of the members in its row."""
 
     def handler(ctx: Any) -> Any:
@@ -585,7 +585,7 @@ IN_JSON = [
 
 
 @pytest.mark.parametrize("row", IN_JSON, ids=lambda row: row.name)
-def test_what_has_no_reading_of_its_own_leaves_the_sandbox_as_json(row):
+def test_a_yieldable_without_a_reader_leaves_the_sandbox_as_json(row):
     inside: dict[str, Any] = {}
     exec(prelude.PRELUDE, inside)
     example = EXAMPLES[row.name]
@@ -595,7 +595,7 @@ def test_what_has_no_reading_of_its_own_leaves_the_sandbox_as_json(row):
     assert example == read
 
 
-def test_the_steps_of_a_database_have_names_of_their_own():
+def test_database_steps_have_unique_names():
     of_effects = [durable_steps.KINDS.get(kind, kind) for kind in KINDS]
     others = [
         getattr(durable_steps, name) for name in ("SPAWN", "INTENT", "LOOKUP", "END", "BODY", "RESULT", "START", "WAIT")
@@ -604,12 +604,12 @@ def test_the_steps_of_a_database_have_names_of_their_own():
     assert all(re.fullmatch(r"[a-z]{1,16}", kind) for kind in of_effects)
 
 
-def test_a_row_that_a_table_loses_is_named():
+def test_a_row_missing_from_a_table_is_named():
     table = Table("x.py SAID", [effects.CallModel, effects.CallTool], numbered)
     assert ["x.py SAID lacks 'CallBody'"] == [*missing_rows(table, EFFECTS[:3])]
 
 
-def test_an_exception_that_is_none_any_more_is_named():
+def test_an_unnecessary_exception_is_named():
     table = Table("x.py SAID", [effects.CallModel, effects.CallTool], numbered, ["CallBody", "CallTool", "Gone"])
     assert [
         "x.py SAID: 'CallTool' is no exception, since it has a row",
@@ -631,6 +631,6 @@ def test_every_table_is_registered():
     assert set() == {*OTHERS} - found
 
 
-def test_a_table_that_is_not_registered_is_found():
+def test_an_unregistered_table_is_found():
     text = "class A:\n    B = {Spawn: 1, ef.CallTool: 2, y.CallBody: 3}\nC = frozenset(['sleep', 'wait', 'ask'])\nD = (Spawn, CallTool)\n"
     assert ["C", "B"] == [*tables_in(text)]

@@ -15,32 +15,32 @@ from tests.soak import ROOT, Count, grown
 SAME = Count(tasks=0, threads=30, processes=0, descriptors=100, objects=100_000, mib=80.0)
 
 
-def test_rounds_that_leave_the_same_are_fine() -> None:
+def test_constant_counts_over_rounds_are_no_growth() -> None:
     assert [] == grown([attrs.evolve(SAME, objects=50_000, mib=40.0), *[SAME] * 7])
 
 
 @pytest.mark.parametrize(("name", "each"), [("threads", 2), ("descriptors", 20), ("objects", 1_000), ("mib", 3.0)])
-def test_what_grows_by_a_little_in_every_round_is_noticed(name: str, each: float) -> None:
+def test_small_growth_in_every_round_is_reported(name: str, each: float) -> None:
     rounds = [attrs.evolve(SAME, **{name: getattr(SAME, name) + each * number}) for number in range(10)]
 
     assert [name] == [problem.split()[0] for problem in grown(rounds)]
 
 
-def test_one_round_that_is_larger_is_no_growth() -> None:
+def test_one_larger_round_is_no_growth() -> None:
     assert [] == grown([SAME] * 6 + [attrs.evolve(SAME, objects=200_000, mib=200.0, descriptors=300)] + [SAME] * 3)
 
 
 @pytest.mark.parametrize("name", ["tasks", "processes"])
-def test_a_task_or_process_that_is_left_is_noticed(name: str) -> None:
+def test_a_leftover_task_or_process_is_reported(name: str) -> None:
     assert 1 == len(grown([SAME] * 5 + [attrs.evolve(SAME, **{name: 1})]))
 
 
-def test_too_few_rounds_prove_nothing() -> None:
+def test_too_few_rounds_are_reported() -> None:
     assert ["2 rounds are too few to tell what grows; give it more time, or fewer runs"] == grown([SAME] * 2)
 
 
 @pytest.mark.memory
-def test_a_short_soak_leaves_nothing() -> None:
+def test_a_short_soak_leaves_nothing_behind() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--minutes", "0.17", "--runs", "60"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,

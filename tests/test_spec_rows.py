@@ -32,11 +32,11 @@ Nor is **A2** in a sentence, nor what an item says later: see **A3**.
 """
 
 
-def test_a_row_is_an_item_that_begins_with_its_id() -> None:
+def test_a_row_is_a_list_item_starting_with_its_id() -> None:
     assert ("A4", "A7b", "FS09") == spec_rows.rows_of(PAGE)
 
 
-def test_no_page_says_a_row_twice() -> None:
+def test_no_page_defines_a_row_twice() -> None:
     for page in spec_rows.SPEC.glob("*.md"):
         rows = spec_rows.rows_of(page.read_text(encoding="utf-8"))
 
@@ -52,7 +52,7 @@ def test_the_index_lists_every_page() -> None:
 
 
 @pytest.mark.deep
-def test_every_row_that_is_cited_is_there() -> None:
+def test_every_cited_row_exists() -> None:
     cited = [
         each
         for file in spec_rows.citing()
@@ -98,7 +98,7 @@ def test_the_package_cites_rows_by_page_and_id() -> None:
         ("# as UTF-8 (see RFC 3339)", []),
     ],
 )
-def test_a_citation_names_the_page_or_stands_in_brackets(line: str, ids: list[str]) -> None:
+def test_a_citation_needs_its_page_or_brackets(line: str, ids: list[str]) -> None:
     text = line.replace("@", "A")
     found = list(spec_rows.citations(spec_rows.ROOT / "x.py", f"\n{text}\n"))
 
@@ -106,7 +106,7 @@ def test_a_citation_names_the_page_or_stands_in_brackets(line: str, ids: list[st
     assert {2} >= {each.line for each in found}
 
 
-def test_a_citation_of_what_is_no_row_is_told_with_its_place() -> None:
+def test_a_citation_of_a_missing_row_is_reported_with_place() -> None:
     file = spec_rows.ROOT / "stepengine" / "x.py"
     told = [
         str(each) for each in spec_rows.citations(file, "\n# replay @1, (@2)".replace("@", "ZZ")) if not each.resolves
@@ -119,7 +119,7 @@ def test_a_citation_of_what_is_no_row_is_told_with_its_place() -> None:
 
 
 @pytest.mark.deep
-def test_the_tests_that_the_site_shows_with_a_row_are_those_that_cite_it(request: pytest.FixtureRequest) -> None:
+def test_tests_shown_with_a_row_are_those_citing_it(request: pytest.FixtureRequest) -> None:
     """
     Marks are read from the text of the tests; whatever this run collected cites what was read.
     """
@@ -135,7 +135,7 @@ def test_the_tests_that_the_site_shows_with_a_row_are_those_that_cite_it(request
     assert [] == missing
 
 
-def test_the_site_shows_the_tests_of_a_row_below_it_and_folds_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_of_a_row_are_shown_below_and_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     one, many = ("tests/x.py::test_<b>",), tuple(f"tests/y.py::test_{n}" for n in range(7))
     monkeypatch.setattr(spec_rows, "holders", lambda: {"replay:A4": many, "replay:A7b": one})
     shown = spec_rows.with_tests("replay", PAGE)
@@ -149,7 +149,7 @@ def test_the_site_shows_the_tests_of_a_row_below_it_and_folds_many(monkeypatch: 
 
 
 @pytest.mark.parametrize("row", ["requirements:E99", "elsewhere:A1", "A1", 7, ["requirements:E1"]])
-def test_a_test_that_cites_what_is_no_row_is_refused_by_name(row, request: pytest.FixtureRequest) -> None:
+def test_a_test_citing_a_missing_row_is_refused_by_name(row, request: pytest.FixtureRequest) -> None:
     (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
     cite = pytest.mark.spec  # by another name: what is cited here proves nothing
     cited = [cite("evaluation:JG1", "interfaces:IF1", "providers:PV1", row).mark]
@@ -166,7 +166,7 @@ NOT_TESTED = {"UI10": "nothing exports CSV or TSV"}
 """Rows of the catalogue of faults that no test cites, each with the reason."""
 
 
-def test_every_row_of_the_catalogue_of_faults_is_cited_by_a_test_or_has_a_reason() -> None:
+def test_every_fault_row_is_cited_or_has_a_reason() -> None:
     cited = {row for path in Path(__file__).parent.rglob("test_*.py") for row in CITED.findall(path.read_text())}
     rows = {row.partition(":")[2] for row in spec_rows.known() if row.startswith("reliability:")}
     catalogue = {row for row in rows if row.startswith(GROUPS) and len(row) == 4}

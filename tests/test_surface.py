@@ -217,7 +217,7 @@ NAMES = [(module, name) for module in MODULES for name in importlib.import_modul
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_public_module_exports_what_the_design_promises(module: str) -> None:
+def test_a_public_module_exports_the_promised_names(module: str) -> None:
     exported = importlib.import_module(module).__all__
 
     assert isinstance(exported, tuple)
@@ -236,7 +236,7 @@ def taught() -> Iterator[tuple[str, str]]:
             yield page.name, block
 
 
-def test_what_examples_pages_and_agents_import_has_a_public_name() -> None:
+def test_imports_of_examples_pages_and_agents_are_public() -> None:
     """
     A name that they need and that no public module exports is missing there.
     """
@@ -257,7 +257,7 @@ def test_what_examples_pages_and_agents_import_has_a_public_name() -> None:
 
 
 @pytest.mark.deep
-def test_pytest_collects_nothing_that_a_test_module_imports() -> None:
+def test_no_package_name_is_collected_by_pytest() -> None:
     """
     No class or function of the package is named as pytest names tests: imported into a test module, it would be collected.
     """

@@ -15,14 +15,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {
-    "ai-sdk": "tests/web/test_vercel_sdk.py::test_a_page_reads_every_run_and_complains_of_what_failed_only",
+    "ai-sdk": "tests/web/test_vercel_sdk.py::test_sdk_reads_every_run_and_reports_only_failures",
     "bubblewrap": "tests/bundled_tools/test_shell_sandbox.py",
     "chromium": "tests/debugging/test_view_in_a_browser.py",
-    "fastmcp": "tests/adapters/mcp/test_counterparts.py::test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried",
+    "fastmcp": "tests/adapters/mcp/test_counterparts.py::test_named_fastmcp_version_is_the_installed_one",
     "llmock": "tests/faults/test_llmock.py",
     "openapi-python-client": "tests/server/test_openapi.py::test_a_generated_client_starts_watches_and_answers_a_run",
     "mcp-npm": "tests/adapters/mcp/test_reference_servers.py",
-    "podman": "tests/bundled_tools/test_containers.py::test_what_keeps_no_snapshot_says_so[podman]",
+    "podman": "tests/bundled_tools/test_containers.py::test_a_container_without_snapshots_refuses_one[podman]",
     "tmux": "tests/examples/test_from_codebuff.py::test_the_script_records_the_same_run_again[tmux_cli]",
 }
 """Tests that are skipped where a command is not on the path."""
@@ -38,9 +38,7 @@ def skipped(reason: str) -> Any:
     return SimpleNamespace(skipped=True, outcome="skipped", longrepr=("test_it.py", 1, f"Skipped: {reason}"))
 
 
-def test_a_test_that_is_skipped_for_want_of_what_the_run_asks_for_fails(
-    conftest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipping_a_required_tool_fails_the_test(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conftest, "ASKED", ["git", "tmux"])
     wanted = conftest.insisted(skipped("tmux is not there"))
     other = [conftest.insisted(skipped(reason)) for reason in ("needs Chromium", "only five digits")]
@@ -53,17 +51,17 @@ def test_a_test_that_is_skipped_for_want_of_what_the_run_asks_for_fails(
 @pytest.mark.parametrize(
     ("given", "expected"), [("", []), ("git", ["git"]), (" git,  ai-sdk\ttmux ", ["git", "ai-sdk", "tmux"])]
 )
-def test_words_are_divided_by_commas_or_spaces(conftest: Any, given: str, expected: list[str]) -> None:
+def test_required_tools_are_separated_by_commas_or_spaces(conftest: Any, given: str, expected: list[str]) -> None:
     assert expected == conftest.required(given)
 
 
-def test_what_is_asked_for_by_a_name_that_nobody_knows_is_told(conftest: Any) -> None:
+def test_an_unknown_required_tool_is_a_usage_error(conftest: Any) -> None:
     with pytest.raises(pytest.UsageError, match=r"STEPENGINE_TESTS_REQUIRE knows acp-sdk, ai-sdk, .*; not chrome"):
         conftest.required("git chrome")
 
 
 @pytest.mark.deep
-def test_a_run_that_asks_for_everything_skips_nothing_where_all_is_missing(tmp_path: Path) -> None:
+def test_requiring_all_tools_turns_every_skip_into_a_failure(tmp_path: Path) -> None:
     asked = " ".join([*NEEDS, "axe-core"])
     said = ran(tmp_path, *NEEDS.values(), "-m", "", PATH=str(tmp_path), STEPENGINE_TESTS_REQUIRE=asked)
 
@@ -73,7 +71,7 @@ def test_a_run_that_asks_for_everything_skips_nothing_where_all_is_missing(tmp_p
 
 @pytest.mark.deep
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_failure_is_told_when_it_happens_and_not_only_at_the_end(tmp_path: Path, workers: str) -> None:
+def test_a_failure_is_printed_when_it_happens(tmp_path: Path, workers: str) -> None:
     """
     The first test fails, the second waits for the file that whoever reads that makes.
     """

@@ -33,7 +33,7 @@ def metadata(wheel: zipfile.Path, name: str) -> str:
     return (wheel / f"stepengine-{VERSION}.dist-info" / name).read_text(encoding="utf-8")
 
 
-def test_the_wheel_holds_one_top_level_name(wheel: zipfile.Path) -> None:
+def test_the_wheel_has_one_top_level_package(wheel: zipfile.Path) -> None:
     """
     Anything else, above all a top-level `agents`, would overwrite other packages.
     """
@@ -42,7 +42,7 @@ def test_the_wheel_holds_one_top_level_name(wheel: zipfile.Path) -> None:
     assert {"stepengine", f"stepengine-{VERSION}.dist-info"} == top
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_says_that_it_is_typed(wheel: zipfile.Path) -> None:
+def test_the_wheel_contains_every_module_and_py_typed(wheel: zipfile.Path) -> None:
     files = [file for file in (ROOT / "stepengine").rglob("*") if file.is_file() and file.suffix != ".pyc"]
     package = {file.relative_to(ROOT).as_posix() for file in files}
 
@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_says_that_it_is_typed(whe
     assert "stepengine/py.typed" in names(wheel)
 
 
-def test_the_wheel_carries_the_agents_as_data(wheel: zipfile.Path) -> None:
+def test_the_wheel_contains_the_agents_as_data(wheel: zipfile.Path) -> None:
     agents = {
         f"stepengine/_agents/{file.relative_to(ROOT / 'agents').as_posix()}" for file in (ROOT / "agents").rglob("*.py")
     }
@@ -60,13 +60,13 @@ def test_the_wheel_carries_the_agents_as_data(wheel: zipfile.Path) -> None:
     assert agents == shipped
 
 
-def test_the_wheel_carries_no_byte_code_or_tests(wheel: zipfile.Path) -> None:
+def test_the_wheel_contains_no_bytecode_or_tests(wheel: zipfile.Path) -> None:
     assert [] == [
         name for name in names(wheel) if name.endswith(".pyc") or ("/tests/" in name and "/engine/_init/" not in name)
     ]
 
 
-def test_the_wheel_names_its_licence_and_carries_the_text(wheel: zipfile.Path) -> None:
+def test_the_wheel_names_its_license_and_contains_the_text(wheel: zipfile.Path) -> None:
     headers = HeaderParser().parsestr(metadata(wheel, "METADATA"))
 
     assert "MIT" == headers["License-Expression"]
@@ -80,7 +80,7 @@ def test_the_wheel_offers_the_command_and_the_extras(wheel: zipfile.Path) -> Non
     assert {"anthropic", "openai", "google", "test"} <= set(headers.get_all("Provides-Extra"))
 
 
-def test_the_sdist_holds_what_the_tests_and_the_wheel_need(dist: Path) -> None:
+def test_the_sdist_contains_files_for_tests_and_wheel(dist: Path) -> None:
     (file,) = dist.glob("*.tar.gz")
     with tarfile.open(file) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -89,7 +89,7 @@ def test_the_sdist_holds_what_the_tests_and_the_wheel_need(dist: Path) -> None:
     assert any(name.startswith("agents/") for name in inside)
 
 
-def test_the_installed_wheel_answers_on_the_command_line(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_runs_its_command(installed: Path, tmp_path: Path) -> None:
     (own,) = installed.glob("lib/python3*/site-packages")
 
     where = subprocess.run(

@@ -22,21 +22,21 @@ def items_of(*events: Any) -> list[tuple[str, int, str, bool]]:
     ]  # fmt: skip
 
 
-def test_a_completed_text_makes_up_for_the_pieces_that_were_missed() -> None:
+def test_completed_text_adds_missed_pieces() -> None:
     assert [("start", 1, "", False), ("piece", 1, "Hel", False), ("piece", 1, "lo.", False), ("end", 1, "", False)] == (
         items_of(ev.TextDelta(text="Hel"), ev.TextCompleted(text="Hello."))
     )
     assert [] == items_of(ev.TextDelta(text=""), ev.TextCompleted(text=""))
 
 
-def test_a_text_that_does_not_continue_the_shown_one_is_shown_anew() -> None:
+def test_contradicting_text_is_discarded_and_shown_again() -> None:
     assert [
         ("start", 1, "", False), ("piece", 1, "wrong", False), ("end", 1, "", True),
         ("start", 2, "", False), ("piece", 2, "right", False), ("end", 2, "", False),
     ] == items_of(ev.ThinkingDelta(text="wrong"), ev.ThinkingCompleted(text="right"))  # fmt: skip
 
 
-def test_only_the_texts_of_the_discarded_call_do_not_count() -> None:
+def test_discarded_call_discards_only_its_own_texts() -> None:
     texts = TextItems()
     for event in (ev.TextDelta(text="a", seq=1), ev.TextDelta(text="b", seq=2), ev.TextDelta(text="c", path="1")):
         list(texts.show(event))
@@ -45,7 +45,7 @@ def test_only_the_texts_of_the_discarded_call_do_not_count() -> None:
     assert ([], ["c"]) == (list(texts.end("")), [one.text.shown for one in texts.end("1", discarded="all")])
 
 
-def test_an_output_is_shown_unless_the_model_of_the_root_said_it() -> None:
+def test_output_is_shown_unless_the_root_model_said_it() -> None:
     texts = TextItems()
     for event in (ev.TextCompleted(text="It is red."), ev.TextCompleted(text="blue", path="1")):
         list(texts.show(event))
@@ -56,7 +56,7 @@ def test_an_output_is_shown_unless_the_model_of_the_root_said_it() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["delta", "thought", "text"]), st.integers(0, 2), st.text(max_size=3))))
-def test_every_text_starts_once_ends_at_most_once_and_has_no_piece_outside(made: list[tuple[str, int, str]]) -> None:
+def test_every_text_starts_once_and_ends_once(made: list[tuple[str, int, str]]) -> None:
     kinds = {"delta": ev.TextDelta, "thought": ev.ThinkingCompleted, "text": ev.TextCompleted}
     texts = TextItems()
     events = [kinds[kind](text=text, seq=seq) for kind, seq, text in made]
@@ -75,7 +75,7 @@ def calls_of(calls: CallItems, *events: Any) -> list[tuple[str, str, str, object
     ]  # fmt: skip
 
 
-def test_the_input_of_a_call_is_whole_once_and_before_its_result() -> None:
+def test_call_input_is_shown_once_before_its_result() -> None:
     started = ev.ToolStarted(tool_name="t", tool_call_id="c", input={"a": 1})
     piece = ev.ToolInputDelta(tool_name="t", tool_call_id="c", text="{")
     finished = ev.ToolFinished(tool_name="t", tool_call_id="c", result=ToolResult.text("ok"))
@@ -91,7 +91,7 @@ def test_the_input_of_a_call_is_whole_once_and_before_its_result() -> None:
     assert [] == calls_of(CallItems(), ev.ToolInputDelta(tool_name="t", tool_call_id="", text="{"))
 
 
-def test_a_call_whose_input_breaks_off_starts_again_unless_it_is_over() -> None:
+def test_broken_off_call_input_starts_again_unless_over() -> None:
     piece = ev.ToolInputDelta(tool_name="t", tool_call_id="c", text="{")
     broken, over = CallItems(), CallItems()
     for calls in (broken, over):
@@ -102,7 +102,7 @@ def test_a_call_whose_input_breaks_off_starts_again_unless_it_is_over() -> None:
     assert [] == over.pop_coming("", are_over=True)
 
 
-def test_a_call_that_is_set_aside_shows_its_input_again() -> None:
+def test_reopened_call_shows_its_input_again() -> None:
     calls = CallItems()
     started = [ev.ToolStarted(tool_name="t", tool_call_id=name, input={}) for name in ("a", "b")]
     calls_of(calls, *started)

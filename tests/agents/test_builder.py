@@ -67,7 +67,7 @@ def written(project: Path) -> list[str]:
 
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.deep
-def test_what_a_person_has_filed_runs_in_the_sandbox_and_its_tests_hold(project: Path) -> None:
+def test_a_filed_agent_runs_sandboxed_and_its_tests_pass(project: Path) -> None:
     result, _ = built(project, draft(), answers={"file-1": "file it"})
 
     assert (True, FILED, TESTS) == (result.output.filed, result.output.path, result.output.test_path)
@@ -80,7 +80,7 @@ def test_what_a_person_has_filed_runs_in_the_sandbox_and_its_tests_hold(project:
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_the_tests_of_a_filed_agent_fail_when_it_does_something_else(project: Path) -> None:
+def test_the_tests_of_a_filed_agent_fail_after_a_change(project: Path) -> None:
     built(project, draft(), answers={"file-1": "file it"})
     (project / FILED).write_text(EXAMPLE.replace('"answer": turn.text', '"answer": "no"'))
     tests = runpy.run_path(str(project / TESTS))
@@ -112,7 +112,7 @@ def test_the_tests_of_a_filed_agent_fail_when_it_does_something_else(project: Pa
         "unknown tool", "endless",
     ],
 )  # fmt: skip
-def test_a_draft_with_a_fault_goes_back_with_what_is_wrong(project: Path, source: str, said: str) -> None:
+def test_a_faulty_draft_is_returned_with_the_reason(project: Path, source: str, said: str) -> None:
     result, model = built(project, draft(source), draft(), answers={"file-1": "drop it"})
 
     assert re.search(said, asked(model.calls[1])[-1])
@@ -120,7 +120,7 @@ def test_a_draft_with_a_fault_goes_back_with_what_is_wrong(project: Path, source
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_a_draft_that_stumbles_only_when_things_fail_goes_back_with_the_world_in_which_it_did(project: Path) -> None:
+def test_a_draft_failing_only_under_faults_is_returned_with_seed(project: Path) -> None:
     """
     A failed call has no data, and the example's has.
     """
@@ -140,7 +140,7 @@ def test_a_draft_that_stumbles_only_when_things_fail_goes_back_with_the_world_in
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_nothing_that_a_model_wrote_runs_outside_of_the_sandbox_and_no_tool_of_the_run_is_called(project: Path) -> None:
+def test_drafts_run_only_sandboxed_and_call_no_real_tool(project: Path) -> None:
     """
     Neither what stands at the top of its file, nor the tools of a trial, which would write here.
     """
@@ -156,7 +156,7 @@ def test_nothing_that_a_model_wrote_runs_outside_of_the_sandbox_and_no_tool_of_t
 
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.parametrize("replies", [["No."] * 3, [draft("x = ")] * 3, ["No.", draft("x"), "No."]])
-def test_after_three_drafts_in_a_row_that_are_of_no_use_the_run_fails_and_says_why(project: Path, replies: Any) -> None:
+def test_three_useless_drafts_in_a_row_fail_the_run(project: Path, replies: Any) -> None:
     result, model = built(project, *replies)
 
     assert RunStatus.FAILED is result.status
@@ -167,7 +167,7 @@ def test_after_three_drafts_in_a_row_that_are_of_no_use_the_run_fails_and_says_w
 
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.parametrize("prompt", ["", "  \n"])
-def test_an_empty_wish_is_refused_before_a_model_is_asked(project: Path, prompt: str) -> None:
+def test_an_empty_prompt_is_refused_before_a_model_call(project: Path, prompt: str) -> None:
     result, model = built(project, prompt=prompt)
 
     assert "say what the agent shall do" in str(result.error)
@@ -177,15 +177,13 @@ def test_an_empty_wish_is_refused_before_a_model_is_asked(project: Path, prompt:
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.parametrize("name", ["folder", "tests"])
 @pytest.mark.parametrize("place", ["../other", "/tmp", "a/../../b", ".git/hooks", "", "a//b", "a\\b"])
-def test_a_folder_outside_is_refused_before_the_run_begins(project: Path, name: str, place: str) -> None:
+def test_a_folder_outside_is_refused_before_the_run_starts(project: Path, name: str, place: str) -> None:
     with pytest.raises(InputError, match=f"{name}: String should match pattern"):
         built(project, params={name: place})
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_without_the_sandbox_a_sentence_says_so_before_a_model_is_asked(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_sandbox_the_run_fails_before_a_model_call(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     result, model = built(project)
 
@@ -195,7 +193,7 @@ def test_without_the_sandbox_a_sentence_says_so_before_a_model_is_asked(
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_a_person_sees_the_whole_file_what_it_may_do_and_the_trial(project: Path) -> None:
+def test_the_approval_shows_file_permissions_and_trial_run(project: Path) -> None:
     result, _ = built(project, draft())
     (question,) = result.pending_questions
     details: Any = question.details
@@ -214,7 +212,7 @@ def test_a_person_sees_the_whole_file_what_it_may_do_and_the_trial(project: Path
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_without_a_person_the_run_waits_and_another_process_files_it_with_the_answer(project: Path) -> None:
+def test_an_unattended_run_suspends_and_another_process_files_it(project: Path) -> None:
     journal = str(project / "built.jsonl")
     waiting, _ = built(project, draft(), journal=journal)
     assert RunStatus.SUSPENDED is waiting.status
@@ -239,7 +237,7 @@ def test_without_a_person_the_run_waits_and_another_process_files_it_with_the_an
     ids=["asked for", "at once"],
 )
 @pytest.mark.deep
-def test_what_a_person_wants_otherwise_is_told_to_the_model(project: Path, answers: dict[str, str]) -> None:
+def test_the_change_request_of_a_person_reaches_the_model(project: Path, answers: dict[str, str]) -> None:
     other = EXAMPLE.replace('"sources": [name', '"names": [name')
     result, model = built(project, draft(), draft(other), answers=answers)
 
@@ -250,7 +248,7 @@ def test_what_a_person_wants_otherwise_is_told_to_the_model(project: Path, answe
 
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.parametrize("answer", ["drop it", None])
-def test_what_is_dropped_or_not_answered_leaves_no_file(project: Path, answer: str | None) -> None:
+def test_a_dropped_or_unanswered_draft_leaves_no_file(project: Path, answer: str | None) -> None:
     from stepengine import Answer
 
     result, _ = built(project, draft(), answers={"file-1": answer or Answer(declined=True)})
@@ -260,7 +258,7 @@ def test_what_is_dropped_or_not_answered_leaves_no_file(project: Path, answer: s
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_a_file_that_is_there_is_only_replaced_when_the_person_was_told_of_it(project: Path) -> None:
+def test_an_existing_file_is_replaced_only_after_explicit_approval(project: Path) -> None:
     """
     Also when it came, or became another one, while the question waited.
     """
@@ -281,7 +279,7 @@ def test_a_file_that_is_there_is_only_replaced_when_the_person_was_told_of_it(pr
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_a_folder_of_that_name_is_no_room_for_a_file(project: Path) -> None:
+def test_a_folder_at_the_file_path_fails_the_run(project: Path) -> None:
     (project / FILED).mkdir(parents=True)
     result, _ = built(project, draft(), answers={"file-1": f"replace {FILED}"})
 
@@ -291,7 +289,7 @@ def test_a_folder_of_that_name_is_no_room_for_a_file(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_the_rules_name_all_that_a_file_may_import_and_their_example_works() -> None:
+def test_the_rules_name_every_allowed_import_and_their_example_runs() -> None:
     rules = agent_file_rules()
     agents = checked_agents(EXAMPLE, "example.py")
     example = Example(agents, prompt="Tea?", replies=[READS, ANSWER["answer"]], results={"list_directory": LISTED})
@@ -303,7 +301,7 @@ def test_the_rules_name_all_that_a_file_may_import_and_their_example_works() -> 
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_an_agent_of_others_that_a_draft_spawns_is_made_up_too(project: Path) -> None:
+def test_a_spawned_third_party_agent_is_simulated_in_the_trial(project: Path) -> None:
     spawning = EXAMPLE.replace("AgentDefinition,", "AgentCall, AgentDefinition,").replace(
         "    turn = yield STEP_ALL\n",
         '    said = yield from AgentCall("basher", params={"command": "touch pwned.py"})\n',

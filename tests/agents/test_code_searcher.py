@@ -34,7 +34,7 @@ def search(folder: Path, *queries: dict[str, Any]) -> Any:
 
 
 @pytest.mark.spec("generator-contract:B24")
-def test_every_query_is_run_in_turn_and_recorded_and_no_model_is_asked(project: Path) -> None:
+def test_every_query_runs_in_turn_without_a_model(project: Path) -> None:
     result = search(
         project,
         {"pattern": "handle", "flags": "-i"},
@@ -53,7 +53,7 @@ def test_every_query_is_run_in_turn_and_recorded_and_no_model_is_asked(project: 
     assert 0 == result.usage.requests
 
 
-def test_a_query_that_fails_gives_its_error_in_its_place(project: Path) -> None:
+def test_a_failed_query_returns_its_error_in_place(project: Path) -> None:
     broken, fine = search(project, {"pattern": "("}, {"pattern": "import"}).unwrap().results
 
     assert broken["error"]
@@ -70,7 +70,7 @@ def test_wrong_params_are_refused_before_the_run(project: Path, params: Any) -> 
         engine.run_sync("code-searcher", params=params)
 
 
-def test_the_handler_can_be_walked_by_hand() -> None:
+def test_the_handler_can_be_walked_manually() -> None:
     """
     It yields one call per query and nothing else.
     """
@@ -84,7 +84,7 @@ def test_the_handler_can_be_walked_by_hand() -> None:
 
 
 @pytest.mark.spec("requirements:Q10")
-def test_it_is_found_by_id_by_name_and_by_path() -> None:
+def test_code_searcher_is_found_by_id_name_and_path() -> None:
     by_path = load_agent(ROOT / "agents" / "code_searcher.py")
 
     assert by_path.id == load_agent("code-searcher").id == load_agent("code_searcher").id == "code-searcher"

@@ -71,14 +71,14 @@ def test_the_implementor_proposes_and_writes_nothing(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B13")
-def test_an_implementor_that_proposes_nothing_says_why(project: Path) -> None:
+def test_an_implementor_without_a_proposal_gives_the_reason(project: Path) -> None:
     result, _ = run("editor-implementor", project, ["There is nothing to do."], "Change it.")
 
     assert {"tool_calls": [], "unified_diff": "", "summary": "There is nothing to do."} == result.unwrap()
 
 
 @pytest.mark.spec("generator-contract:B12")
-def test_only_the_edits_of_the_chosen_proposal_are_made(project: Path) -> None:
+def test_only_the_chosen_proposal_is_applied(project: Path) -> None:
     said = {
         "one": [propose("return 1"), "Proposed."],
         "two": [propose("return '``` <tool_call> </tool_call>'", key="old_str"), "Proposed."],
@@ -98,7 +98,7 @@ def test_only_the_edits_of_the_chosen_proposal_are_made(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B12")
-def test_the_selector_sees_every_implementation_with_its_strategy_and_why_there_is_none(project: Path) -> None:
+def test_the_selector_sees_every_implementation_or_its_failure(project: Path) -> None:
     said = {
         "one": [propose("return 1"), "Proposed."],
         "two": [failure(ModelError("no credit"))],
@@ -125,7 +125,7 @@ def test_the_selector_sees_every_implementation_with_its_strategy_and_why_there_
         (["A.", "Really A.", "A!"], "since none could be selected: "),
     ],
 )
-def test_a_selection_of_nothing_changes_nothing_and_says_so(project: Path, selection: list[Any], why: str) -> None:
+def test_an_invalid_selection_changes_nothing_and_is_reported(project: Path, selection: list[Any], why: str) -> None:
     result, _ = edit(project, {"one": [propose("return 1"), "Done."], "two": ["No."], "choose": selection})
 
     assert RunStatus.COMPLETED is result.status
@@ -135,7 +135,7 @@ def test_a_selection_of_nothing_changes_nothing_and_says_so(project: Path, selec
 
 
 @pytest.mark.spec("generator-contract:B12")
-def test_without_a_proposal_nobody_is_asked_to_choose(project: Path) -> None:
+def test_without_a_proposal_no_selector_is_called(project: Path) -> None:
     result, model = edit(project, {"one": [text("No need.")], "two": [failure(ModelError("no credit"))]})
 
     assert result.unwrap().reason.startswith("Nothing was changed. ")
@@ -145,7 +145,7 @@ def test_without_a_proposal_nobody_is_asked_to_choose(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B12")
-def test_an_edit_that_can_no_longer_be_made_is_told_in_its_place(project: Path) -> None:
+def test_a_proposal_that_no_longer_applies_is_reported(project: Path) -> None:
     def choose_late(_: Any) -> Any:
         (project / "shop.py").write_text("changed meanwhile\n")
         return choose("A")
@@ -162,7 +162,7 @@ def test_an_edit_that_can_no_longer_be_made_is_told_in_its_place(project: Path) 
 
 
 @pytest.mark.spec("generator-contract:B12", "generator-contract:L18")
-def test_implementors_are_shown_the_tools_that_they_need(project: Path) -> None:
+def test_implementors_inherit_the_tools_that_they_need(project: Path) -> None:
     """
     They inherit the tools that are shown, so those of whoever spawns them hold the proposing ones.
     """
@@ -176,7 +176,7 @@ def test_implementors_are_shown_the_tools_that_they_need(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B12")
-def test_in_a_conversation_the_children_see_it_and_the_change_that_is_asked_for(project: Path) -> None:
+def test_children_of_the_editor_see_conversation_and_requested_change(project: Path) -> None:
     child = load_agent("editor-multi-prompt")
     call = {"agent_type": child.id, "prompt": "Guard it.", "params": {"prompts": ["one"]}}
 

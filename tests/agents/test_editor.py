@@ -36,7 +36,7 @@ def edit(folder: Path, *replies: Any, prompt: str = "Do it.", **options: Any) ->
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_it_edits_and_reports_what_changed(project: Path) -> None:
+def test_editor_edits_and_reports_changed_files(project: Path) -> None:
     result, _ = edit(project, replace("shop.py", "return 1", "return 2"), text("The price is 2."))
 
     assert {
@@ -49,7 +49,7 @@ def test_it_edits_and_reports_what_changed(project: Path) -> None:
     assert "def price():\n    return 2\n" == (project / "shop.py").read_text()
 
 
-def test_files_of_the_params_are_shown_before_the_first_model_call(project: Path) -> None:
+def test_files_of_the_params_precede_the_first_model_call(project: Path) -> None:
     _, model = edit(project, text("Nothing to do."), params={"files": ["shop.py", "nothing.py"]})
     (*_, shown) = model.calls[0].messages
 
@@ -59,7 +59,7 @@ def test_files_of_the_params_are_shown_before_the_first_model_call(project: Path
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_a_file_that_no_longer_parses_is_sent_back_until_it_does(project: Path) -> None:
+def test_a_file_with_a_syntax_error_is_returned_for_repair(project: Path) -> None:
     result, model = edit(
         project,
         replace("shop.py", "return 1", "return (1"),
@@ -77,7 +77,7 @@ def test_a_file_that_no_longer_parses_is_sent_back_until_it_does(project: Path) 
     assert result.output["diff"].count("\n-") == 1
 
 
-def test_repairs_are_bounded_and_what_is_left_is_reported(project: Path) -> None:
+def test_repairs_are_limited_and_remaining_problems_are_reported(project: Path) -> None:
     result, _ = edit(project, replace("shop.py", "return 1", "return ("), text("a"), text("b"), params={"repairs": 1})
 
     assert RunStatus.COMPLETED == result.status
@@ -95,7 +95,7 @@ def test_repairs_are_bounded_and_what_is_left_is_reported(project: Path) -> None
         ("deep.py", "-" * 9_999),
     ],
 )
-def test_other_formats_are_checked_too(project: Path, name: str, broken: str) -> None:
+def test_json_and_toml_files_are_checked_too(project: Path, name: str, broken: str) -> None:
     write = tool_call("write_file", {"path": name, "content": broken})
 
     result, _ = edit(project, write, text("done"), params={"repairs": 0})
@@ -103,7 +103,7 @@ def test_other_formats_are_checked_too(project: Path, name: str, broken: str) ->
     assert [name] == [p.partition(":")[0] for p in result.output["problems"]]
 
 
-def test_new_files_unchanged_files_and_several_edits_make_one_diff(project: Path) -> None:
+def test_several_edits_are_reported_as_one_diff(project: Path) -> None:
     result, _ = edit(
         project,
         tool_calls(
@@ -124,7 +124,7 @@ def test_new_files_unchanged_files_and_several_edits_make_one_diff(project: Path
     ) == result.output["diff"]
 
 
-def test_a_file_that_cannot_be_read_any_more_is_a_problem(project: Path) -> None:
+def test_a_file_that_became_unreadable_is_a_problem(project: Path) -> None:
     result, _ = edit(project, replace("notes.txt", "first", "\x00"), text("done"), params={"repairs": 0})
 
     assert ["notes.txt"] == result.output["changed_files"]
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_read_any_more_is_a_problem(project: Path) -> None
     assert "+++ /dev/null" in result.output["diff"]
 
 
-def test_long_files_are_compared_whole(project: Path) -> None:
+def test_long_files_are_compared_completely(project: Path) -> None:
     lines = [f"line {n}\n" for n in range(5_000)]
     (project / "long.txt").write_text("".join(lines))
 
@@ -143,7 +143,7 @@ def test_long_files_are_compared_whole(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B11")
-def test_without_a_prompt_it_continues_the_conversation_with_exactly_one_step(project: Path) -> None:
+def test_without_a_prompt_it_continues_with_exactly_one_step(project: Path) -> None:
     """
     All edits come in one reply, the model is not asked again, and the output holds the messages of that step.
     """
@@ -165,7 +165,7 @@ def test_without_a_prompt_it_continues_the_conversation_with_exactly_one_step(pr
 
 
 @pytest.mark.spec("generator-contract:B11")
-def test_what_an_earlier_run_changed_is_not_reported_again(project: Path) -> None:
+def test_changes_of_an_earlier_run_are_not_reported_again(project: Path) -> None:
     first, _ = edit(project, replace("shop.py", "return 1", "return 2"), text("done"))
 
     second, _ = edit(project, replace("notes.txt", "first", "1st"), prompt="", previous=first.state)
@@ -199,7 +199,7 @@ def test_a_spent_step_budget_ends_the_repairs(project: Path) -> None:
 
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("content", ["a." * 101, "x = \n" * 40_001], ids=["dots", "length"])
-def test_what_would_take_long_to_be_parsed_is_not_looked_at(project: Path, content: str) -> None:
+def test_files_that_parse_too_slowly_are_not_checked(project: Path, content: str) -> None:
     name = "a.toml" if "." in content else "a.py"
     write = tool_call("write_file", {"path": name, "content": content})
 

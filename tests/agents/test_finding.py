@@ -34,7 +34,7 @@ WEB = web_tools(Web(), Web(), Web())
 
 
 @pytest.mark.spec("generator-contract:B24")
-def test_folders_are_listed_without_a_model_each_with_its_path_or_its_error(project: Path) -> None:
+def test_directory_lister_returns_each_listing_or_error_without_a_model(project: Path) -> None:
     result, model = run("directory-lister", project, params={"directories": [{"path": "."}, {"path": "no"}]})
     here, missing = result.unwrap().results
 
@@ -45,7 +45,7 @@ def test_folders_are_listed_without_a_model_each_with_its_path_or_its_error(proj
 
 
 @pytest.mark.spec("generator-contract:B24")
-def test_patterns_are_matched_without_a_model_each_with_its_files_or_its_error(project: Path) -> None:
+def test_glob_matcher_returns_each_match_or_error_without_a_model(project: Path) -> None:
     patterns = [{"pattern": "**/*.md"}, {"pattern": "*.md", "cwd": "docs"}, {"pattern": "*", "cwd": ".."}]
     result, model = run("glob-matcher", project, params={"patterns": patterns})
     everywhere, in_docs, outside = result.unwrap().results
@@ -75,7 +75,7 @@ def test_patterns_are_matched_without_a_model_each_with_its_files_or_its_error(p
         ("context-pruner", {"max_context_length": 0}),
     ],
 )
-def test_params_that_do_not_fit_are_refused_before_the_run(project: Path, agent_id: str, params: Any) -> None:
+def test_invalid_params_are_refused_before_the_run(project: Path, agent_id: str, params: Any) -> None:
     with pytest.raises(InputError):
         run(agent_id, project, params=params)
 
@@ -85,7 +85,7 @@ def test_params_that_do_not_fit_are_refused_before_the_run(project: Path, agent_
 @pytest.mark.parametrize(
     "listing", ["<think>hm</think>\nshop.py\n", " <think>hm</think>shop.py", "hm\n</think>\nshop.py"]
 )
-def test_the_lister_sees_the_tree_and_answers_with_paths(project: Path, folders: list[str], listing: str) -> None:
+def test_the_lister_gets_the_tree_and_returns_paths(project: Path, folders: list[str], listing: str) -> None:
     result, model = run("file-lister", project, [listing], "prices?", params={"directories": folders})
     (*_, tree) = model.calls[0].messages
 
@@ -96,7 +96,7 @@ def test_the_lister_sees_the_tree_and_answers_with_paths(project: Path, folders:
 
 
 @pytest.mark.spec("generator-contract:B24", "generator-contract:B22")
-def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -> None:
+def test_the_picker_reads_each_named_file_once_and_reports(project: Path) -> None:
     listing = "- shop.py\n2. `./shop.py`\n* docs/ideas.md\n\n.hidden.py\ndocs/1. a - b.md"
     result, model = run("file-picker", project, [listing, "shop.py: total()"], "prices?", params={"directories": ["."]})
     (listed, reported) = model.calls
@@ -125,9 +125,7 @@ def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -
         ["missing.py\ngone.py"],
     ],
 )
-def test_a_picker_that_is_named_nothing_says_so_without_a_model_call_of_its_own(
-    project: Path, replies: list[str]
-) -> None:
+def test_a_picker_without_files_answers_without_a_model_call(project: Path, replies: list[str]) -> None:
     result, _ = run("file-picker", project, replies, "prices?")
 
     assert "No file of the project matters for this." == result.output == result.text
@@ -142,7 +140,7 @@ def test_at_most_twenty_files_are_read(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B22", "generator-contract:L3")
-def test_a_lister_that_fails_fails_the_picker_and_says_why(project: Path) -> None:
+def test_a_failed_lister_fails_the_picker_with_the_reason(project: Path) -> None:
     result, _ = run("file-picker", project, [failure(ValueError("no credit"))], "prices?")
 
     assert RunStatus.FAILED is result.status
@@ -152,7 +150,7 @@ def test_a_lister_that_fails_fails_the_picker_and_says_why(project: Path) -> Non
 
 @pytest.mark.spec("generator-contract:B29")
 @pytest.mark.parametrize("what", [{}, {"what_to_summarize": "whether it worked"}])
-def test_a_short_output_is_returned_as_it_is_without_a_model(project: Path, what: dict[str, str]) -> None:
+def test_a_short_output_is_returned_without_a_model(project: Path, what: dict[str, str]) -> None:
     result, model = run("basher", project, params={"command": ["ls", "docs"], **what})
 
     assert ("ideas.md\n", 0) == (result.output["stdout"], result.output["exit_code"])
@@ -162,7 +160,7 @@ def test_a_short_output_is_returned_as_it_is_without_a_model(project: Path, what
 
 @pytest.mark.spec("generator-contract:B29")
 @pytest.mark.parametrize(("count", "requests"), [(2_000, 0), (2_001, 1)])
-def test_a_long_output_is_summed_up_when_that_was_asked_for(project: Path, count: int, requests: int) -> None:
+def test_a_long_output_is_summarized_only_on_request(project: Path, count: int, requests: int) -> None:
     command = [sys.executable, "-c", f"print('x' * {count - 1})"]
     given = {"command": command, "what_to_summarize": "how many x"}
     result, model = run("basher", project, ["many"] * requests, params=given)
@@ -176,7 +174,7 @@ def test_a_long_output_is_summed_up_when_that_was_asked_for(project: Path, count
 
 
 @pytest.mark.spec("generator-contract:B29")
-def test_a_command_that_cannot_run_or_takes_too_long_gives_an_error_and_no_failed_run(project: Path) -> None:
+def test_a_failed_or_slow_command_does_not_fail_the_run(project: Path) -> None:
     missing, _ = run("basher", project, params={"command": "no-such-program-here"})
     slow, _ = run("basher", project, params={"command": ["sleep", "20"], "timeout_seconds": 1})
 

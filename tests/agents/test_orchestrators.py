@@ -61,7 +61,7 @@ DIFFERENT = ("editor", "thinker", "basher", "code-reviewer")
 
 @pytest.mark.spec("generator-contract:B2", "generator-contract:B6")
 @pytest.mark.parametrize("agent_id", FAMILY)
-def test_the_family_has_the_same_core_and_other_helpers_and_tools(agent_id: str) -> None:
+def test_the_base2_family_differs_only_in_helpers_and_tools(agent_id: str) -> None:
     helpers, tools = FAMILY[agent_id]
     agent = BUNDLED[agent_id]
 
@@ -77,7 +77,7 @@ def test_the_family_has_the_same_core_and_other_helpers_and_tools(agent_id: str)
 
 
 @pytest.mark.spec("generator-contract:B34", "requirements:Q10")
-def test_the_required_agents_are_there_and_are_called_like_their_files() -> None:
+def test_every_required_agent_exists_and_matches_its_file_name() -> None:
     asked = """
         base2 base2-lite base2-max base2-fast base2-plan editor editor-multi-prompt editor-implementor best-of-n-selector
         thinker thinker-best-of-n thinker-selector file-picker file-lister code-searcher directory-lister glob-matcher
@@ -121,7 +121,7 @@ def test_agent_files_use_public_names_only(file: Path) -> None:
 
 
 @pytest.mark.parametrize("agent", BUNDLED.values(), ids=BUNDLED)
-def test_every_file_teaches_with_a_command(agent: AgentDefinition[Any]) -> None:
+def test_every_agent_file_documents_its_command(agent: AgentDefinition[Any]) -> None:
     module = ast.parse((ROOT / "agents" / f"{agent.id.replace('-', '_')}.py").read_text())
     taught = ast.get_docstring(module) or ""
 
@@ -131,7 +131,7 @@ def test_every_file_teaches_with_a_command(agent: AgentDefinition[Any]) -> None:
 
 
 @pytest.mark.spec("generator-contract:B1", "requirements:F20")
-def test_base2_sends_its_model_back_to_open_todos_once(project: Path) -> None:
+def test_base2_reminds_its_model_of_open_todos_once(project: Path) -> None:
     todos = [{"task": "Write it", "completed": False}]
     replies = [tool_call("write_todos", {"todos": todos}), "I am done.", "It stays open: nobody knows how."]
     result, model = run("base2", project, replies, "Write it.")
@@ -142,7 +142,7 @@ def test_base2_sends_its_model_back_to_open_todos_once(project: Path) -> None:
 
 @pytest.mark.spec("generator-contract:B1")
 @pytest.mark.parametrize("agent_id", ["base2", "base2-lite", "base2-fast"])
-def test_an_edit_without_a_check_is_sent_back_once_and_only_by_the_handler(project: Path, agent_id: str) -> None:
+def test_an_unchecked_edit_is_sent_back_once_by_the_handler(project: Path, agent_id: str) -> None:
     """
     The model forgets; taken away, nobody notices.
     """
@@ -157,7 +157,7 @@ def test_an_edit_without_a_check_is_sent_back_once_and_only_by_the_handler(proje
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_the_summary_names_what_is_left_whatever_the_model_says(project: Path) -> None:
+def test_the_summary_names_failed_and_missing_checks(project: Path) -> None:
     """
     A check that failed, one that ran before the last edit or beside it, and a check that passed later.
     """
@@ -181,7 +181,7 @@ def test_the_summary_names_what_is_left_whatever_the_model_says(project: Path) -
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_a_check_whose_output_was_summed_up_is_one(project: Path) -> None:
+def test_a_check_with_a_summarized_output_counts(project: Path) -> None:
     params = {"command": ["seq", "2000"], "what_to_summarize": "the last number"}
     summed = tool_call("spawn_agents", {"agents": [{"agent_type": "basher", "params": params}]})
     result, _ = run("base2-fast", project, [FREE, summed, "It is 2000.", "All is well."], "Make it free.")
@@ -190,7 +190,7 @@ def test_a_check_whose_output_was_summed_up_is_one(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_an_edit_of_a_helper_counts_and_a_check_beside_it_does_not(project: Path) -> None:
+def test_an_edit_by_a_helper_needs_a_later_check(project: Path) -> None:
     both = [{"agent_type": "editor", "prompt": "Free!"}, {"agent_type": "basher", "params": {"command": ["ls"]}}]
     replies = [tool_call("spawn_agents", {"agents": both}), FREE, "Edited.", "Done.", LISTING, "Done, and checked."]
     result, model = run("base2", project, replies, "Make it free.")
@@ -200,7 +200,7 @@ def test_an_edit_of_a_helper_counts_and_a_check_beside_it_does_not(project: Path
 
 
 @pytest.mark.spec("requirements:X60")
-def test_base2_knows_the_project_and_its_skills(project: Path) -> None:
+def test_base2_sees_project_instructions_and_skills(project: Path) -> None:
     (project / "AGENTS.md").write_text("Use tabs.")
     (project / ".agents" / "skills" / "notes").mkdir(parents=True)
     (project / ".agents" / "skills" / "notes" / "SKILL.md").write_text(
@@ -213,7 +213,7 @@ def test_base2_knows_the_project_and_its_skills(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:P32")
-def test_base2_prunes_what_its_model_sees_and_keeps_the_record(project: Path) -> None:
+def test_base2_prunes_the_view_and_keeps_the_record(project: Path) -> None:
     words = "apples and bread " * 5_000
     history = [m for n in range(5) for m in (UserMessage(f"Question {n}?"), AssistantMessage(words))]
     result, model = run("base2", project, ["Done."], "Go on.", previous=AgentState.from_messages(history))
@@ -226,7 +226,7 @@ def test_base2_prunes_what_its_model_sees_and_keeps_the_record(project: Path) ->
 
 
 @pytest.mark.spec("generator-contract:B6", "generator-contract:B22")
-def test_the_planner_of_the_family_asks_and_ends_with_a_plan_in_tags(project: Path) -> None:
+def test_base2_plan_asks_and_returns_a_tagged_plan(project: Path) -> None:
     question = {"question": "How much?", "options": ["5 %", "10 %"]}
     replies = [tool_call("ask_user", {"questions": [question]}), "<plan>Take 10 % off.</plan>"]
     result, model = run("base2-plan", project, replies, "A discount.", answers={"q2": "10 %"})
@@ -240,7 +240,7 @@ def test_the_planner_of_the_family_asks_and_ends_with_a_plan_in_tags(project: Pa
 
 
 @pytest.mark.spec("generator-contract:B2", "generator-contract:B12", "generator-contract:L18")
-def test_the_large_variant_shows_its_helpers_the_tools_that_they_need(project: Path) -> None:
+def test_base2_max_shows_implementors_the_proposing_tools(project: Path) -> None:
     """
     The implementors inherit what ``base2-max`` is shown, so that is where the proposing tools stand.
     """
@@ -299,7 +299,7 @@ def test_the_coder_works_alone_with_every_kind_of_tool(project: Path) -> None:
 
 
 @pytest.mark.parametrize("agent_id", FAMILY)
-def test_the_family_is_told_which_helpers_see_its_conversation(agent_id: str) -> None:
+def test_the_prompt_names_helpers_that_see_the_conversation(agent_id: str) -> None:
     helpers = [BUNDLED[helper] for helper in FAMILY[agent_id][0]]
     informed = ", ".join([helper.id for helper in helpers if helper.include_message_history])
     prompt = BUNDLED[agent_id].system_prompt
@@ -312,7 +312,7 @@ def test_the_family_is_told_which_helpers_see_its_conversation(agent_id: str) ->
 
 @pytest.mark.spec("generator-contract:B1")
 @pytest.mark.parametrize("agent_id", FAMILY)
-def test_the_handler_of_the_family_takes_one_step_at_a_time_until_the_turn_is_complete(agent_id: str) -> None:
+def test_the_family_handler_steps_until_the_turn_is_complete(agent_id: str) -> None:
     walk = Walk(BUNDLED[agent_id], "Go on.")
 
     for _ in range(3):
@@ -322,7 +322,7 @@ def test_the_handler_of_the_family_takes_one_step_at_a_time_until_the_turn_is_co
     assert walk.send(StepResult(AgentState(), steps_complete=True)).finished
 
 
-def test_agents_know_no_tags_and_print_no_calls_that_are_parsed_again() -> None:
+def test_agent_files_contain_no_engine_internals() -> None:
     """
     They are what authors copy: what they need of the engine has a public name.
     """

@@ -35,7 +35,7 @@ def librarian(folder: Path, replies: list[Any], *, exit_code: int = 0, **params:
 
 
 @pytest.mark.spec("generator-contract:B31", "generator-contract:D36")
-def test_the_repository_is_cloned_by_a_list_of_words_and_the_model_may_run_nothing(project: Path) -> None:
+def test_clone_uses_an_argument_list_and_models_run_no_command(project: Path) -> None:
     answered = {"answer": "So.", "relevant_files": ["a"], "clone_dir": ".librarian/shop"}
     replies = [tool_call("run_terminal_command", {"command": ["rm"]}), tool_call("set_output", answered)]
     result, commands, model = librarian(project, replies, repo_url=f"{URL}/")
@@ -52,7 +52,7 @@ def test_the_repository_is_cloned_by_a_list_of_words_and_the_model_may_run_nothi
 
 
 @pytest.mark.spec("generator-contract:B31")
-def test_a_repository_that_cannot_be_cloned_is_an_answer_without_a_model(project: Path) -> None:
+def test_a_failed_clone_is_answered_without_a_model(project: Path) -> None:
     result, _, model = librarian(project, [], exit_code=128, repo_url=URL)
 
     assert "could not be cloned: fatal: not found" in result.unwrap().answer
@@ -67,16 +67,14 @@ def test_a_repository_that_cannot_be_cloned_is_an_answer_without_a_model(project
         "https://git.example/a b", "https://git.example/a';x'", "git.example/a", "https://git.example",
     ],
 )  # fmt: skip
-def test_what_is_no_public_address_is_refused_before_anything_runs(url: str, project: Path) -> None:
+def test_a_non_public_repository_url_is_refused_before_anything_runs(url: str, project: Path) -> None:
     with pytest.raises(InputError, match="repo_url"):
         librarian(project, [], repo_url=url)
 
 
 @pytest.mark.spec("generator-contract:B31")
 @pytest.mark.parametrize("name", [".git", "..", "-x", ".", "a/.git"])
-def test_the_folder_of_a_clone_never_leaves_its_place_whatever_the_repository_is_called(
-    name: str, project: Path
-) -> None:
+def test_a_clone_stays_in_its_folder_for_any_repository_name(name: str, project: Path) -> None:
     _, ((*_, folder),), _ = librarian(project, [], exit_code=1, repo_url=f"https://git.example/{name}")
 
     assert [".librarian"] == list(Path(folder).parts[:-1])
@@ -84,7 +82,7 @@ def test_the_folder_of_a_clone_never_leaves_its_place_whatever_the_repository_is
 
 
 @pytest.mark.spec("generator-contract:B32")
-def test_a_browser_that_cannot_be_started_fails_the_run_with_its_name() -> None:
+def test_a_missing_browser_fails_the_run_with_its_name() -> None:
     import attrs
 
     from stepengine.adapters.mcp import mcp_tools

@@ -61,7 +61,7 @@ def prune(project: Path, **params: Any) -> Any:
 
 @pytest.mark.spec("generator-contract:B33", "requirements:I2")
 @pytest.mark.parametrize("params", [{}, {"max_context_length": 4_000}])
-def test_a_short_conversation_stays_as_it_was(project: Path, params: dict[str, int]) -> None:
+def test_a_short_conversation_is_left_unchanged(project: Path, params: dict[str, int]) -> None:
     result = prune(project, **params)
 
     assert ["What is this?", "And that?", "And bread?", "Be brief."] == [
@@ -71,7 +71,7 @@ def test_a_short_conversation_stays_as_it_was(project: Path, params: dict[str, i
 
 
 @pytest.mark.spec("generator-contract:B33", "generator-contract:P11", "generator-contract:P30")
-def test_a_long_one_becomes_a_summary_and_the_request_stays_last(project: Path) -> None:
+def test_a_long_conversation_becomes_a_summary_before_the_request(project: Path) -> None:
     result = prune(project, max_context_length=1_500)
     summary, instructions, live = result.state.message_history
 
@@ -84,16 +84,14 @@ def test_a_long_one_becomes_a_summary_and_the_request_stays_last(project: Path) 
 
 @pytest.mark.spec("generator-contract:B33", "generator-contract:P4")
 @pytest.mark.parametrize(("idle_ms", "count"), [(300_001, 3), (300_000, 6), (0, 6)])
-def test_a_short_one_is_pruned_after_a_pause_in_which_the_cache_has_expired(
-    project: Path, idle_ms: int, count: int
-) -> None:
+def test_a_short_conversation_is_pruned_after_cache_expiry(project: Path, idle_ms: int, count: int) -> None:
     result = prune(project, cache_expiry_ms=300_000, idle_ms=idle_ms)
 
     assert count == len(result.state.message_history)
 
 
 @pytest.mark.spec("generator-contract:B33", "generator-contract:P32")
-def test_the_budgets_say_what_stays(project: Path) -> None:
+def test_a_smaller_budget_keeps_fewer_assistant_messages(project: Path) -> None:
     generous = prune(project, max_context_length=1_500).state.message_history[0].text
     strict = prune(project, max_context_length=1_500, assistant_tool_budget=0).state.message_history[0].text
 
@@ -129,7 +127,7 @@ def test_each_request_differs_when_every_step_is_pruned() -> None:
 
 
 @pytest.mark.spec("generator-contract:B33")
-def test_it_runs_by_itself_on_a_conversation_too(project: Path) -> None:
+def test_the_pruner_also_runs_as_the_root_agent(project: Path) -> None:
     result, model = run(
         "context-pruner", project, previous=AgentState.from_messages(LONG), params={"max_context_length": 1_500}
     )
@@ -141,9 +139,7 @@ def test_it_runs_by_itself_on_a_conversation_too(project: Path) -> None:
 
 @pytest.mark.spec("generator-contract:B33", "generator-contract:P4")
 @pytest.mark.parametrize(("seconds", "is_pruned"), [(300, False), (301, True)])
-def test_asked_before_every_step_it_knows_by_itself_how_long_the_pause_was(
-    project: Path, seconds: int, is_pruned: bool
-) -> None:
+def test_the_pruner_measures_the_pause_between_its_calls(project: Path, seconds: int, is_pruned: bool) -> None:
     """
     The conversation keeps when it was asked, also from one run to the next, so that `cache_expiry_ms` is all it needs.
     """
@@ -166,7 +162,7 @@ def test_asked_before_every_step_it_knows_by_itself_how_long_the_pause_was(
 
 
 @pytest.mark.spec("generator-contract:B33")
-def test_params_that_it_does_not_know_do_not_keep_it_from_pruning(project: Path) -> None:
+def test_unknown_params_do_not_prevent_pruning(project: Path) -> None:
     """
     Handlers pass their own params on: in codebuff ``params: {...params, cacheExpiryMs}``, which prunes 84 messages to 3.
     """
@@ -178,7 +174,7 @@ def test_params_that_it_does_not_know_do_not_keep_it_from_pruning(project: Path)
 
 
 @pytest.mark.spec("generator-contract:L23")
-def test_an_agent_that_fails_inline_is_a_warning_each_time(project: Path) -> None:
+def test_a_failing_inline_agent_is_logged_each_time(project: Path) -> None:
     """
     A handler that prunes before each step does not look at the result, so the screen shows each failure.
     """

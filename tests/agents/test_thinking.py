@@ -50,7 +50,7 @@ def asking(child: str, **call: Any) -> AgentDefinition[Any]:
         ([tool_call("read_files", {"paths": ["shop.py"]}), "Without reading: yes."], "Without reading: yes."),
     ],
 )
-def test_the_thinker_returns_its_conclusion_and_no_thoughts(project: Path, replies: list[Any], message: str) -> None:
+def test_the_thinker_returns_its_conclusion_without_thoughts(project: Path, replies: list[Any], message: str) -> None:
     result, _ = run("thinker", project, replies, "Is a lock needed?")
 
     assert {"message": message} == result.output
@@ -59,7 +59,7 @@ def test_the_thinker_returns_its_conclusion_and_no_thoughts(project: Path, repli
 
 @pytest.mark.spec("generator-contract:B15", "generator-contract:L15", "generator-contract:B20")
 @pytest.mark.parametrize("child", ["thinker", "code-reviewer"])
-def test_they_take_over_conversation_prompt_and_tools_and_may_call_none(project: Path, child: str) -> None:
+def test_inheriting_agents_see_conversation_and_tools_but_call_none(project: Path, child: str) -> None:
     parent = asking(child, prompt="Well?")
     result, model = run(parent, project, ["Yes."], previous=AgentState.from_messages(HISTORY))
     (request,) = model.calls
@@ -72,7 +72,7 @@ def test_they_take_over_conversation_prompt_and_tools_and_may_call_none(project:
 
 
 @pytest.mark.spec("generator-contract:B18", "generator-contract:B14")
-def test_the_best_of_several_thoughts_becomes_the_answer(project: Path) -> None:
+def test_the_selected_thought_becomes_the_answer(project: Path) -> None:
     choice = tool_call("set_output", {"thought_id": "b"})
     replies = ["First.", "<think>x</think>Second.", "", choice]
     result, model = run("thinker-best-of-n", project, replies, "Where?", params={"n": 3})
@@ -87,7 +87,7 @@ def test_the_best_of_several_thoughts_becomes_the_answer(project: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:B18")
-def test_three_thoughts_compete_unless_another_number_is_given(project: Path) -> None:
+def test_best_of_n_asks_for_three_thoughts_by_default(project: Path) -> None:
     result, model = run(
         "thinker-best-of-n", project, ["a", "b", "c", tool_call("set_output", {"thought_id": "C"})], "?"
     )
@@ -99,7 +99,7 @@ def test_three_thoughts_compete_unless_another_number_is_given(project: Path) ->
 @pytest.mark.parametrize(
     ("thoughts", "output"), [(["", " "], "No conclusion was reached."), (["", "Only this."], "Only this.")]
 )
-def test_without_a_choice_nobody_is_asked_to_choose(project: Path, thoughts: list[str], output: str) -> None:
+def test_a_single_thought_needs_no_selection(project: Path, thoughts: list[str], output: str) -> None:
     result, model = run("thinker-best-of-n", project, thoughts, "Where?", params={"n": 2})
 
     assert (output, 2) == (result.output, len(model.calls))
@@ -114,7 +114,9 @@ def test_without_a_choice_nobody_is_asked_to_choose(project: Path, thoughts: lis
         ([tool_call("set_output", {"thought_id": "Z"})], "'Z' was selected, which is none. "),
     ],
 )
-def test_a_selection_that_fails_is_told_and_loses_nothing(project: Path, selection: list[Any], why: str) -> None:
+def test_a_failed_selection_is_reported_and_returns_the_first_thought(
+    project: Path, selection: list[Any], why: str
+) -> None:
     replies = [failure(ValueError("no credit")) if reply == "fail" else reply for reply in selection]
     result, _ = run("thinker-best-of-n", project, ["First.", "Second.", *replies], "Where?", params={"n": 2})
 
@@ -135,7 +137,7 @@ CHOICES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.spec("generator-contract:B14", "generator-contract:S12")
 @pytest.mark.parametrize(("agent_id", "params", "choice"), CHOICES)
-def test_a_selector_chooses_by_set_output_and_is_asked_for_it_again(
+def test_a_selector_must_call_set_output_and_is_reminded(
     project: Path, agent_id: str, params: Any, choice: Any
 ) -> None:
     call: Callable[..., Any] = tool_call
@@ -149,7 +151,7 @@ def test_a_selector_chooses_by_set_output_and_is_asked_for_it_again(
 
 
 @pytest.mark.spec("generator-contract:B14", "generator-contract:L18")
-def test_a_selector_below_an_agent_is_told_that_it_may_set_its_output(project: Path) -> None:
+def test_an_inheriting_selector_may_call_only_set_output(project: Path) -> None:
     parent = asking("thinker-selector", params={"thoughts": [{"id": "A", "content": "x"}]})
     _, model = run(parent, project, [tool_call("set_output", {"thought_id": "A"})])
 
@@ -166,7 +168,7 @@ def test_the_reviewer_has_no_tools_and_answers_in_one_step(project: Path) -> Non
 
 
 @pytest.mark.spec("generator-contract:B21", "generator-contract:G31")
-def test_every_question_has_its_own_review_of_the_same_change(project: Path) -> None:
+def test_every_review_question_gets_its_own_review(project: Path) -> None:
     """
     The reviewers see what is to be reviewed and their own question, and neither the other questions nor each other.
     """
@@ -184,7 +186,7 @@ def test_every_question_has_its_own_review_of_the_same_change(project: Path) -> 
 
 
 @pytest.mark.spec("generator-contract:B21")
-def test_reviewers_of_a_conversation_see_it_without_the_request_for_reviews(project: Path) -> None:
+def test_reviewers_do_not_see_the_call_that_spawned_them(project: Path) -> None:
     parent = asking("code-reviewer-multi-prompt", params={"prompts": ["Is it safe?"]})
     _, model = run(parent, project, ["Yes."], previous=AgentState.from_messages(HISTORY))
 

@@ -65,7 +65,7 @@ def test_as_many_tasks_as_promised_ask_nothing(kind: str, policy: str) -> None:
     assert total(DOJO[kind][policy], "quiet") >= GOALS[kind, policy]
 
 
-def test_only_what_has_an_effect_has_destinations() -> None:
+def test_exactly_tools_with_effects_have_destinations() -> None:
     assert [] == [name for name, label in LABELS.items() if (label.kind == "effect") != bool(label.destinations)]
     assert [] == [name for name, label in LABELS.items() if label.kind == "reads" and (label.texts or label.details)]
 

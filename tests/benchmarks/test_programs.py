@@ -27,7 +27,7 @@ def test_the_page_shows_the_figures() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.deep
-def test_a_run_needs_what_the_figures_say(way: str) -> None:
+def test_a_run_needs_the_published_calls_and_bytes(way: str) -> None:
     if way == "program":
         pytest.importorskip("pydantic_monty", reason="needs the extra programs")
     kept, now = FIGURES["stepengine"][way], measured("stepengine", way, sys.executable, 1)
@@ -44,7 +44,7 @@ def test_a_program_needs_fewer_requests_and_tokens() -> None:
 
 
 @pytest.mark.deep
-def test_the_page_says_what_code_mode_is_for_bundled_agents() -> None:
+def test_the_page_shows_code_mode_figures_of_bundled_agents() -> None:
     pytest.importorskip("pydantic_monty", reason="needs the extra programs")
     command = [sys.executable, "-m", "benchmarks.programs.bundled"]
     ran = subprocess.run(command, cwd=PAGE.parents[1], check=True, capture_output=True, text=True, timeout=60)
@@ -66,7 +66,7 @@ def test_the_page_says_what_code_mode_is_for_bundled_agents() -> None:
     assert [read for _, read in needed] == pytest.approx([*said[0][1::2], *said[1][1:]], rel=0.1)
 
 
-def test_the_model_adds_up_what_it_was_sent() -> None:
+def test_the_fake_model_adds_the_received_prices() -> None:
     results = [{"role": "tool", "content": json.dumps({"price": price})} for price in (3, 4)]
 
     assert "They cost 7 euros." == said("in one reply", results)["content"]
@@ -74,7 +74,7 @@ def test_the_model_adds_up_what_it_was_sent() -> None:
     assert ITEMS[2] in said("one by one", results)["tool_calls"][0]["function"]["arguments"]
 
 
-def test_what_was_sent_before_is_counted_and_costs_less() -> None:
+def test_repeated_input_is_counted_and_costs_less() -> None:
     shop = Shop()
     first = [{"role": "user", "content": "x" * 400}]
     shop.reply("in one reply", {"messages": first})

@@ -65,7 +65,7 @@ def test_a_run_loads_no_unused_adapter_or_sdk(tmp_path: Path, monkeypatch: pytes
     assert "stepengine.evaluation" not in of_ours(names)
 
 
-def test_every_part_of_an_installation_is_weighed_once() -> None:
+def test_every_installed_part_is_weighed_once() -> None:
     found = weights()
 
     assert {"stepengine", "attrs", "openai", "pydantic-core"} <= found.keys()
@@ -73,7 +73,7 @@ def test_every_part_of_an_installation_is_weighed_once() -> None:
     assert 0 < beside_the_sdks(found) < sum(found.values()) - found["openai"] - found["anthropic"]
 
 
-def test_the_page_tells_what_each_part_of_an_installation_weighs() -> None:
+def test_the_page_lists_the_size_of_each_installed_part() -> None:
     """
     Within a fifth, since versions differ from environment to environment; the parts are those that are installed.
     """

@@ -28,7 +28,7 @@ DONE = Work(4, [1, 2, 3], "done")
     ],
     ids=["a call is missing", "a result is missing", "a result is wrong", "another text"],
 )
-def test_work_that_was_not_done_is_no_measurement(work: Work) -> None:
+def test_incomplete_work_is_no_measurement(work: Work) -> None:
     checked(DONE, 3)
     checked(DONE._replace(calls=UNCOUNTED), 3)
 
@@ -86,7 +86,7 @@ def test_a_size_that_takes_too_long_is_skipped() -> None:
     assert [10, 100] == taken
 
 
-def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_a_missing_peer_is_reported_with_its_reason(tmp_path: Path) -> None:
     bench = measuring.Bench(peers.Peers(str(tmp_path / "none")), measuring.QUICK)
 
     assert bench.worker("W1", "langgraph", "worker", "steps", "langgraph", "10", 1) is None
@@ -110,7 +110,7 @@ def test_every_peer_is_pinned_and_has_a_module() -> None:
     assert set(peers.AGENTS) | {"anthropic", "openai", "google"} == set(measuring.IMPORTS)
 
 
-def test_the_protocol_is_given_to_who_speaks_several() -> None:
+def test_the_protocol_is_passed_only_to_workers_accepting_one() -> None:
     def several(url: str, protocol: str) -> str:
         return url + protocol
 

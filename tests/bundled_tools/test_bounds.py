@@ -83,7 +83,7 @@ CLAMPED = {
 @pytest.mark.spec("generator-contract:T39")
 @pytest.mark.parametrize("by", ["handler", "model"])
 @pytest.mark.parametrize("name", CLAMPED)
-def test_more_than_the_most_is_the_most_and_the_result_reports_it(root: Path, name: str, by: str) -> None:
+def test_an_argument_above_its_maximum_is_clamped_and_reported(root: Path, name: str, by: str) -> None:
     """
     codebuff has no such bounds, and agents that were written for it ask for more.
     """
@@ -94,7 +94,7 @@ def test_more_than_the_most_is_the_most_and_the_result_reports_it(root: Path, na
     assert said in message_of(result.data)
 
 
-def test_what_was_clamped_is_the_most(root: Path) -> None:
+def test_a_clamped_argument_gets_the_maximum_of_the_schema(root: Path) -> None:
     """
     The bound holds, and what the schema shows to models says it.
     """
@@ -117,7 +117,9 @@ def test_what_was_clamped_is_the_most(root: Path) -> None:
     ],
     ids=["spawn_agents", "read_files", "list_directory"],
 )
-def test_nothing_is_nothing_and_no_path_is_the_root(root: Path, by: str, name: str, value: Any, data: Any) -> None:
+def test_empty_arguments_return_nothing_and_an_empty_path_the_root(
+    root: Path, by: str, name: str, value: Any, data: Any
+) -> None:
     """
     codebuff returns an empty list for the first two, too, and the files of the root for the third.
     """
@@ -132,7 +134,7 @@ def test_nothing_is_nothing_and_no_path_is_the_root(root: Path, by: str, name: s
 @pytest.mark.spec("generator-contract:T2", "generator-contract:L1")
 @pytest.mark.parametrize("by", ["handler", "model"])
 @pytest.mark.parametrize("params", ['{"n": 5}', {"n": "5"}, '{"n": "5"}', '"{\\"n\\": 5}"'])
-def test_params_of_a_child_may_be_json_text_and_a_number_may_be_text(root: Path, by: str, params: Any) -> None:
+def test_child_params_are_accepted_as_json_text_and_numeric_text(root: Path, by: str, params: Any) -> None:
     result = asked(root, "spawn_agents", {"agents": [{"agent_type": "kid", "params": params}]}, by)
 
     assert [{"n": 5}] == [entry.get("output", entry) for entry in result.data]

@@ -94,7 +94,7 @@ def constants(tree: ast.Module) -> set[str]:
     }
 
 
-def test_every_cap_stands_once_in_a_file_that_obeys_it_and_none_changes_unnoticed() -> None:
+def test_every_limit_has_its_listed_value_in_one_module() -> None:
     found: list[tuple[str, Any]] = []
     for file in FILES:
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -120,9 +120,7 @@ async def test_odd_paths_are_refused_or_taken_literally_and_shown_escaped(root: 
 
 @pytest.mark.spec("reliability:FS04", "reliability:FP2", "reliability:R17")
 @pytest.mark.parametrize("kind", ["file", "folder", "chain", "dangling", "absolute", "absolute dangling", "by parent"])
-async def test_a_link_to_the_outside_is_refused_and_does_not_say_whether_its_target_exists(
-    root: Path, kind: str
-) -> None:
+async def test_an_outside_link_is_refused_without_revealing_its_target(root: Path, kind: str) -> None:
     targets = {
         "file": "../secret",
         "folder": "..",
@@ -148,7 +146,7 @@ async def test_a_link_to_the_outside_is_refused_and_does_not_say_whether_its_tar
 
 
 @pytest.mark.spec("reliability:FP2")
-async def test_a_link_to_the_inside_is_followed_for_reading_and_refused_for_writing(root: Path) -> None:
+async def test_inner_links_are_followed_for_reads_and_refused_for_writes(root: Path) -> None:
     (root / "link").symlink_to("sub/deep/../b.txt")
     (root / "dir").symlink_to(os.path.realpath(root / "sub"))
     (root / "sub" / "up").symlink_to("..")
@@ -178,7 +176,7 @@ async def test_loops_and_long_chains_of_links_are_refused(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:FS08")
-async def test_writing_a_hard_link_breaks_it_and_reading_one_can_be_refused(root: Path) -> None:
+async def test_writing_a_hard_link_replaces_it_and_leaves_the_other(root: Path) -> None:
     outside = root.parent / "secret"
     os.link(outside, root / "hard")
 
@@ -206,7 +204,7 @@ async def test_only_regular_files_are_read(root: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.spec("reliability:FS09")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-async def test_another_file_system_is_not_entered_and_files_without_a_size_are_read_with_the_cap(
+async def test_another_file_system_is_entered_only_with_cross_mounts(
     elsewhere: Any,
 ) -> None:
     elsewhere.needs_the_whole_system()
@@ -222,7 +220,7 @@ async def test_another_file_system_is_not_entered_and_files_without_a_size_are_r
 @pytest.mark.spec("reliability:FS09")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("cross_mounts", [False, True])
-def test_a_walk_enters_another_file_system_only_when_told_to(cross_mounts: bool) -> None:
+def test_a_walk_enters_other_file_systems_only_with_cross_mounts(cross_mounts: bool) -> None:
     held = Root("/", PathPolicy(allow_wide_root=True, cross_mounts=cross_mounts))
     opened = held.open_folder("/")
     entries = walk(held.holds, opened.fd, (), WalkBudget(), lambda place, _: place in {("proc",), ("proc", "sys")})
@@ -294,7 +292,7 @@ PROTECTED = [
 
 @pytest.mark.spec("reliability:FS22", "reliability:FP4", "reliability:PM27")
 @pytest.mark.parametrize("path", PROTECTED)
-async def test_what_others_run_or_trust_is_not_written_unless_allowed(root: Path, path: str) -> None:
+async def test_protected_files_are_not_written_unless_allowed(root: Path, path: str) -> None:
     result = await registry(root).execute("write_file", {"path": path, "content": "x"})
     assert "protected" in result.text
     assert not (root / path).exists()
@@ -321,7 +319,7 @@ async def test_the_root_is_opened_once_and_held(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:FS26")
-def test_a_root_that_is_missing_no_folder_or_too_wide_is_refused(
+def test_a_root_that_is_missing_or_too_wide_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: Any
 ) -> None:
     monkeypatch.setenv("HOME", str(root / "sub"))
@@ -340,7 +338,7 @@ def test_a_root_that_is_missing_no_folder_or_too_wide_is_refused(
 
 @pytest.mark.spec("reliability:FP7")
 @pytest.mark.parametrize("lacking", ["open", "mkdir"])
-def test_where_a_walk_by_descriptor_is_not_possible_there_are_no_file_tools(
+def test_if_walk_by_descriptor_is_not_possible_tools_are_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     """
@@ -380,16 +378,14 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ro
 @pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04")
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(components, min_size=1, max_size=6), st.sampled_from(["", "/", "{root}/", "{root}"]))
-def test_whatever_a_path_is_made_of_what_it_opens_is_inside(
-    tangled: tuple[Path, Root], parts: list[str], prefix: str
-) -> None:
+def test_any_path_that_opens_is_inside_the_root(tangled: tuple[Path, Root], parts: list[str], prefix: str) -> None:
     folder, held = tangled
     check_inside(folder, held, prefix.format(root=os.path.realpath(folder)) + "/".join(parts))
 
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04", "reliability:FP2", "reliability:R17")
-def test_in_20_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[Path, Root]) -> None:
+def test_none_of_20_000_paths_leads_out_of_the_root(tangled: tuple[Path, Root]) -> None:
     folder, held = tangled
     real = os.path.realpath(folder)
     prefixes = st.sampled_from(["", "/", f"{real}/", real, f"{real}/..", f"{real}-secret/", "//", "file://"])
@@ -532,9 +528,7 @@ def writing(held: Root) -> str:
 
 
 @pytest.mark.spec("reliability:FP1")
-async def test_a_missing_folder_that_appears_as_a_link_meanwhile_is_not_entered(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_missing_folder_that_appears_as_a_link_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.mkdir
 
     def mkdir(name: str, mode: int, *, dir_fd: int) -> None:

@@ -75,7 +75,7 @@ pytestmark = [pytest.mark.deep]
 
 
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
-async def test_tools_work_in_a_container_in_a_folder_that_was_not_there(make: Make) -> None:
+async def test_tools_work_in_a_container_in_a_new_folder(make: Make) -> None:
     with make(root="/made/for/this") as place:
         tools = tools_of(place)
         await tools.execute("write_file", {"path": "sub/a.txt", "content": "one\n"})
@@ -87,7 +87,7 @@ async def test_tools_work_in_a_container_in_a_folder_that_was_not_there(make: Ma
 
 
 @pytest.mark.spec("reliability:WS4", "reliability:WS7")
-async def test_a_container_sees_nothing_of_this_machine_and_reaches_nobody(
+async def test_a_container_sees_no_host_data_and_has_no_network(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text(SECRET)
@@ -110,7 +110,7 @@ async def test_a_container_sees_nothing_of_this_machine_and_reaches_nobody(
 
 
 @pytest.mark.spec("reliability:FS26", "reliability:WS1")
-def test_the_home_folder_of_this_machine_is_a_root_only_when_that_is_meant(
+def test_mounting_the_home_folder_as_root_needs_allow_wide_root(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -133,7 +133,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.spec("reliability:WS6")
-async def test_what_takes_all_of_a_container_takes_nothing_of_this_machine(make: Make, name: str) -> None:
+async def test_exhausting_a_container_leaves_the_host_unharmed(make: Make, name: str) -> None:
     command = ["/usr/bin/python3", "-c", ATTACKS[name]]
     with make(processes=32, memory="256m") as place:
         try:
@@ -149,7 +149,7 @@ async def test_what_takes_all_of_a_container_takes_nothing_of_this_machine(make:
 
 
 @pytest.mark.spec("reliability:WS9")
-async def test_a_container_that_is_kept_is_found_again_until_it_is_thrown_away(make: Make, program: Podman) -> None:
+async def test_a_kept_container_is_reused_until_it_is_discarded(make: Make, program: Podman) -> None:
     name = named()
     with make(keep=name) as place:
         await tools_of(place).execute("write_file", {"path": "a.txt", "content": "kept\n"})
@@ -165,7 +165,7 @@ async def test_a_container_that_is_kept_is_found_again_until_it_is_thrown_away(m
 
 
 @pytest.mark.spec("reliability:WS9")
-async def test_nobody_elses_container_is_taken_or_removed(make: Make, program: Podman) -> None:
+async def test_a_container_of_others_is_neither_used_nor_removed(make: Make, program: Podman) -> None:
     name = named()
     ran(
         program.program,
@@ -216,7 +216,7 @@ async def test_a_run_is_forked_from_the_snapshot_of_a_container(make: Make, tmp_
 
 
 @pytest.mark.spec("reliability:WS10")
-async def test_what_keeps_no_snapshot_says_so(make: Make, tmp_path: Path) -> None:
+async def test_a_container_without_snapshots_refuses_one(make: Make, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     for place in (make(), make(keep=named(), mounts={tmp_path / "project": "/workspace"})):
         with pytest.raises(DefinitionError, match="has no snapshots"):

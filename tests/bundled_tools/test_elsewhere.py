@@ -42,7 +42,7 @@ SUITE = {
 MAIN = {"files": ("test_file_tools.py",), "programs": ("test_shell_tools.py",)}
 """Over ways that differ in nothing but how the program there is reached; each test starts a container."""
 INSIDE = {
-    "test_the_name_that_a_repository_sets_counts_before_that_of_the_user": "the configuration of a repository is read on this machine alone",
+    "test_git_identity_of_the_repository_overrides_that_of_the_user": "the configuration of a repository is read on this machine alone",
     "nothing_is_started": "it looks at what this process starts",
     "a_missing_folder_that_appears_as_a_link": "it puts another function in the place of one of this process",
     "walk_by_descriptor_is_not_possible": "it takes functions from this process",
@@ -65,7 +65,7 @@ OF_SSH = {
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
 @pytest.mark.parametrize("part", SUITE)
 @pytest.mark.parametrize("way", ["old", "ssh", "bubblewrap", "podman", "docker"])
-def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, part: str, tmp_path: Path) -> None:
+def test_the_tool_suite_passes_in_every_remote_workspace(way: str, part: str, tmp_path: Path) -> None:
     why = podman(tmp_path).why if way == "podman" else docker().why if way == "docker" else why_not(way)
     if why:
         pytest.skip(why)
@@ -103,7 +103,7 @@ async def ran(tools: ToolRegistry, command: Any, **more: Any) -> Any:
 
 
 @pytest.mark.spec("reliability:WS4")
-async def test_keys_and_variables_of_here_never_get_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_local_keys_and_variables_never_reach_the_workspace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "MY_SECRET", "SSH_AUTH_SOCK", "STEPENGINE_MODEL", "DOCKER_HOST"):
         monkeypatch.setenv(name, f"the {name} of here")
     with there(root) as place:
@@ -119,7 +119,7 @@ async def test_keys_and_variables_of_here_never_get_there(root: Path, monkeypatc
 
 
 @pytest.mark.spec("reliability:WS4")
-async def test_variables_that_commands_may_see_are_those_of_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_allowed_variables_have_the_values_of_the_workspace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKS_WITH", "here")
     with Workspace.from_command(["env", "WORKS_WITH=there"], root, python=sys.executable) as place:
         tools = ToolRegistry(shell_tools(place, env=["WORKS_WITH"]))
@@ -129,7 +129,7 @@ async def test_variables_that_commands_may_see_are_those_of_there(root: Path, mo
 
 @pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
 @pytest.mark.spec("reliability:WS4", "reliability:WS7")
-async def test_in_a_sandbox_there_are_no_variables_of_here_and_programs_are_found_however_they_are_reached(
+async def test_a_sandbox_finds_programs_but_has_no_local_variables(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -161,7 +161,7 @@ async def test_in_a_sandbox_there_are_no_variables_of_here_and_programs_are_foun
 
 @pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
 @pytest.mark.spec("reliability:WS7")
-async def test_programs_that_are_installed_in_the_home_folder_run_in_a_sandbox_and_keys_beside_them_are_not_shown(
+async def test_a_sandbox_runs_home_programs_without_showing_keys(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -222,7 +222,7 @@ def worker_of(place: Workspace) -> int:
 
 
 @pytest.mark.spec("reliability:WS5")
-async def test_what_is_lost_between_two_calls_is_opened_again(root: Path) -> None:
+async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
     with there(root) as place:
         tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
         before = worker_of(place)
@@ -239,7 +239,7 @@ async def test_what_is_lost_between_two_calls_is_opened_again(root: Path) -> Non
 
 
 @pytest.mark.spec("reliability:WS5")
-async def test_a_command_whose_connection_dies_is_an_effect_in_doubt(root: Path) -> None:
+async def test_a_command_with_a_lost_connection_is_in_doubt(root: Path) -> None:
     with there(root) as place:
         tools = ToolRegistry(shell_tools(place))
         running = asyncio.create_task(
@@ -274,9 +274,7 @@ def sleeping(root: Path) -> list[str]:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS5")
-async def test_a_write_without_an_answer_is_in_doubt_and_a_read_is_lost(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_write_without_an_answer_is_in_doubt_unlike_reads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with there(root) as place:
         tools = ToolRegistry([*file_tools(place, write=True)])
         await tools.execute("read_files", {"paths": ["a.txt"]})
@@ -302,7 +300,7 @@ async def test_a_write_without_an_answer_is_in_doubt_and_a_read_is_lost(
 
 
 @pytest.mark.spec("reliability:WS5")
-async def test_a_run_is_told_that_nobody_knows_and_goes_on(root: Path) -> None:
+async def test_a_handler_gets_unknown_outcome_and_continues(root: Path) -> None:
     seen: list[str] = []
 
     def handler(ctx: Any) -> Iterator[Any]:
@@ -329,7 +327,7 @@ async def test_a_run_is_told_that_nobody_knows_and_goes_on(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:WS5")
-async def test_a_model_is_told_that_nobody_knows_and_goes_on(root: Path) -> None:
+async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None:
     asked = [
         tool_call("run_terminal_command", {"command": given})
         for given in (["sh", "-c", "echo > begun; sleep 60"], ["echo", "x"])
@@ -351,9 +349,7 @@ async def test_a_model_is_told_that_nobody_knows_and_goes_on(root: Path) -> None
     assert "'stdout': 'x\\n'" in str(told[1])
 
 
-async def test_a_read_that_is_cancelled_does_not_wait_for_its_answer(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_read_does_not_wait_for_its_answer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waited for it would wait for longer than a test may take.
     monkeypatch.setattr(far, "CALL_SECONDS", 3_000)
     with there(root) as place:
@@ -388,7 +384,7 @@ async def test_many_calls_at_once_share_a_connection(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:WS1", "reliability:WS8")
-async def test_what_a_run_wrote_there_is_undone_there_and_nowhere_else(root: Path, tmp_path: Path) -> None:
+async def test_undo_of_a_remote_run_restores_the_remote_files(root: Path, tmp_path: Path) -> None:
     def handler(ctx: Any) -> Iterator[Any]:
         yield ToolCall("write_file", {"path": "new/b.txt", "content": "b"})
         yield ToolCall("str_replace", {"path": "a.txt", "replacements": [{"old_string": "one", "new_string": "two"}]})
@@ -407,7 +403,7 @@ async def test_what_a_run_wrote_there_is_undone_there_and_nowhere_else(root: Pat
     assert not (root / "new").exists()
 
 
-async def test_change_hooks_run_there(root: Path) -> None:
+async def test_change_hooks_run_in_the_workspace(root: Path) -> None:
     with there(root) as place:
         hook = FileChangeHook("names", ["cat", "a.txt"], pattern="**/*.txt")
         result = await ToolRegistry(change_hook_tools(place, [hook])).execute(
@@ -441,7 +437,7 @@ async def test_change_hooks_run_there(root: Path) -> None:
     ],
     ids=itertools.count(),
 )
-def test_what_is_no_workspace_is_refused_where_it_is_written(make: Any, said: str) -> None:
+def test_an_invalid_workspace_is_refused_when_it_is_defined(make: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         make()
 
@@ -455,7 +451,7 @@ def test_what_is_no_workspace_is_refused_where_it_is_written(make: Any, said: st
         (["sh", "-c", "exec 0<&-; sleep 30"], "did not begin|it ended", 1),
     ],
 )
-def test_a_place_that_cannot_be_reached_is_a_typed_error_with_its_own_words(
+def test_an_unreachable_workspace_raises_a_typed_error_with_its_output(
     root: Path, argv: list[str], said: str, seconds: float
 ) -> None:
     with pytest.raises(WorkspaceLost, match=said):
@@ -463,7 +459,7 @@ def test_a_place_that_cannot_be_reached_is_a_typed_error_with_its_own_words(
 
 
 @pytest.mark.spec("reliability:WS8")
-def test_what_is_lent_by_this_machine_is_refused_there(root: Path) -> None:
+def test_local_only_options_are_refused_for_a_remote_workspace(root: Path) -> None:
     with there(root) as place:
         with pytest.raises(DefinitionError, match="sandbox="):
             shell_tools(place, sandbox=True)
@@ -488,7 +484,7 @@ os.execv({python!r}, [{python!r}, *words[at + 1:]])
 
 @pytest.mark.spec("reliability:WS3")
 @pytest.mark.parametrize("program", ["docker", "podman", "kubectl"])
-async def test_the_words_for_containers(
+async def test_container_workspaces_start_with_the_documented_command_lines(
     root: Path, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -530,7 +526,7 @@ async def test_the_words_for_containers(
 
 
 @pytest.mark.spec("reliability:WS5")
-async def test_a_container_that_ended_is_not_replaced_by_an_empty_one(
+async def test_an_ended_container_is_not_replaced_by_an_empty_one(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()

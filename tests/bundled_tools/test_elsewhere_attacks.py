@@ -95,7 +95,7 @@ READING = {
 
 @pytest.mark.spec("reliability:WS7")
 @pytest.mark.parametrize("way", READING)
-async def test_no_program_reads_what_is_not_shown(
+async def test_no_sandboxed_program_reads_a_hidden_secret(
     way: str, place: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
@@ -178,7 +178,7 @@ TAKING = {
 
 @pytest.mark.spec("reliability:WS7", "reliability:WS6")
 @pytest.mark.parametrize("what", TAKING)
-async def test_what_takes_without_end_is_ended_and_the_next_call_works(
+async def test_a_resource_exhausting_command_is_ended_and_tools_keep_working(
     what: str, place: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So much comes in time over a pipe of any machine.
@@ -300,7 +300,7 @@ async def test_no_path_leads_out(path: str, place: Workspace, root: Path) -> Non
     assert (root / "a.txt").exists()
 
 
-async def test_a_folder_that_is_swapped_for_a_link_all_the_time_is_never_followed(place: Workspace, root: Path) -> None:
+async def test_a_folder_swapped_for_a_link_is_never_followed(place: Workspace, root: Path) -> None:
     """
     What runs there swaps; what reads there never follows.
     """

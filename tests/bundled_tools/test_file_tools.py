@@ -82,9 +82,7 @@ async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path
 
 @pytest.mark.spec("generator-contract:T5")
 @pytest.mark.parametrize("name", ["offset", "start_line", "first_line"])
-async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
-    tools: ToolRegistry, tmp_path: Path, name: str
-) -> None:
+async def test_lines_count_from_1_as_in_search_and_codebuff(tools: ToolRegistry, tmp_path: Path, name: str) -> None:
     """
     codebuff reads ``{"path": "a", "offset": 2, "limit": 2}`` of l1 to l5 as l2 and l3.
     """
@@ -106,7 +104,7 @@ async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
 
 @pytest.mark.spec("generator-contract:T5")
 @pytest.mark.parametrize("given", [{"offset": 0}, {"offset": -3}, {"start_line": 0}, {"offset": 1, "start_line": 2}])
-async def test_a_line_before_the_first_and_two_first_lines_are_refused(
+async def test_an_invalid_or_duplicate_first_line_is_refused(
     tools: ToolRegistry, tmp_path: Path, given: dict[str, int]
 ) -> None:
     (tmp_path / "a").write_text("one\ntwo\n")
@@ -118,7 +116,7 @@ async def test_a_line_before_the_first_and_two_first_lines_are_refused(
 
 
 @pytest.mark.spec("generator-contract:T5")
-async def test_what_was_cut_says_where_to_read_on(tools: ToolRegistry, tmp_path: Path) -> None:
+async def test_a_cut_file_reports_the_offset_to_read_on(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
     (entry,) = await read(tools, "wide", offset=5)
     kept = entry["content"].count("\n")
@@ -127,9 +125,7 @@ async def test_what_was_cut_says_where_to_read_on(tools: ToolRegistry, tmp_path:
 
 
 @pytest.mark.spec("generator-contract:T5")
-async def test_more_paths_than_a_call_takes_are_entries_with_an_error_and_no_path_is_no_entry(
-    tools: ToolRegistry, tmp_path: Path
-) -> None:
+async def test_paths_above_the_limit_get_an_error_entry_each(tools: ToolRegistry, tmp_path: Path) -> None:
     """
     codebuff takes any number of paths, and none.
     """
@@ -162,7 +158,7 @@ async def test_long_lines_are_cut_and_many_characters_end_the_call(tools: ToolRe
 
 
 @pytest.mark.spec("reliability:FP5")
-async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: ToolRegistry, tmp_path: Path) -> None:
+async def test_a_huge_file_is_read_only_by_a_small_window(tools: ToolRegistry, tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         for n in range(120):
             file.write(b"%d:" % n + b"y" * 100_000 + b"\n")
@@ -183,9 +179,7 @@ async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: T
     st.integers(1, 12),
     st.integers(1, 7),
 )
-def test_a_window_of_a_stream_is_the_window_of_its_lines(
-    pieces: list[str], offset: int, limit: int, chunk: int
-) -> None:
+def test_a_streamed_line_window_equals_the_sliced_lines(pieces: list[str], offset: int, limit: int, chunk: int) -> None:
     from stepengine.workspace.text import _LineWindow
 
     text = "".join(pieces)
@@ -246,7 +240,7 @@ async def test_a_file_is_created_with_its_parents_or_overwritten(tools: ToolRegi
 
 
 @pytest.mark.spec("reliability:FS25")
-async def test_modes_are_kept_without_set_uid_and_new_files_obey_the_umask(tools: ToolRegistry, tmp_path: Path) -> None:
+async def test_writes_keep_modes_without_setuid_and_obey_the_umask(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "old").write_text("")
     os.chmod(tmp_path / "old", 0o4751)
     before = os.umask(0)
@@ -263,7 +257,7 @@ async def test_modes_are_kept_without_set_uid_and_new_files_obey_the_umask(tools
 
 
 @pytest.mark.spec("reliability:FS19")
-async def test_a_write_that_fails_leaves_the_old_content_and_no_temporary_file(
+async def test_a_failed_write_keeps_the_old_content_without_leftovers(
     tools: ToolRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_text("old")
@@ -296,7 +290,7 @@ async def test_temporary_files_of_processes_that_are_gone_are_removed(tools: Too
 
 
 @pytest.mark.spec("reliability:FS18", "reliability:FS19")
-async def test_a_file_that_changed_since_it_was_read_is_not_overwritten(tools: ToolRegistry, tmp_path: Path) -> None:
+async def test_a_write_with_an_outdated_hash_is_refused(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one")
     (entry,) = await read(tools, "a")
     (tmp_path / "a").write_text("two")
@@ -326,7 +320,7 @@ async def test_edits_of_one_file_at_once_are_all_made(tools: ToolRegistry, tmp_p
 
 
 @pytest.mark.spec("reliability:FP5")
-async def test_a_write_has_a_size_limit_and_a_folder_is_no_file(tools: ToolRegistry, tmp_path: Path) -> None:
+async def test_write_refuses_oversized_content_and_folders(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "dir").mkdir()
     large = await tools.execute("write_file", {"path": "a", "content": "x" * (4 * 1024 * 1024 + 1)})
 
@@ -373,7 +367,7 @@ async def test_if_one_replacement_fails_nothing_is_written(tools: ToolRegistry, 
 
 
 @pytest.mark.spec("reliability:FS17")
-def test_overlapping_places_count_as_several_and_multiple_means_all_that_do_not_overlap() -> None:
+def test_overlapping_matches_count_and_allow_multiple_replaces_disjoint_ones() -> None:
     with pytest.raises(ToolError, match="found 2 times"):
         replace_all("aaa", [TextReplacement("aa", "b")], "f")
     assert "ba" == replace_all("aaa", [TextReplacement("aa", "b", allow_multiple=True)], "f")
@@ -382,7 +376,7 @@ def test_overlapping_places_count_as_several_and_multiple_means_all_that_do_not_
 
 
 @pytest.mark.spec("reliability:FS17", "reliability:R23")
-def test_a_text_that_is_found_everywhere_is_counted_up_to_a_hundred() -> None:
+def test_matches_are_counted_up_to_a_hundred() -> None:
     with pytest.raises(ToolError, match=r"found at least 100 times \(lines 1, 1,"):
         replace_all("a" * 1_000_000, [TextReplacement("a" * 500_000, "b")], "f")
     assert "bb" == replace_all("a" * 1_000_000, [TextReplacement("a" * 500_000, "b", allow_multiple=True)], "f")
@@ -558,7 +552,7 @@ def test_the_preview_of_a_write_names_the_file(tmp_path: Path) -> None:
     assert ("Write 'a'", {"unified_diff": diff}) == (shown.action, shown.details)
 
 
-async def test_the_locks_of_files_are_forgotten(tools: ToolRegistry) -> None:
+async def test_file_locks_are_released_from_memory(tools: ToolRegistry) -> None:
     from stepengine.workspace import atomic
 
     await tools.execute("write_file", {"path": "a", "content": "new"})
@@ -567,7 +561,7 @@ async def test_the_locks_of_files_are_forgotten(tools: ToolRegistry) -> None:
 
 
 @pytest.mark.spec("reliability:FP6")
-async def test_the_log_of_a_write_tells_the_file_sizes_hashes_and_time_and_never_the_content(tmp_path: Path) -> None:
+async def test_the_log_of_a_write_has_hashes_but_no_content(tmp_path: Path) -> None:
     lines: list[tuple[str, dict[str, Any]]] = []
 
     class Log:
@@ -649,9 +643,7 @@ def run_of(tmp_path: Path, steps: Callable[[], Iterator[Any]], **options: Any) -
         ("delete_file", {"path": "a"}),
     ],
 )
-def test_what_changed_since_the_run_read_it_is_not_overwritten_though_no_hash_is_given(
-    tmp_path: Path, change: tuple[str, Any]
-) -> None:
+def test_a_file_changed_since_the_run_read_it_is_kept(tmp_path: Path, change: tuple[str, Any]) -> None:
     def steps() -> Iterator[Any]:
         (tmp_path / "a").write_text("one")
         yield "read_files", {"paths": ["a"]}
@@ -666,7 +658,7 @@ def test_what_changed_since_the_run_read_it_is_not_overwritten_though_no_hash_is
 
 
 @pytest.mark.spec("reliability:FS18")
-def test_what_a_run_wrote_itself_is_no_change_by_others(tmp_path: Path) -> None:
+def test_a_runs_own_writes_are_no_external_change(tmp_path: Path) -> None:
     def steps() -> Iterator[Any]:
         yield "write_file", {"path": "a", "content": "one"}
         yield "read_files", {"paths": ["./a"]}
@@ -679,7 +671,7 @@ def test_what_a_run_wrote_itself_is_no_change_by_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("reliability:FS18")
-def test_a_run_that_goes_on_from_another_knows_what_that_one_had_read(tmp_path: Path) -> None:
+def test_a_continued_run_knows_the_files_read_before(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("one")
     before = run_of(tmp_path, lambda: iter([("read_files", {"paths": ["a", "b"]})]))
@@ -706,7 +698,7 @@ def test_a_run_that_goes_on_from_another_knows_what_that_one_had_read(tmp_path: 
     ],
 )
 @pytest.mark.parametrize("meddles", [False, True])
-def test_a_person_is_shown_the_difference_and_a_file_that_changed_then_is_left(
+def test_approval_shows_the_diff_and_later_changes_prevent_the_write(
     tmp_path: Path, wanted: tuple[str, Any], action: str, line: str, meddles: bool
 ) -> None:
     (tmp_path / "a").write_text("one\n")
@@ -746,9 +738,7 @@ def test_a_person_is_shown_the_difference_and_a_file_that_changed_then_is_left(
     ],
     ids=str,
 )
-def test_what_will_be_refused_is_asked_about_by_nobody_and_refused_in_the_same_words(
-    tmp_path: Path, wanted: tuple[str, Any]
-) -> None:
+def test_a_doomed_write_is_refused_without_asking(tmp_path: Path, wanted: tuple[str, Any]) -> None:
     (tmp_path / "a").write_text("one\n")
     asked: list[Question] = []
 

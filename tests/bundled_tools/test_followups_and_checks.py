@@ -23,7 +23,7 @@ def agent(*tools: Any) -> AgentDefinition[Any]:
 
 
 @pytest.mark.spec("generator-contract:T3", "requirements:F21")
-async def test_followups_are_an_event_and_do_not_make_the_model_go_on() -> None:
+async def test_followups_are_an_event_and_trigger_no_further_step() -> None:
     (suggest,) = followup_tools()
     model = ScriptedModel([tool_call("suggest_followups", {"followups": SUGGESTED})])
     async with Engine([agent(suggest)], models=model) as engine:
@@ -44,7 +44,7 @@ def check(name: str, code: str, pattern: str = "**", **options: Any) -> FileChan
 
 
 @pytest.mark.spec("generator-contract:T16", "requirements:F21")
-async def test_the_checks_whose_pattern_fits_a_changed_file_run_in_order(tmp_path: Path) -> None:
+async def test_change_hooks_with_matching_patterns_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     hooks = [
         check("types", "print('fine')", "**/*.py"),
@@ -74,7 +74,7 @@ async def test_the_checks_whose_pattern_fits_a_changed_file_run_in_order(tmp_pat
 
 
 @pytest.mark.spec("generator-contract:T16")
-def test_without_checks_the_tool_does_not_exist(tmp_path: Path) -> None:
+def test_the_hooks_tool_needs_valid_hooks(tmp_path: Path) -> None:
     for hooks in ([], [FileChangeHook("x", ["true"], pattern="/abs")]):
         with pytest.raises(DefinitionError):
             change_hook_tools(tmp_path, hooks)
@@ -83,7 +83,7 @@ def test_without_checks_the_tool_does_not_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:T0", "reliability:TL14")
-async def test_a_tool_of_ones_own_is_checked_by_its_schema_and_its_exception_is_an_error_result() -> None:
+async def test_a_custom_tool_validates_input_and_exceptions_become_error_results() -> None:
     seen: list[Any] = []
 
     def run(input: Any) -> Any:
@@ -112,7 +112,7 @@ async def test_a_tool_of_ones_own_is_checked_by_its_schema_and_its_exception_is_
 
 
 @pytest.mark.spec("reliability:I12")
-async def test_calls_after_a_cancellation_are_not_executed_and_have_a_result_that_says_so() -> None:
+async def test_calls_after_a_cancellation_get_a_cancelled_result() -> None:
     ran: list[str] = []
     handles: list[Any] = []
 

@@ -77,7 +77,7 @@ path = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join)
 @pytest.mark.skipif(GIT is None, reason="asks git what it ignores")
 @settings(max_examples=100)
 @given(st.lists(line, max_size=4), st.lists(line, max_size=2), st.lists(path, min_size=30, max_size=30, unique=True))
-def test_what_is_ignored_is_what_git_ignores(
+def test_ignored_paths_are_those_that_git_ignores(
     repository: Path, top: list[str], inner: list[str], paths: list[str]
 ) -> None:
     assume(not EARLIER_GIT.search("\n".join([*top, *inner])))
@@ -137,7 +137,7 @@ async def test_a_hostile_gitignore_freezes_no_tool(tmp_path: Path, name: str, pr
     assert max(taken.values()) < 2.0, taken
 
 
-async def test_patterns_are_read_for_as_long_as_there_is_time(tmp_path: Path) -> None:
+async def test_an_exhausted_ignore_budget_hides_everything(tmp_path: Path) -> None:
     """
     With its budget spent, a walk shows nothing that might be ignored.
     """

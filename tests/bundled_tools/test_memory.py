@@ -49,7 +49,7 @@ def run(
 
 
 @pytest.mark.spec("interfaces:IF105", "interfaces:IF106")
-def test_a_note_is_found_in_a_later_run_and_gone_once_it_is_forgotten(tmp_path: Path) -> None:
+def test_a_note_is_recalled_later_until_it_is_forgotten(tmp_path: Path) -> None:
     note = {"text": "Tests need\nthe database.", "tags": ["tests"]}
     run(tmp_path, ("remember", note), ("remember", {"text": "Likes tea.", "scope": "user"}))
     told, _, _ = run(
@@ -84,7 +84,7 @@ def test_a_replay_needs_no_notes_and_writes_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF105", "reliability:PM44")
-def test_writing_a_note_is_asked_about_even_where_edits_are_accepted(tmp_path: Path) -> None:
+def test_writing_a_note_asks_even_in_accept_edits_mode(tmp_path: Path) -> None:
     calls = [("remember", {"text": "Obey me."}), ("forget", {"id": "m1"}), ("recall", {})]
     asked: list[str] = []
 
@@ -100,7 +100,7 @@ def test_writing_a_note_is_asked_about_even_where_edits_are_accepted(tmp_path: P
 
 
 @pytest.mark.spec("interfaces:IF106")
-def test_secrets_and_what_hides_are_taken_out_before_a_note_is_written(tmp_path: Path) -> None:
+def test_secrets_and_control_characters_are_removed_before_storing(tmp_path: Path) -> None:
     run(tmp_path, ("remember", {"text": f"The key is {KEY}\u202e\x1b[31m."}))
     (file,) = (tmp_path / "notes" / "projects").glob("*.md")
     text = file.read_text()
@@ -113,7 +113,7 @@ def test_secrets_and_what_hides_are_taken_out_before_a_note_is_written(tmp_path:
 
 @pytest.mark.anyio
 @pytest.mark.spec("interfaces:IF106")
-async def test_what_a_person_wrote_stays_to_the_byte(tmp_path: Path) -> None:
+async def test_lines_of_a_person_in_the_notes_stay_unchanged(tmp_path: Path) -> None:
     store, mine = FileMemory(tmp_path), b"# Mine\n\nremember\r\n\n\nthe caf\xe9\n"
     (tmp_path / "user.md").write_bytes(mine)
     await store.write("user", "one", (), "")
@@ -144,7 +144,7 @@ async def test_ids_are_never_used_again_and_lines_of_people_stay(tmp_path: Path)
 
 @pytest.mark.anyio
 @pytest.mark.spec("interfaces:IF106")
-async def test_a_full_file_takes_no_more_and_names_the_oldest_three(tmp_path: Path) -> None:
+async def test_a_full_file_refuses_notes_and_names_the_oldest_three(tmp_path: Path) -> None:
     store = FileMemory(tmp_path)
     lines = [Note(id=f"m{n}", text=f"note {n}", date="2026-01-01").line for n in range(1, MAX_NOTES + 1)]
     (tmp_path / "user.md").write_text("\n".join(lines))
@@ -176,7 +176,7 @@ def test_writers_at_the_same_time_lose_no_note(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.spec("interfaces:IF107")
-async def test_whole_words_and_tags_come_before_beginnings_and_the_newest_first(tmp_path: Path) -> None:
+async def test_search_ranks_whole_words_and_tags_before_prefixes(tmp_path: Path) -> None:
     store = FileMemory(tmp_path)
     for text, tags in (
         ("testing", ()),
@@ -219,7 +219,7 @@ def test_all_work_trees_of_a_repository_share_their_notes(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("interfaces:IF107")
-def test_somebody_can_bring_a_store_and_limit_the_scopes(tmp_path: Path) -> None:
+def test_custom_memory_store_works_and_scopes_can_be_limited(tmp_path: Path) -> None:
     class Board:
         def __init__(self) -> None:
             self.said: list[Any] = []

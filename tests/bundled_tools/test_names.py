@@ -270,7 +270,7 @@ def declared_for(name: str, value: Any) -> Any:
     return StartedJob if is_job else BUNDLED[name].name.returns
 
 
-def test_every_bundled_tool_gives_the_keys_that_the_reference_says_and_no_others(root: Path) -> None:
+def test_every_bundled_tool_returns_exactly_its_documented_keys(root: Path) -> None:
     seen: dict[Any, list[frozenset[str]]] = {}
     results = results_of(root)
     for name, value in results:
@@ -285,14 +285,14 @@ def test_every_bundled_tool_gives_the_keys_that_the_reference_says_and_no_others
         assert kind.__required_keys__ == frozenset.intersection(*keys) & declared, kind.__name__
 
 
-def test_problems_of_a_search_stand_under_their_own_key() -> None:
+def test_problems_of_a_search_have_their_own_key() -> None:
     made = MatchReport(parse_flags(""), 1).result("no permission")
 
     assert shapes.SearchResult.__required_keys__ | {"stderr"} == made.keys()
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_a_name_takes_what_the_schema_of_its_tool_says(name: str, root: Path) -> None:
+def test_parameters_of_a_tool_name_match_the_tools_schema(name: str, root: Path) -> None:
     schema = {made.spec.name: made.spec for made in tools_of(root)}[name].input_schema
     takes = inspect.signature(BUNDLED[name].name.signature).parameters
     properties = {key: value for key, value in schema["properties"].items() if (name, key) != BY_TOOL_CALL}
@@ -319,7 +319,7 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("shape", OBJECTS)
-def test_an_object_that_a_tool_takes_has_the_members_of_its_schema(shape: str, root: Path) -> None:
+def test_object_types_have_the_members_of_the_tools_schema(shape: str, root: Path) -> None:
     name, key = OBJECTS[shape]
     schema = {made.spec.name: made.spec for made in tools_of(root)}[name].input_schema
     item: Any = schema["properties"][key]["items"]
@@ -332,13 +332,13 @@ def test_an_object_that_a_tool_takes_has_the_members_of_its_schema(shape: str, r
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_every_bundled_tool_says_what_it_is_for_what_fails_and_what_its_limits_are(name: str) -> None:
+def test_every_bundled_tool_documents_purpose_errors_and_limits(name: str) -> None:
     told = [BUNDLED[name].documentation(title) for title in ("", "Errors", "Limits")]
 
     assert all(text.endswith(".") for text in told), told
 
 
-def test_a_handler_calls_a_bundled_tool_by_its_name_with_its_types(root: Path) -> None:
+def test_a_handler_calls_bundled_tools_by_typed_names(root: Path) -> None:
     def handle_steps(ctx: StepContext) -> Steps[object]:
         (entry,) = yield from call(read_files, ["src/b.py"], limit=1)
         ran = yield from call(run_terminal_command, ["echo", "hi"])
@@ -351,14 +351,14 @@ def test_a_handler_calls_a_bundled_tool_by_its_name_with_its_types(root: Path) -
     assert ["first = 1\n", 0, "hi\n", "There are no such notes."] == result.unwrap()
 
 
-def test_a_name_is_a_name_like_any_other() -> None:
+def test_a_typed_tool_name_is_an_ordinary_string() -> None:
     assert ("read_files", "'read_files'") == (read_files, repr(read_files))
     assert str is type(ToolCall(read_files, {"paths": ["a"]}).tool)
     assert AgentDefinition("a", tools=["read_files"]) == AgentDefinition("a", tools=[read_files])
     assert "read_files" == pickle.loads(pickle.dumps(read_files))
 
 
-def test_a_run_is_recorded_byte_for_byte_as_with_names_that_are_texts(root: Path) -> None:
+def test_typed_names_and_plain_names_record_the_same_journal(root: Path) -> None:
     def recorded(name: str) -> bytes:
         def handle_steps(ctx: StepContext) -> Steps[str]:
             yield StepWith(tools=[name], tool_choice=name)
@@ -389,7 +389,7 @@ def test_a_run_is_recorded_byte_for_byte_as_with_names_that_are_texts(root: Path
     ],
     ids=["an error", "a long result that was cut", "another tool of the name"],
 )
-def test_what_is_no_result_of_the_tool_is_an_error_and_never_something_else(answer: ToolResult, words: str) -> None:
+def test_a_result_of_another_shape_raises_a_tool_error(answer: ToolResult, words: str) -> None:
     def handle_steps(ctx: StepContext) -> Steps[str]:
         try:
             yield from call(read_files, ["a"])
@@ -402,14 +402,14 @@ def test_what_is_no_result_of_the_tool_is_an_error_and_never_something_else(answ
     assert words in run_with(agent, [(ToolCall("read_files", {"paths": ["a"]}), answer)])
 
 
-def test_arguments_that_a_tool_does_not_take_are_refused_before_anything_runs() -> None:
+def test_unknown_arguments_are_refused_before_anything_runs() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'path'"):
         read_files.arguments(["a"], path="a")  # type: ignore[call-arg]
     with pytest.raises(DataError):
         read_files.arguments([object()])  # type: ignore[list-item]
 
 
-def test_what_another_tool_of_the_name_gives_is_what_the_handler_gets() -> None:
+def test_a_replacement_tool_of_the_same_name_gives_its_result() -> None:
     @tool
     def read_files(paths: list[str]) -> list[dict[str, str]]:
         """Read nothing."""

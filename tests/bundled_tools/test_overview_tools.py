@@ -53,7 +53,7 @@ async def find(root: Path, prompt: str, **input: Any) -> dict[str, Any]:
 
 
 @pytest.mark.spec("generator-contract:T14")
-async def test_a_subtree_that_fits_is_shown_whole_with_the_names_of_source_files(root: Path) -> None:
+async def test_a_subtree_that_fits_is_shown_whole_with_symbol_names(root: Path) -> None:
     (shown,) = await tree(root)
 
     expected = """\
@@ -85,7 +85,7 @@ uv.lock
 
 
 @pytest.mark.spec("generator-contract:T14")
-async def test_too_large_a_tree_loses_unimportant_files_then_names_then_depth_and_says_so(root: Path) -> None:
+async def test_a_large_tree_loses_files_then_names_then_depth(root: Path) -> None:
     whole = (await tree(root))[0]["token_count"]
     found = [(await tree(root, max_tokens=n))[0] for n in range(1, whole + 1)]
     levels = [f["truncation_level"] for f in found]
@@ -103,7 +103,7 @@ async def test_too_large_a_tree_loses_unimportant_files_then_names_then_depth_an
 
 
 @pytest.mark.spec("generator-contract:T14", "reliability:FS02")
-async def test_files_give_their_names_and_other_paths_an_error_of_their_own(root: Path) -> None:
+async def test_paths_of_a_subtree_give_names_or_their_own_error(root: Path) -> None:
     file, folder, missing, outside, secret = await tree(root, paths=["src/shop.py", "src/web/", "no", "../x", ".env"])
 
     assert {"path": "src/shop.py", "type": "file", "variables": ["PriceList", "total"]} == file
@@ -151,7 +151,7 @@ async def test_no_tree_is_larger_than_its_budget(
         ("the readme", "README.md"),
     ],
 )
-async def test_the_file_that_a_description_means_comes_first(root: Path, prompt: str, first: str) -> None:
+async def test_find_files_ranks_the_described_file_first(root: Path, prompt: str, first: str) -> None:
     found = await find(root, prompt)
 
     assert first == found["files"][0]
@@ -159,7 +159,7 @@ async def test_the_file_that_a_description_means_comes_first(root: Path, prompt:
 
 
 @pytest.mark.spec("generator-contract:T12", "reliability:FP4")
-async def test_secret_ignored_and_linked_files_are_not_found_and_no_match_is_said(root: Path) -> None:
+async def test_secret_ignored_and_linked_files_are_not_found(root: Path) -> None:
     for prompt in ("env key", "out hidden build", "link"):
         found = await find(root, prompt)
         assert not [f for f in found["files"] if f.startswith((".env", "build", "link"))]
@@ -176,7 +176,7 @@ async def test_secret_ignored_and_linked_files_are_not_found_and_no_match_is_sai
     ),
     st.text(max_size=30),
 )
-def test_ranking_is_total_and_finds_whatever_is_spelled_out(files: dict[Any, list[str]], prompt: str) -> None:
+def test_ranking_is_deterministic_and_finds_a_spelled_out_path(files: dict[Any, list[str]], prompt: str) -> None:
     hits = rank_files(prompt, files)
     assert len({h.place for h in hits}) == len(hits) <= len(files)
     assert sorted(-h.score for h in hits) == [-h.score for h in hits]
@@ -185,7 +185,7 @@ def test_ranking_is_total_and_finds_whatever_is_spelled_out(files: dict[Any, lis
         assert place in [h.place for h in rank_files("/".join(place), files)]
 
 
-def test_words_are_split_where_people_see_them() -> None:
+def test_words_are_split_at_case_and_separators() -> None:
     assert ("http", "server", "2", "name", "class") == split_words("HTTPServer2_names-class")
 
 

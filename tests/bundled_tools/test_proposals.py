@@ -34,7 +34,7 @@ def engine_with(folder: Path, *replies: Any) -> Engine:
 
 
 @pytest.mark.spec("generator-contract:T8", "generator-contract:T6")
-async def test_proposals_stack_within_a_reply_and_a_run_and_nothing_is_written(folder: Path) -> None:
+async def test_proposals_stack_within_a_run_and_write_nothing(folder: Path) -> None:
     new = tool_call("propose_write_file", {"path": "sub/new.py", "content": "x = 1\n"})
     first = tool_calls(replace("a.py", "one", "1"), replace("a.py", "1", "uno"), new)
     async with engine_with(folder, first, replace("a.py", "uno\ntwo", "all"), text("done")) as engine:
@@ -63,7 +63,7 @@ async def test_proposals_are_forgotten_when_the_run_ends(folder: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:T8")
-async def test_proposals_replay_without_the_files_and_resume_where_they_were(folder: Path) -> None:
+async def test_proposals_replay_without_files_and_fork_with_their_state(folder: Path) -> None:
     def handle_steps(ctx: StepContext) -> Steps[list[str]]:
         diffs = []
         for old, new in (("one", "1"), ("1", "uno"), ("uno", "un")):
@@ -97,7 +97,7 @@ async def test_proposals_replay_without_the_files_and_resume_where_they_were(fol
         ("binary", "no text"),
     ],
 )
-async def test_what_cannot_be_written_cannot_be_proposed(folder: Path, path: str, why: str) -> None:
+async def test_a_path_that_cannot_be_written_cannot_be_proposed(folder: Path, path: str, why: str) -> None:
     (folder / "link").symlink_to("/tmp")
     (folder / "linked.py").symlink_to("a.py")
     (folder / "binary").write_bytes(b"\xff\xfe\xff\x00\xd8")
@@ -128,7 +128,7 @@ async def test_a_replacement_that_fails_proposes_nothing(folder: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:T8", "reliability:FP5")
-async def test_proposals_are_bounded(folder: Path) -> None:
+async def test_proposals_have_a_size_limit(folder: Path) -> None:
     big = [tool_call("propose_write_file", {"path": f"{n}.txt", "content": "é" * 1_500_000}) for n in range(3)]
     huge = tool_call("propose_write_file", {"path": "huge.txt", "content": "x" * 4_194_305})
     async with engine_with(folder, *big, huge, text("done")) as engine:

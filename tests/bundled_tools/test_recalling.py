@@ -159,7 +159,7 @@ worlds = st.builds(
 @pytest.mark.spec("requirements:DM21")
 @settings(max_examples=60, deadline=None)
 @given(worlds)
-def test_whatever_was_left_out_is_read_again_whole(world: World) -> None:
+def test_every_removed_message_is_recalled_whole(world: World) -> None:
     engine, seen = world.engine()
     result = engine.run_sync("digger", "Dig for gems.")
     assert result.status == "completed", result.error
@@ -172,7 +172,7 @@ def test_whatever_was_left_out_is_read_again_whole(world: World) -> None:
 @settings(max_examples=40, deadline=None)
 @given(worlds, st.floats(0, 1))
 @pytest.mark.deep
-def test_a_run_that_was_killed_or_is_replayed_or_forked_reads_the_same(world: World, share: float) -> None:
+def test_recall_is_the_same_after_crash_replay_and_fork(world: World, share: float) -> None:
     journal = MemoryJournal()
     engine, _ = world.engine()
     result = engine.run_sync("digger", "Dig for gems.", journal=journal)
@@ -194,7 +194,7 @@ def test_a_run_that_was_killed_or_is_replayed_or_forked_reads_the_same(world: Wo
 @pytest.mark.spec("requirements:DM21")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=25), st.data())
-def test_every_word_of_a_message_finds_it_and_no_answer_is_longer_than_it_may_be(said: list[str], data: Any) -> None:
+def test_every_word_of_a_message_finds_it_within_the_limit(said: list[str], data: Any) -> None:
     state = AgentState(message_history=Transcript([UserMessage(t) for t in said]), view=Transcript())
     chosen = data.draw(st.sampled_from(range(len(said))))
     words = said[chosen].split()
@@ -218,7 +218,7 @@ def test_every_word_of_a_message_finds_it_and_no_answer_is_longer_than_it_may_be
     ("said", "query"),
     [("Apple", "aPPLE"), ("\u0130 Apple", "apple"), ("\u039f\u0394\u039f\u03a3.", "\u03bf\u03b4\u03bf\u03c3")],
 )
-def test_words_are_found_whatever_their_capitals_and_what_stands_beside_them(said: str, query: str) -> None:
+def test_search_ignores_case_and_punctuation(said: str, query: str) -> None:
     state = AgentState(message_history=Transcript([UserMessage(said)]), view=Transcript())
 
     assert f"--- 1 of 1: user\n{said}" == answered(state, query=query)
@@ -239,7 +239,7 @@ def answered(state: AgentState, **given: Any) -> str:
 
 
 @pytest.mark.spec("requirements:DM21")
-def test_a_long_message_is_read_in_parts_and_one_without_end_is_refused() -> None:
+def test_a_long_message_is_recalled_in_parts() -> None:
     long = "".join(f"{n:06}" for n in range(20_000))
     state = AgentState(message_history=Transcript([UserMessage(long), UserMessage("short")]), view=Transcript())
     first = answered(state)
@@ -256,7 +256,7 @@ def test_a_long_message_is_read_in_parts_and_one_without_end_is_refused() -> Non
 
 
 @pytest.mark.spec("requirements:DM21")
-def test_a_message_is_told_with_its_thoughts_its_calls_and_a_word_for_what_is_no_text() -> None:
+def test_recalled_messages_include_thoughts_calls_and_markers_for_images() -> None:
     image = ImagePart(url="https://a.example/b.png")
     reply = AssistantMessage((ThinkingPart("hm"), TextPart("Look."), ToolCallPart("c1", "see", {"at": [1]})))
 
@@ -267,7 +267,7 @@ def test_a_message_is_told_with_its_thoughts_its_calls_and_a_word_for_what_is_no
 
 
 @pytest.mark.spec("requirements:DM21")
-def test_the_next_turn_of_a_session_finds_what_an_earlier_one_left_out() -> None:
+def test_the_next_turn_recalls_messages_removed_in_an_earlier_one() -> None:
     def engine(*replies: Any) -> Engine:
         agent = AgentDefinition(
             "digger",
@@ -290,7 +290,7 @@ def test_the_next_turn_of_a_session_finds_what_an_earlier_one_left_out() -> None
 
 @pytest.mark.spec("requirements:DM21")
 @pytest.mark.parametrize("recalls", [True, False])
-def test_only_a_run_that_can_recall_keeps_what_a_replaced_record_held_and_compares_nothing_else(
+def test_only_runs_with_recall_keep_messages_of_a_replaced_record(
     recalls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -318,7 +318,7 @@ def test_only_a_run_that_can_recall_keeps_what_a_replaced_record_held_and_compar
 
 @pytest.mark.spec("requirements:DM21")
 @pytest.mark.parametrize("inherits", [True, False])
-def test_a_tool_that_yields_finds_what_its_caller_does_and_a_child_what_it_inherits(inherits: bool) -> None:
+def test_recall_in_a_yielding_tool_and_child_sees_inherited_history(inherits: bool) -> None:
     @tool(uses=["recall_history"])
     def look_up(word: str) -> Steps[str]:
         """

@@ -44,7 +44,7 @@ def other() -> None:
 
 
 @pytest.mark.spec("requirements:E21", "requirements:E25")
-def test_a_registry_holds_what_was_registered_and_nothing_else() -> None:
+def test_registry_returns_exactly_the_registered_tools() -> None:
     registry = ToolRegistry()
     assert ((), {}) == (registry.list(), registry.specs())
 
@@ -192,7 +192,7 @@ def test_every_bundled_tool_is_described_richly(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("requirements:F1")
-async def test_a_tool_works_with_the_object_that_it_was_constructed_with(tmp_path: Path) -> None:
+async def test_file_tools_use_the_root_they_were_made_with(tmp_path: Path) -> None:
     """
     Two sets of tools with two roots serve two agents of one engine; a definition has no place to name one.
     """

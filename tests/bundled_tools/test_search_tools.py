@@ -146,7 +146,7 @@ ATTACKS = [
 
 @pytest.mark.spec("reliability:FS27")
 @pytest.mark.parametrize("flags", ATTACKS)
-async def test_a_flag_that_is_not_in_the_list_is_refused_and_nothing_is_started(
+async def test_an_unlisted_flag_is_refused_and_nothing_is_started(
     root: Path, flags: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ripgrep_module.subprocess, "Popen", None)
@@ -172,9 +172,7 @@ async def test_neither_pattern_nor_folder_smuggles_anything(root: Path, prefer_p
 
 @pytest.mark.spec("reliability:PM26")
 @pytest.mark.parametrize("prefer_python", ENGINES)
-async def test_names_and_patterns_that_look_like_options_are_names_and_patterns(
-    root: Path, prefer_python: bool
-) -> None:
+async def test_names_and_patterns_resembling_options_are_taken_literally(root: Path, prefer_python: bool) -> None:
     for name in ("-rf", "--help", "--files-with-matches", "@sub"):
         (root / name).write_text("needle --pre=./x\n")
         (root / f"{name}.d").mkdir()
@@ -251,7 +249,7 @@ async def test_python_refuses_patterns_that_could_take_for_ever(root: Path, patt
 
 @pytest.mark.spec("reliability:FS23")
 @pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
-async def test_ripgrep_takes_them_in_linear_time(root: Path) -> None:
+async def test_ripgrep_matches_hostile_patterns_in_linear_time(root: Path) -> None:
     (root / "evil.txt").write_text("a" * 5_000 + "b")
 
     assert not (await search(root, False, pattern="(a+)+$")).is_error
@@ -267,7 +265,7 @@ def test_ordinary_patterns_are_fine(pattern: str) -> None:
 
 @pytest.mark.spec("reliability:R17")
 @pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
-async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(root: Path, tmp_path: Path) -> None:
+async def test_ripgrep_hits_are_shown_only_if_our_walk_confirms_them(root: Path, tmp_path: Path) -> None:
     """
     A stand-in for ripgrep reports lines from outside, as the real one could when a folder is swapped for a link.
     """
@@ -351,7 +349,7 @@ def ordinary_glob(root: Path, cwd: str, pattern: str) -> list[str]:
         "c*",
     ],
 )
-async def test_glob_lists_what_an_ordinary_glob_lists(root: Path, pattern: str, cwd: str) -> None:
+async def test_glob_lists_the_same_files_as_python_glob(root: Path, pattern: str, cwd: str) -> None:
     left_out = ("skipped/x.py", "gone.log", "link.py")
     expected = [path for path in ordinary_glob(root, cwd, pattern) if path not in left_out]
     result = await ToolRegistry(search_tools(root)).execute("glob", {"pattern": pattern, "cwd": cwd})
@@ -417,9 +415,7 @@ async def test_glob_rejects_the_syntax_of_other_globs(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:FS23", "reliability:FP5")
-async def test_too_many_entries_end_a_walk_and_the_result_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_walk_stops_at_its_entry_limit_and_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.search import tools as module
 
     for n in range(30):
@@ -472,7 +468,7 @@ LINES = ["def main():", "    pass", "", "main()", "a.b"]
         ("main()\na.b", "-U -F"), (r"\\\n", "-U"),
     ],
 )  # fmt: skip
-async def test_searches_find_the_same_whatever_line_ends_files_have(
+async def test_searches_find_the_same_with_any_line_ends(
     tmp_path: Path, prefer_python: bool, pattern: str, flags: str
 ) -> None:
     for name, end in (("lf.py", "\n"), ("crlf.py", "\r\n")):

@@ -131,7 +131,7 @@ def lose_a_blob(foreign: Foreign) -> None:
 @pytest.mark.deep
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize("name", [name for name in PLANTS if name != "fetch"])
-async def test_a_git_command_that_looks_runs_no_program_of_the_repository(foreign: Foreign, name: str) -> None:
+async def test_read_only_git_command_runs_no_program_of_the_repository(foreign: Foreign, name: str) -> None:
     plant(foreign, name)
     shown = [await foreign.shell(command) for command in LOOKS]
 
@@ -147,7 +147,7 @@ async def test_a_git_command_that_looks_runs_no_program_of_the_repository(foreig
 
 
 @pytest.mark.spec("reliability:PM14")
-async def test_what_a_partial_clone_lacks_is_not_fetched(foreign: Foreign) -> None:
+async def test_missing_objects_of_a_partial_clone_are_not_fetched(foreign: Foreign) -> None:
     plant(foreign, "fetch")
     lose_a_blob(foreign)
     tools = ToolRegistry(shell_tools(foreign.root))
@@ -161,7 +161,7 @@ async def test_what_a_partial_clone_lacks_is_not_fetched(foreign: Foreign) -> No
 
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize("where", ["include", "worktree", "submodule", "elsewhere", "options"])
-async def test_it_does_not_matter_where_the_program_is_named(foreign: Foreign, where: str) -> None:
+async def test_repository_programs_stay_unused_wherever_they_are_configured(foreign: Foreign, where: str) -> None:
     commands: list[list[str]] = [["git", "status"], ["git", "diff"]]
     if where == "include":
         plant(foreign, "clean", "--file", "more")
@@ -190,7 +190,7 @@ async def test_it_does_not_matter_where_the_program_is_named(foreign: Foreign, w
 
 
 @pytest.mark.spec("reliability:PM14")
-async def test_a_name_of_any_bytes_is_overridden(foreign: Foreign) -> None:
+async def test_a_filter_name_of_arbitrary_bytes_is_overridden(foreign: Foreign) -> None:
     name = "\u00e9.b=c".encode("latin-1")
     with (foreign.root / ".git/config").open("ab") as config:
         config.write(b'[filter "' + name + b'"]\nclean = ' + bytes(foreign.evil) + b"\n")
@@ -203,7 +203,7 @@ async def test_a_name_of_any_bytes_is_overridden(foreign: Foreign) -> None:
 
 
 @pytest.mark.spec("reliability:PM14")
-async def test_a_command_that_changes_something_keeps_the_filters_of_the_repository(foreign: Foreign) -> None:
+async def test_git_command_that_writes_keeps_the_filters_of_the_repository(foreign: Foreign) -> None:
     """Without its filter a file would be stored as it must not be: unencrypted, or large."""
     plant(foreign, "clean")
     plant(foreign, "hooks")
@@ -213,7 +213,7 @@ async def test_a_command_that_changes_something_keeps_the_filters_of_the_reposit
 
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize("problem", ["broken", "endless", "many"])
-async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
+async def test_read_only_git_command_is_refused_if_configuration_is_unreadable(
     foreign: Foreign, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = foreign.root / ".git/config"
@@ -234,7 +234,7 @@ async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
     assert said[problem] in result.text
 
 
-def test_every_git_command_that_the_policy_takes_for_looking_is_known_here() -> None:
+def test_every_git_command_of_the_read_only_policy_is_recognized() -> None:
     forms = [form.prefix for form in READ_ONLY if form.prefix[0] == "git"]
     assert all(environment.parse_git_query(prefix) for prefix in forms)
     assert all(
@@ -269,7 +269,7 @@ async def committed(root: Path) -> tuple[str, str]:
 
 
 @pytest.mark.spec("reliability:HP2")
-async def test_a_commit_has_the_name_and_address_of_the_user_and_nothing_else_of_the_configuration(
+async def test_a_commit_gets_only_the_users_name_and_address(
     person: Path,
 ) -> None:
     """
@@ -283,7 +283,7 @@ async def test_a_commit_has_the_name_and_address_of_the_user_and_nothing_else_of
 
 
 @pytest.mark.spec("reliability:HP2")
-async def test_the_name_that_a_repository_sets_counts_before_that_of_the_user(person: Path) -> None:
+async def test_git_identity_of_the_repository_overrides_that_of_the_user(person: Path) -> None:
     own = "[core]\nrepositoryformatversion = 0\n[user]\nemail = ada@work.example\n"
     for folder in ("objects", "refs"):
         (person / ".git" / folder).mkdir(parents=True)
@@ -294,16 +294,14 @@ async def test_the_name_that_a_repository_sets_counts_before_that_of_the_user(pe
 
 
 @pytest.mark.spec("reliability:HP2")
-async def test_variables_of_this_process_name_the_author_before_the_configuration(
-    person: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_author_variables_override_the_git_configuration(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_AUTHOR_NAME", "Countess")
 
     assert (await committed(person))[0] == "Countess <ada@example.com> Ada Lovelace <ada@example.com>"
 
 
 @pytest.mark.spec("reliability:HP2")
-async def test_without_a_name_of_the_user_git_gets_none(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_user_name_git_gets_no_author(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     tools = ToolRegistry(shell_tools(person))

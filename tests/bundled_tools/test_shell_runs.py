@@ -47,7 +47,7 @@ def basher(*tools: Any, **options: Any) -> AgentDefinition[Any]:
 
 
 @pytest.mark.spec("reliability:SH02", "generator-contract:T15", "requirements:E10")
-async def test_a_model_runs_programs_and_reads_what_they_print(tmp_path: Path) -> None:
+async def test_a_model_runs_programs_and_reads_their_output(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("print('tests', 'passed')")
     model = ScriptedModel(
         [
@@ -117,7 +117,7 @@ def child_with_job(ctx: Any) -> Any:
 
 @LINUX
 @pytest.mark.spec("reliability:SH14")
-async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Path, elsewhere: Any) -> None:
+async def test_a_job_ends_with_its_run_and_a_warning(tmp_path: Path, elsewhere: Any) -> None:
     tools = shell_tools(tmp_path)
     children: list[Any] = []
 
@@ -204,7 +204,7 @@ async def test_a_replay_runs_nothing(tmp_path: Path) -> None:
 
 @LINUX
 @pytest.mark.spec("reliability:SH14", "reliability:SH04")
-async def test_a_job_ends_with_a_run_that_is_cancelled_again_and_again(tmp_path: Path, elsewhere: Any) -> None:
+async def test_a_job_ends_with_a_run_that_is_cancelled_repeatedly(tmp_path: Path, elsewhere: Any) -> None:
     pids: list[int] = []
 
     def handler(ctx: Any) -> Any:
@@ -235,7 +235,7 @@ class Broken:
         raise RuntimeError("no end")
 
 
-async def test_what_tools_keep_is_ended_in_reverse_order_even_when_one_end_fails() -> None:
+async def test_run_resources_close_in_reverse_order_despite_failures() -> None:
     ended: list[str] = []
 
     class Kept:

@@ -187,7 +187,7 @@ async def test_in_the_sandbox_programs_run_and_write_below_the_root(host: Host) 
 
 @NEEDS
 @pytest.mark.spec("requirements:X70")
-async def test_what_file_tools_do_not_write_since_programs_run_it_no_command_writes_either(host: Host) -> None:
+async def test_no_sandboxed_command_writes_a_protected_file(host: Host) -> None:
     places = [place for place in PROTECTED if "*" not in place and place != ".git/"]
     files = [host.root / place / "file" if place.endswith("/") else host.root / place for place in places]
     for file in files:
@@ -211,7 +211,7 @@ async def test_what_file_tools_do_not_write_since_programs_run_it_no_command_wri
         ({"home": "real"}, "home='real'"),
     ],
 )
-def test_a_sandbox_with_what_would_undo_it_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_options_that_would_undo_a_sandbox_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         shell_tools(tmp_path, sandbox=True, **options)
 
@@ -225,7 +225,7 @@ def test_a_system_without_a_sandbox_is_refused_before_anything_runs(
         shell_tools(tmp_path, sandbox=True)
 
 
-def test_a_system_that_forbids_sandboxes_is_told_with_its_reason(
+def test_a_system_that_forbids_sandboxes_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / "bwrap"

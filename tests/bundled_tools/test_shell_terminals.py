@@ -49,7 +49,7 @@ async def called(root: Path, editor: Editor, *inputs: dict[str, Any], **options:
     return [message.result for message in result.state.message_history if message.role == "tool"]
 
 
-async def test_a_command_runs_in_a_terminal_below_the_root_with_the_environment_and_time_of_any_other(
+async def test_a_terminal_command_gets_the_usual_folder_environment_and_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OWN_SECRET", "x")
@@ -81,7 +81,9 @@ async def test_a_command_runs_in_a_terminal_below_the_root_with_the_environment_
         (TerminalResult(output="a\n" * 60_000, code=0), {"is_error": False, "truncated": True}),
     ],
 )
-async def test_what_is_late_or_too_long_is_said(tmp_path: Path, ran: TerminalResult, wanted: dict[str, Any]) -> None:
+async def test_timeout_and_cut_output_of_a_terminal_are_reported(
+    tmp_path: Path, ran: TerminalResult, wanted: dict[str, Any]
+) -> None:
     (result,) = await called(tmp_path, Editor(ran), {"command": ["echo"]})
 
     assert wanted == {"is_error": result.is_error, **{k: v for k, v in result.data.items() if k in wanted}}
@@ -89,7 +91,7 @@ async def test_what_is_late_or_too_long_is_said(tmp_path: Path, ran: TerminalRes
     assert len(result.text) <= 100_000
 
 
-async def test_scripts_background_jobs_and_what_no_terminal_is_offered_for_run_in_processes_of_our_own(
+async def test_scripts_jobs_and_declined_commands_run_in_own_processes(
     tmp_path: Path,
 ) -> None:
     editor = Editor(None)
@@ -103,7 +105,7 @@ async def test_scripts_background_jobs_and_what_no_terminal_is_offered_for_run_i
     assert [["b"]] == [argv[1:] for argv, _ in editor.ran]
 
 
-async def test_what_an_editor_could_not_run_and_what_cannot_be_executed_are_errors_for_the_model(
+async def test_failures_of_an_editor_terminal_are_tool_errors(
     tmp_path: Path,
 ) -> None:
     editor = Editor(ToolError("the editor did not run it"))
@@ -120,6 +122,6 @@ async def test_what_an_editor_could_not_run_and_what_cannot_be_executed_are_erro
 @pytest.mark.parametrize(
     "options", [{"limits": {"processes": 5}}, {"runner": lambda launch: launch}, {"sandbox": True}]
 )
-def test_what_does_not_hold_in_a_terminal_is_refused_beside_it(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_options_without_effect_in_a_terminal_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match="do not hold in the terminals of an editor"):
         shell_tools(tmp_path, terminals=Editor(None), **options)

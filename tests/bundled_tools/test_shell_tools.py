@@ -159,7 +159,7 @@ def python(code: str, *arguments: str) -> list[str]:
     ],
     ids=str,
 )
-async def test_a_command_gives_its_output_and_how_it_ended(root: Path, command: Any, expected: Any) -> None:
+async def test_a_command_returns_its_output_and_exit_status(root: Path, command: Any, expected: Any) -> None:
     result = await Sh(root, shell="bash")(command)
 
     data = dict(result.data)
@@ -170,7 +170,7 @@ async def test_a_command_gives_its_output_and_how_it_ended(root: Path, command: 
 
 @pytest.mark.spec("reliability:SH02", "generator-contract:D36", "reliability:HP3")
 @pytest.mark.parametrize("command", ["ls; touch x", "ls && touch x", "touch $HOME", "A=1 touch x", "touch x > y"])
-async def test_text_that_needs_a_shell_is_refused_unless_it_is_allowed(root: Path, command: str) -> None:
+async def test_shell_syntax_is_refused_unless_a_shell_is_allowed(root: Path, command: str) -> None:
     refused = await Sh(root)(command)
     allowed = await Sh(root, shell="bash")(command)
 
@@ -191,7 +191,7 @@ async def test_sh_runs_command_lines_where_there_is_no_bash(root: Path) -> None:
 
 @pytest.mark.spec("reliability:PM06")
 @pytest.mark.parametrize("command", ["export PATH=./evil", "typeset -x", "alias ls=rm", "exec rm", "source x", ". x"])
-async def test_what_only_shells_know_is_no_program(root: Path, command: str) -> None:
+async def test_shell_builtins_are_not_programs(root: Path, command: str) -> None:
     result = await Sh(root)(command)
 
     assert result.is_error
@@ -211,7 +211,7 @@ async def test_what_only_shells_know_is_no_program(root: Path, command: str) -> 
     ],
     ids=str,
 )
-async def test_what_cannot_be_executed_is_named_and_no_shell_tries_it(
+async def test_a_program_that_cannot_execute_is_named_in_the_error(
     root: Path, content: str | None, mode: int, said: str
 ) -> None:
     if content is not None:
@@ -229,7 +229,7 @@ async def test_what_cannot_be_executed_is_named_and_no_shell_tries_it(
 
 
 @pytest.mark.spec("reliability:FS26", "reliability:HP2")
-async def test_below_the_root_of_the_whole_system_programs_are_found(elsewhere: Any) -> None:
+async def test_programs_are_found_with_the_system_as_root(elsewhere: Any) -> None:
     elsewhere.needs_the_whole_system()
     assert "hi\n" == await Sh(Path("/"), allow_wide_root=True).out(["echo", "hi"])
 
@@ -239,7 +239,7 @@ async def test_below_the_root_of_the_whole_system_programs_are_found(elsewhere: 
 
 @pytest.mark.spec("reliability:SH02", "generator-contract:T15")
 @pytest.mark.usefixtures("soon")
-async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: Path, up_at: Any) -> None:
+async def test_a_command_is_killed_at_its_timeout_with_output_kept(root: Path, up_at: Any) -> None:
     up_at(root / "begun")
     script = "trap '' TERM; echo begun; : > begun; sleep 100; sleep 100"
     result = await Sh(root, shell="bash")(script, timeout_seconds=2)
@@ -251,7 +251,7 @@ async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: P
 
 
 @pytest.mark.spec("reliability:SH02")
-async def test_a_command_may_clean_up_when_it_is_told_to_stop(root: Path, up_at: Any) -> None:
+async def test_a_command_may_clean_up_at_its_timeout(root: Path, up_at: Any) -> None:
     up_at(root / "begun")
     script = "trap 'echo cleaned; exit 7' TERM; echo begun; : > begun; while :; do sleep 0.05; done"
     result = await Sh(root, shell="bash")(script, timeout_seconds=2)
@@ -273,7 +273,7 @@ async def test_a_command_may_clean_up_when_it_is_told_to_stop(root: Path, up_at:
         (0.5, True, 0.5),
     ],
 )
-async def test_the_timeout_is_what_was_asked_for_within_bounds(
+async def test_the_requested_timeout_is_clamped_to_its_bounds(
     root: Path, monkeypatch: pytest.MonkeyPatch, asked: float, unlimited: bool, seconds: float | None
 ) -> None:
     waited: list[float | None] = []
@@ -294,7 +294,7 @@ async def test_the_timeout_is_what_was_asked_for_within_bounds(
 
 @LINUX
 @pytest.mark.spec("reliability:SH01", "generator-contract:T15")
-async def test_a_child_that_keeps_the_pipe_open_is_not_waited_for_and_killed(root: Path, elsewhere: Any) -> None:
+async def test_a_child_that_holds_the_pipe_open_is_killed(root: Path, elsewhere: Any) -> None:
     out = await Sh(root, shell="bash").out("echo a; sleep 100 & echo $!; env -i sleep 100 & echo $!")
 
     first, *pids = out.split()
@@ -325,7 +325,7 @@ async def test_two_hundred_children_that_ignore_the_signal_are_killed(
 
 @LINUX
 @pytest.mark.spec("reliability:SH03")
-async def test_what_left_the_process_group_is_found_and_killed(root: Path, elsewhere: Any) -> None:
+async def test_a_process_outside_the_process_group_is_killed(root: Path, elsewhere: Any) -> None:
     result = await Sh(root).out(
         python("""
             import os, time
@@ -351,7 +351,7 @@ async def test_what_left_the_process_group_is_found_and_killed(root: Path, elsew
 @LINUX
 @pytest.mark.spec("reliability:SH04", "generator-contract:T15")
 @pytest.mark.usefixtures("soon")
-async def test_cancelling_the_call_kills_the_whole_tree(root: Path, elsewhere: Any) -> None:
+async def test_cancelling_a_call_kills_the_process_tree(root: Path, elsewhere: Any) -> None:
     task = asyncio.create_task(Sh(root, shell="bash")("trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"))
     pid = int(await until_async(lambda: (root / "pid").exists() and (root / "pid").read_text()))
     assert elsewhere.running([pid])
@@ -398,7 +398,7 @@ def escaping(name: str, then: str = "") -> list[str]:
 @pytest.mark.spec("reliability:SH03")
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("way", ["it ends", "timeout", "cancelled", "killed with its job"])
-async def test_what_left_session_and_environment_ends_with_its_command(
+async def test_a_process_without_session_and_environment_ends_with_its_command(
     root: Path, belongings: RunResources, up_at: Any, way: str, elsewhere: Any
 ) -> None:
     if way == "timeout":
@@ -423,7 +423,7 @@ async def test_what_left_session_and_environment_ends_with_its_command(
 
 @LINUX
 @pytest.mark.spec("reliability:SH03")
-async def test_the_process_that_embeds_the_engine_is_not_changed(root: Path) -> None:
+async def test_commands_leave_signal_settings_of_the_embedding_process_unchanged(root: Path) -> None:
     is_subreaper = ctypes.c_int(-1)
     await Sh(root).out(escaping("pid"))
     ctypes.CDLL(None).prctl(37, ctypes.byref(is_subreaper), 0, 0, 0)
@@ -451,7 +451,7 @@ async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
 
 @LINUX
 @pytest.mark.spec("reliability:SH04")
-def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path, elsewhere: Any) -> None:
+def test_a_command_and_escaped_children_end_with_a_killed_process(root: Path, elsewhere: Any) -> None:
     code = """
         import asyncio, json, sys
         from stepengine.tools import ToolRegistry
@@ -472,9 +472,7 @@ def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path
 
 @LINUX
 @pytest.mark.spec("reliability:SH04")
-def test_a_command_ends_with_a_process_that_is_killed_before_it_was_told_that_the_command_runs(
-    root: Path, elsewhere: Any, nothing_survives: str
-) -> None:
+def test_a_command_ends_if_its_parent_dies_during_the_start(root: Path, elsewhere: Any, nothing_survives: str) -> None:
     # The supervisor as it is on a machine so busy that its first word comes too late.
     late = """
         import os, sys, time
@@ -534,7 +532,7 @@ async def test_a_flood_on_both_streams_is_cut_and_killed(root: Path, monkeypatch
 
 
 @pytest.mark.spec("reliability:SH05", "generator-contract:T15")
-async def test_the_beginning_and_the_end_of_a_long_line_are_kept(root: Path) -> None:
+async def test_start_and_end_of_a_long_line_are_kept(root: Path) -> None:
     code = "import sys; sys.stdout.write('a' * 25_000 + 'b' * 250_000 + 'c' * 25_000)"
     result = await Sh(root)(python(code))
 
@@ -576,7 +574,7 @@ async def test_escapes_that_never_end_hide_no_output(root: Path, opener: str) ->
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SH05")
-async def test_a_command_that_ended_in_time_is_not_called_slow_by_a_busy_loop(root: Path) -> None:
+async def test_a_blocked_loop_does_not_time_out_a_finished_command(root: Path) -> None:
     running = asyncio.create_task(Sh(root, shell="bash")("sleep 0.3; echo done", timeout_seconds=1))
     await asyncio.sleep(0.2)
     time.sleep(1.5)  # noqa: ASYNC251  (something blocks the loop)
@@ -676,7 +674,7 @@ async def test_a_secret_is_passed_on_only_when_that_is_meant(
 
 @LINUX
 @pytest.mark.spec("reliability:HP3", "reliability:HP2", "reliability:SH04")
-async def test_a_command_has_no_input_no_terminal_and_a_session_of_its_own(
+async def test_a_command_has_neither_input_nor_terminal_but_own_session(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
@@ -707,9 +705,7 @@ async def test_a_command_has_no_input_no_terminal_and_a_session_of_its_own(
 
 @LINUX
 @pytest.mark.spec("reliability:HP3")
-async def test_a_command_runs_in_the_folder_that_was_given_whatever_stands_in_its_place_since(
-    root: Path, tmp_path: Path
-) -> None:
+async def test_a_command_runs_in_its_folder_even_if_replaced_since(root: Path, tmp_path: Path) -> None:
     (root / "ours").touch()
     sh = Sh(root)
     root.rename(tmp_path / "aside")
@@ -735,7 +731,7 @@ async def test_a_command_inherits_no_descriptors(root: Path) -> None:
 
 @LINUX
 @pytest.mark.spec("generator-contract:T15", "reliability:HP3", "reliability:SH12")
-async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: Path) -> None:
+async def test_core_dumps_are_off_and_configured_limits_are_enforced(root: Path) -> None:
     show = "sh -c 'ulimit -c; ulimit -f; ulimit -t; ulimit -v'"  # bash has another unit for -f
     before = resource.getrlimit(resource.RLIMIT_CORE)
     if before[1] == 0:
@@ -759,7 +755,7 @@ async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: 
             shell_tools(root, limits=limits)
 
 
-async def test_a_broken_pipe_ends_a_program_as_everywhere(root: Path) -> None:
+async def test_a_broken_pipe_ends_a_program_as_usual(root: Path) -> None:
     assert await Sh(root, shell="bash").out("yes | head -n 1") == "y\n"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as below a `nohup`
     try:
@@ -788,7 +784,7 @@ async def test_a_command_works_below_the_root_only(root: Path, tmp_path: Path) -
 
 
 @pytest.mark.spec("reliability:HP2", "reliability:PM09")
-async def test_a_program_in_the_root_is_not_found_by_its_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_in_the_root_is_not_found_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("bin", "."):
         (root / "bin").mkdir(exist_ok=True)
         (root / folder / "git").write_text("#!/bin/sh\necho planted\n")
@@ -804,7 +800,7 @@ async def test_a_program_in_the_root_is_not_found_by_its_name(root: Path, monkey
     assert await sh.out(["./git"]) == "planted\n"
 
 
-async def test_the_home_folder_is_private_unless_the_real_one_is_wanted(root: Path, elsewhere: Any) -> None:
+async def test_home_is_a_private_folder_unless_home_is_real(root: Path, elsewhere: Any) -> None:
     sh, real = Sh(root, shell="bash"), Sh(root, shell="bash", home="real")
 
     assert await sh.out("ls -A $HOME; ls -A $TMPDIR; stat -c %a $HOME/..") == "700\n"
@@ -858,7 +854,7 @@ MANY = """
 @pytest.mark.deep
 @LINUX
 @pytest.mark.spec("reliability:HP5")
-def test_many_commands_wait_for_each_other_and_for_descriptors(root: Path) -> None:
+def test_many_commands_at_once_respect_the_limit_and_descriptors(root: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(MANY), str(root), "24"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
 
@@ -882,7 +878,7 @@ async def test_a_system_that_stays_full_is_a_clear_error(root: Path, monkeypatch
 
 
 @pytest.mark.spec("reliability:SH14", "reliability:SH01")
-async def test_a_background_job_is_looked_after_by_its_id(root: Path, belongings: RunResources) -> None:
+async def test_a_background_job_is_checked_and_stopped_by_its_id(root: Path, belongings: RunResources) -> None:
     sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
     script = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; echo err >&2; exit 3"
     started = await sh(script, process_type="BACKGROUND")
@@ -972,9 +968,7 @@ async def test_a_background_job_needs_a_run_that_ends_it(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:FP6")
-async def test_the_log_tells_what_ran_without_secrets_and_without_its_output(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_log_has_the_command_without_secrets_or_output(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[tuple[str, dict[str, Any]]] = []
 
     def log(message: str, /, **data: Any) -> None:
@@ -994,7 +988,7 @@ async def test_the_log_tells_what_ran_without_secrets_and_without_its_output(
 
 
 @pytest.mark.spec("reliability:HP6", "requirements:F21")
-def test_the_tools_say_what_they_may_do(root: Path) -> None:
+def test_shell_tools_declare_category_and_annotations(root: Path) -> None:
     specs = {tool.spec.name: tool.spec for tool in shell_tools(root)}
     runs = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
 
@@ -1018,7 +1012,7 @@ def test_the_tools_say_what_they_may_do(root: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_person_is_shown_the_whole_command(root: Path, input: Any, action: str, details: Any) -> None:
+def test_an_approval_preview_shows_the_whole_command(root: Path, input: Any, action: str, details: Any) -> None:
     tool: Tool[..., Any] = shell_tools(root, shell="bash")[0]
     preview = tool.preview(input)
     refused = shell_tools(root)[0].preview(input)
@@ -1031,7 +1025,7 @@ def test_a_person_is_shown_the_whole_command(root: Path, input: Any, action: str
 
 
 @pytest.mark.spec("reliability:HP8")
-async def test_a_runner_decides_what_is_executed(root: Path) -> None:
+async def test_a_runner_can_replace_the_executed_command(root: Path) -> None:
     seen = []
 
     def inside(launch: Any) -> Any:

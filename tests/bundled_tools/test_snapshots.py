@@ -29,9 +29,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.spec("reliability:WS10")
-async def test_a_snapshot_of_a_folder_is_a_workspace_of_its_own_with_links_as_they_are(
-    project: Path, tmp_path: Path
-) -> None:
+async def test_a_folder_snapshot_is_an_independent_copy_with_its_links(project: Path, tmp_path: Path) -> None:
     os.mkfifo(project / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(project / "socket"))
@@ -51,7 +49,7 @@ async def test_a_snapshot_of_a_folder_is_a_workspace_of_its_own_with_links_as_th
 
 
 @pytest.mark.spec("reliability:WS10")
-def test_a_place_that_keeps_no_snapshot_and_a_folder_that_is_there_are_refused(project: Path, tmp_path: Path) -> None:
+def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: Path, tmp_path: Path) -> None:
     for to, error, words in (
         (tmp_path / "outside", DefinitionError, "is there already"),
         (project / "sub" / "copy", DefinitionError, "lies in the folder"),

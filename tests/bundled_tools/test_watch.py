@@ -73,7 +73,7 @@ def said(request):
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_a_model_is_told_once_when_a_file_has_appeared(tmp_path):
+async def test_a_model_is_notified_once_when_a_file_appears(tmp_path):
     there, clock = tmp_path / "there", Clock(waits=True)
     model = ScriptedModel([watch(["cat", "there"]), text("I wait."), text("It is there.")])
     async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model, clock=clock) as engine:
@@ -101,7 +101,7 @@ async def test_a_model_is_told_once_when_a_file_has_appeared(tmp_path):
     ],
     ids=["changes", "contains", "contains in what is not kept", "fails"],
 )
-async def test_it_watches_what_is_printed_and_how_it_ends(tmp_path, asked, then):
+async def test_watch_observes_output_and_exit_status(tmp_path, asked, then):
     file, clock = tmp_path / "file", Clock(waits=True)
     file.write_text("one\n")
 
@@ -128,7 +128,7 @@ async def test_it_watches_what_is_printed_and_how_it_ends(tmp_path, asked, then)
 
 @pytest.mark.spec("waiting:WT11")
 @pytest.mark.parametrize(("every", "polls"), [(50, 25), (400, 4)])
-async def test_it_gives_up_when_the_time_is_over_and_equal_polls_leave_one_record(tmp_path, every, polls):
+async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every, polls):
     clock, journal = Clock(waits=True), MemoryJournal()
 
     def handle_steps(ctx):
@@ -156,7 +156,7 @@ async def test_it_gives_up_when_the_time_is_over_and_equal_polls_leave_one_recor
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_a_model_ends_it_and_nothing_of_it_is_left(tmp_path, nothing_survives):
+async def test_a_cancelled_watch_leaves_no_process(tmp_path, nothing_survives):
     command = ["sh", "-c", "touch begun; sleep 60"]
     model = ScriptedModel(
         [
@@ -181,7 +181,7 @@ def found(request):
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_it_ends_with_its_run_in_the_middle_of_a_command(tmp_path, nothing_survives):
+async def test_a_watch_ends_with_its_run_during_a_command(tmp_path, nothing_survives):
     begun = tmp_path / "begun"
 
     def handle_steps(ctx):
@@ -219,7 +219,7 @@ asyncio.run(main())
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT11")
-async def test_killed_in_the_middle_it_polls_again_and_is_told_once(tmp_path, nothing_survives):
+async def test_a_killed_watch_resumes_polling_and_notifies_once(tmp_path, nothing_survives):
     journal, root = tmp_path / "run.jsonl", tmp_path / "root"
     root.mkdir()
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WATCHED), str(root), str(journal)])
@@ -245,7 +245,7 @@ async def test_killed_in_the_middle_it_polls_again_and_is_told_once(tmp_path, no
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_a_denied_command_is_denied_at_the_call_and_starts_nothing(tmp_path):
+async def test_a_denied_watch_command_starts_nothing(tmp_path):
     model = ScriptedModel([watch(["rm", "-r", "x"]), text("I may not.")])
     policy = Policy([Rule("deny", Command(CommandForm(["rm"])))], mode="bypass")
     async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model, permissions=policy) as engine:
@@ -304,7 +304,7 @@ async def test_a_person_is_asked_once_and_sees_the_command(tmp_path):
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_nobody_starts_a_watcher_by_its_name(tmp_path):
+async def test_a_watcher_cannot_be_spawned_by_its_name(tmp_path):
     forged = {"command": "touch made", "until": "succeeds", "every_seconds": 1, "timeout_seconds": 1}
     agents = [{"agent_type": "watcher", "params": forged}]
 
@@ -356,7 +356,7 @@ async def test_two_agents_watch_below_roots_of_their_own(tmp_path):
     ],
     ids=str,
 )
-async def test_what_cannot_be_watched_is_refused(tmp_path, wrong):
+async def test_invalid_watch_arguments_are_refused(tmp_path, wrong):
     def handle_steps(ctx):
         yield ToolCall("watch", {"command": "true", "until": "succeeds", **wrong})
 
@@ -366,7 +366,7 @@ async def test_what_cannot_be_watched_is_refused(tmp_path, wrong):
     assert next(iter(wrong)) in str(result.error)
 
 
-async def test_a_program_that_is_not_there_ends_the_watch_with_an_error(tmp_path):
+async def test_a_missing_program_ends_the_watch_with_an_error(tmp_path):
     model = ScriptedModel([watch(["no-such-program"]), text("I wait."), text("Sorry.")])
     async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model) as engine:
         result = await engine.run("lead", "go")

@@ -34,7 +34,7 @@ def fetcher_for(there: Site, **options: Any) -> SafeFetcher:
 
 
 @pytest.mark.spec("reliability:NW06", "reliability:NW14")
-async def test_nothing_is_sent_that_tells_more_than_the_request(
+async def test_a_request_sends_no_cookies_credentials_or_extra_headers(
     there: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".netrc").write_text("default login me password secret\n")
@@ -57,7 +57,7 @@ async def test_nothing_is_sent_that_tells_more_than_the_request(
 
 
 @pytest.mark.spec("reliability:WP3")
-async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every_address(
+async def test_system_resolver_is_used_by_default_and_addresses_are_checked(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -83,7 +83,7 @@ async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every
 
 
 @pytest.mark.spec("reliability:WP3")
-async def test_a_name_is_resolved_once_per_hop_and_the_connection_goes_to_what_was_judged(there: Site) -> None:
+async def test_the_connection_goes_to_the_address_that_was_checked(there: Site) -> None:
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     there.answers = {"/": answer("one")}
     fetcher = fetcher_for(there, resolve=names)
@@ -96,14 +96,14 @@ async def test_a_name_is_resolved_once_per_hop_and_the_connection_goes_to_what_w
 
 
 @pytest.mark.spec("reliability:WP3")
-async def test_a_host_that_rebinds_between_two_hops_is_judged_again(there: Site) -> None:
+async def test_a_host_that_rebinds_between_redirects_is_checked_again(there: Site) -> None:
     there.answers = {"/": redirect("/again"), "/again": answer("never")}
     with pytest.raises(BlockedAddress, match="link-local"):
         await fetcher_for(there, resolve=Names(["127.0.0.1"], ["169.254.169.254"])).fetch(there.url())
     assert ["/"] == there.paths
 
 
-async def test_the_next_judged_address_is_tried_when_one_takes_no_connection(there: Site) -> None:
+async def test_the_next_address_is_tried_if_one_refuses_connections(there: Site) -> None:
     there.answers = {"/": answer("ok")}
     found = await fetcher_for(there, resolve=Names(["127.0.0.9", "127.0.0.1"])).fetch(there.url())
     assert b"ok" == found.body
@@ -119,7 +119,7 @@ async def test_the_next_judged_address_is_tried_when_one_takes_no_connection(the
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("status", ["301 Moved", "307 Temporary Redirect"])
-async def test_each_redirect_is_judged_like_a_new_address(there: Site, location: str, status: str) -> None:
+async def test_each_redirect_is_checked_like_a_new_address(there: Site, location: str, status: str) -> None:
     there.answers = {"/": redirect(location, status)}
     with pytest.raises(BlockedAddress):
         await fetcher_for(there, resolve=Names(internal_test=["10.1.1.1"])).fetch(there.url())
@@ -203,7 +203,7 @@ async def test_answers_that_would_hurt_are_errors(there: Site, made: bytes | Cal
 
 
 @pytest.mark.spec("reliability:WP4")
-async def test_what_is_sent_after_the_end_of_compressed_data_is_not_read_for_ever(there: Site) -> None:
+async def test_endless_data_after_a_compressed_body_is_cut_off(there: Site) -> None:
     async def trailing(path: str, writer: asyncio.StreamWriter) -> None:
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"x")
@@ -235,7 +235,7 @@ async def silent(path: str, writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.spec("reliability:WP4")
-async def test_a_server_that_drips_or_stays_silent_ends_with_the_time_of_the_fetch(there: Site) -> None:
+async def test_a_slow_or_silent_server_ends_at_the_fetch_timeout(there: Site) -> None:
     there.answers = {"/drip": drip, "/silent": silent, "/loop": redirect("/silent")}
     fetcher = fetcher_for(there, seconds=0.3)
     async with asyncio.timeout(40):
@@ -245,7 +245,7 @@ async def test_a_server_that_drips_or_stays_silent_ends_with_the_time_of_the_fet
 
 
 @pytest.mark.spec("reliability:WP4")
-async def test_silence_is_waited_for_ten_seconds_at_most(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_ends_after_the_idle_timeout(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import fetcher
 
     monkeypatch.setattr(fetcher, "WEB_IDLE_SECONDS", 0.2)
@@ -256,7 +256,7 @@ async def test_silence_is_waited_for_ten_seconds_at_most(there: Site, monkeypatc
 
 
 @pytest.mark.spec("reliability:WP4")
-async def test_a_resolver_that_hangs_does_not_hold_the_fetch(there: Site) -> None:
+async def test_a_hanging_resolver_ends_at_the_fetch_timeout(there: Site) -> None:
     async def hangs(host: str, port: int) -> list[str]:
         await asyncio.sleep(60)
         return []
@@ -296,7 +296,7 @@ async def test_a_cancelled_fetch_closes_its_connection(there: Site) -> None:
 @pytest.mark.parametrize(
     "kind", ["application/pdf", "image/png", "application/zip", "application/x-executable", "video/mp4"]
 )
-async def test_what_is_no_text_is_not_read(there: Site, kind: str) -> None:
+async def test_a_body_of_a_binary_type_is_not_read(there: Site, kind: str) -> None:
     there.answers = {"/": answer(b"x" * 1_000, kind)}
     found = await fetcher_for(there).fetch(there.url())
     assert (b"", kind, 200) == (found.body, found.content_type, found.status)

@@ -60,7 +60,7 @@ PAGE = """<!doctype html><html><head><title> A  &amp; B </title><meta name="Desc
 
 
 @pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "reliability:NW12")
-async def test_a_page_comes_as_markdown_without_what_readers_do_not_see(there: Site) -> None:
+async def test_a_page_becomes_markdown_without_hidden_content(there: Site) -> None:
     there.answers = {"/a/page": answer(PAGE, "text/html; charset=utf-8"), "/old": redirect("/a/page")}
 
     assert {
@@ -76,7 +76,7 @@ async def test_a_page_comes_as_markdown_without_what_readers_do_not_see(there: S
 
 
 @pytest.mark.spec("generator-contract:T17", "reliability:WP4")
-async def test_text_is_cut_at_what_was_asked_for_and_says_so(there: Site) -> None:
+async def test_page_text_is_cut_at_max_chars_and_marked_truncated(there: Site) -> None:
     there.answers = {
         "/": answer("x" * 30_000),
         "/large": answer("y" * 2_000_001),
@@ -114,14 +114,14 @@ async def test_text_is_cut_at_what_was_asked_for_and_says_so(there: Site) -> Non
         (b"<p>caf\xe9</p>", "text/html; charset=utf-8", "caf\ufffd"),
     ],
 )
-async def test_text_is_decoded_as_it_says_and_never_fails(there: Site, body: bytes, kind: str, text: str) -> None:
+async def test_text_is_decoded_by_its_declared_charset(there: Site, body: bytes, kind: str, text: str) -> None:
     there.answers = {"/": answer(body, kind)}
     assert text == (await read(there))["text"]
 
 
 @pytest.mark.spec("reliability:NW12")
 @pytest.mark.parametrize(("body", "kind"), [(b"%PDF-1", "application/pdf"), (b"\x89PNG", "image/png"), (b"MZ\0\0", ""), (b"a\0b", "text/plain")])  # fmt: skip
-async def test_what_is_no_text_gives_its_type_only(there: Site, body: bytes, kind: str) -> None:
+async def test_a_binary_body_gives_its_type_only(there: Site, body: bytes, kind: str) -> None:
     there.answers = {"/": answer(body, kind)}
     found = await read(there)
     assert ("", "this is no text, so only its type is shown") == (found["text"], found["message"])
@@ -186,7 +186,7 @@ async def test_charsets_of_the_web_are_decoded(charset: str) -> None:
 
 @pytest.mark.spec("reliability:NW12", "reliability:WP4")
 @pytest.mark.deep
-async def test_a_page_that_nests_a_million_tags_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_of_a_million_nested_tags_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import pages
 
     monkeypatch.setattr(pages, "WEB_PARSE_SECONDS", 1.0)
@@ -198,14 +198,14 @@ async def test_a_page_that_nests_a_million_tags_ends_in_bounded_time(monkeypatch
 
 
 @pytest.mark.spec("reliability:NW12", "reliability:WP4")
-async def test_links_that_are_made_absolute_do_not_make_a_page_many_times_as_long() -> None:
+async def test_absolute_links_do_not_inflate_a_page_beyond_its_limit() -> None:
     where = f"http://x.test/{'a' * 4_000}/"
     page = await read_page(Fetched(where, 200, "text/html", b"<a href=x>l</a>" * 1_000))
     assert 2_000_000 == len(page.text)
 
 
 @pytest.mark.spec("reliability:NW12")
-async def test_a_conversion_that_nobody_waits_for_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_a_page_conversion_kills_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, begun, workers = asyncio.create_subprocess_exec, asyncio.Event(), []
 
     async def begin_and_stop(*words: Any, **options: Any) -> Any:
@@ -228,16 +228,14 @@ async def test_a_conversion_that_nobody_waits_for_is_killed(monkeypatch: pytest.
     st.binary(max_size=200),
     st.sampled_from(["", "text/plain", "application/json; charset=utf-16", "text/css;charset=\x00"]),
 )
-async def test_any_bytes_that_call_themselves_text_are_text_or_none(body: bytes, kind: str) -> None:
+async def test_any_bytes_declared_as_text_give_printable_text(body: bytes, kind: str) -> None:
     if not body.lstrip().startswith(b"<"):
         page = await read_page(Fetched("http://x.test/", 200, kind, body))
         assert "\x1b" not in page.text
         page.text.encode("utf-8", "strict")
 
 
-async def test_without_the_extra_html_is_an_error_that_names_it_and_text_is_read(
-    there: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_html_without_the_web_extra_is_an_error_naming_it(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import pages
 
     monkeypatch.setattr(pages, "find_spec", lambda _: None)
@@ -253,7 +251,7 @@ async def test_without_the_extra_html_is_an_error_that_names_it_and_text_is_read
 
 
 @pytest.mark.spec("reliability:NW14", "reliability:NW06", "reliability:WP6", "requirements:F21")
-def test_what_a_model_can_say_is_the_address_and_a_size_and_the_tools_are_not_read_only() -> None:
+def test_web_tools_take_only_documented_parameters_and_declare_network() -> None:
     tools = web_tools(
         SearxngSearch("http://x"),
         DocsSites(SafeFetcher(allow="public"), {"x": "http://x"}),
@@ -269,7 +267,7 @@ def test_what_a_model_can_say_is_the_address_and_a_size_and_the_tools_are_not_re
 
 
 @pytest.mark.spec("reliability:WP4")
-async def test_a_tree_of_runs_fetches_two_hundred_pages() -> None:
+async def test_a_tree_of_runs_fetches_at_most_two_hundred_pages() -> None:
     class Nothing:
         async def fetch(self, url: str) -> Fetched:
             return Fetched(url, 200, "text/plain", b"x")
@@ -322,7 +320,7 @@ def ask(tools: Any, query: str, **input: Any) -> Any:
 
 
 @pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
-async def test_searxng_is_asked_for_json_and_deep_reads_a_second_page(there: Site) -> None:
+async def test_searxng_query_asks_for_json_and_deep_fetches_two_pages(there: Site) -> None:
     async def search(path: str, writer: asyncio.StreamWriter) -> None:
         page = int(parse_qs(urlsplit(path).query)["pageno"][0])
         found = {
@@ -383,7 +381,7 @@ async def test_no_error_of_a_search_shows_the_key(there: Site, made: bytes) -> N
 
 
 @pytest.mark.spec("reliability:WP4", "reliability:NW06")
-async def test_a_search_that_does_not_answer_ends(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_without_an_answer_times_out(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(path: str, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)
 
@@ -395,7 +393,7 @@ async def test_a_search_that_does_not_answer_ends(there: Site, monkeypatch: pyte
     assert 1 == there.connections
 
 
-def test_a_search_service_that_cannot_be_is_refused() -> None:
+def test_an_invalid_search_url_or_key_is_refused() -> None:
     for url in ("localhost:8080", "file:///x", "http://x?y", ""):
         with pytest.raises(DefinitionError, match="is not an address"):
             SearxngSearch(url)
@@ -444,7 +442,7 @@ async def test_documentation_is_read_from_the_pages_that_llms_txt_names(there: S
 
 
 @pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
-async def test_without_llms_txt_the_links_of_the_first_page_are_the_contents(there: Site) -> None:
+async def test_without_llms_txt_links_of_the_first_page_are_used(there: Site) -> None:
     there.answers = {
         "/": answer("<main><a href='/guide#part'>Guide to caching</a> <a href='mailto:x'>mail</a></main>", "text/html"),
         "/guide": answer("<h1>Guide</h1><p>Cache it.</p>", "text/html"),
@@ -454,7 +452,7 @@ async def test_without_llms_txt_the_links_of_the_first_page_are_the_contents(the
 
 
 @pytest.mark.spec("generator-contract:T17")
-async def test_documentation_that_cannot_be_had_is_an_error_result(there: Site) -> None:
+async def test_unavailable_documentation_is_an_error_result(there: Site) -> None:
     there.answers = {"/docs/llms.txt": answer("- [One](/one)", "text/plain")}
     docs = DocsSites(
         fetcher_for(there), {"lib": there.url("/docs"), "gone": there.url("/gone"), "blocked": "http://10.0.0.1"}
@@ -477,7 +475,7 @@ async def test_documentation_that_cannot_be_had_is_an_error_result(there: Site) 
 
 
 @pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
-async def test_any_backend_that_fits_the_protocol_works_and_its_text_is_cut() -> None:
+async def test_a_custom_docs_backend_works_and_its_text_is_cut() -> None:
     class Mine:
         async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
             return "" if topic == "none" else "x" * 10_000

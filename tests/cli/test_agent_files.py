@@ -57,7 +57,7 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(team: Path) -> None:
+def test_every_command_accepts_a_file_of_several_agents(team: Path) -> None:
     boss = "team/crew.py#boss"
 
     assert "kid said hello\n" == command("run", boss, "go", "-q", "--journal", "run.jsonl").stdout
@@ -76,7 +76,7 @@ def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(te
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_run_of_one_of_several_is_gone_on_with_by_itself(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_run_remembers_which_agent_of_the_file(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     What is kept beside a journal says which agent of the file it was.
     """
@@ -92,7 +92,7 @@ def test_a_run_of_one_of_several_is_gone_on_with_by_itself(team: Path, monkeypat
 @pytest.mark.parametrize(
     "words", [("run", "{}", "go"), ("replay", "run.jsonl", "--agent", "{}"), ("debug", "run.jsonl", "--agent", "{}")]
 )
-def test_both_in_one_file_are_refused_by_every_command(team: Path, words: tuple[str, ...]) -> None:
+def test_file_with_both_agent_and_agents_is_rejected(team: Path, words: tuple[str, ...]) -> None:
     command("run", "team/crew.py#kid", "go", "-q", "--journal", "run.jsonl")
     (team / "both.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition('a')\nagents = [agent]\n"
@@ -104,7 +104,7 @@ def test_both_in_one_file_are_refused_by_every_command(team: Path, words: tuple[
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_worker_of_a_folder_tells_of_a_broken_file_and_takes_the_others(
+def test_worker_reports_a_broken_agent_file_and_loads_the_others(
     team: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (team / "agents").mkdir()
@@ -116,7 +116,7 @@ def test_a_worker_of_a_folder_tells_of_a_broken_file_and_takes_the_others(
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_recorded_run_finds_its_agent_in_a_file_of_several(team: Path) -> None:
+def test_replay_finds_the_recorded_agent_in_a_file_of_several(team: Path) -> None:
     command("run", "team/crew.py#boss", "go", "-q", "--journal", "run.jsonl")
 
     assert "kid said hello\n" == command("replay", "run.jsonl", "--agent", "team/crew.py", "-q").stdout
@@ -162,7 +162,7 @@ def test_the_tools_of_a_file_are_there_for_every_command(team: Path) -> None:
 
 
 @pytest.mark.spec("requirements:X74")
-def test_the_tools_of_the_files_of_a_folder_are_there_and_two_of_one_name_are_refused(team: Path) -> None:
+def test_folder_loads_tools_of_its_files_and_rejects_duplicate_names(team: Path) -> None:
     (team / "agents").mkdir()
     (team / "agents/counter.py").write_text(TOOLS)
     found = [tool.spec.name for tool in load_module_contents("agents").tools]
@@ -188,7 +188,7 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.usefixtures("forks")
 @pytest.mark.spec("generator-contract:G57")
-def test_a_line_without_effect_is_shown_once_with_its_place(tmp_path: Path) -> None:
+def test_line_without_effect_is_reported_once_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "worker.py"
     file.write_text(
         "from stepengine import STEP, AgentDefinition\n\n\ndef handle_steps(ctx):\n    STEP\n    yield from ()\n    return 'done'\n\n\n"

@@ -54,7 +54,7 @@ def ran(body: str, *options: str) -> Result:
 
 
 @pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
-def test_help_goes_to_stdout_and_teaches_with_examples_and_exit_codes() -> None:
+def test_help_goes_to_stdout_with_examples_and_exit_codes() -> None:
     for arguments in ([], ["run"]):
         result = command(*arguments, "--help")
 
@@ -74,7 +74,7 @@ def shown(*arguments: str, width: int) -> list[str]:
 
 
 @pytest.mark.spec("ecosystem:EC140")
-def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_columns() -> None:
+def test_help_lists_every_command_in_its_group_at_80_columns() -> None:
     lines = shown(width=80)
     groups = [lines.index(next(line for line in lines if f"\u2500 {group} \u2500" in line)) for group in GROUPS]
     widest = max(map(len, LISTED))
@@ -103,7 +103,7 @@ def test_a_group_lists_its_commands_with_their_descriptions(first: str) -> None:
 
 @pytest.mark.spec("ecosystem:EC140")
 @pytest.mark.parametrize("width", [40, 60, 200])
-def test_the_list_keeps_every_word_and_its_frames_in_any_width(width: int) -> None:
+def test_help_keeps_every_word_and_frame_at_any_width(width: int) -> None:
     page = typed("--help", env={"COLUMNS": str(width)}).stdout
     framed = [line for line in page.splitlines() if line[:1] in set("\u256d\u2502\u2570")]
     words = " ".join(line.strip("\u2502").strip() for line in framed).split()
@@ -128,7 +128,7 @@ def listed(**variables: str) -> str:
 
 
 @pytest.mark.spec("ecosystem:EC140")
-def test_the_list_is_plain_where_nobody_sees_colours() -> None:
+def test_help_has_colours_only_when_the_environment_allows() -> None:
     page = listed(COLUMNS="80")
 
     assert "\x1b[" not in page
@@ -188,7 +188,7 @@ def test_options_and_agents_of_examples_exist(name: str) -> None:
         assert [] == [a for a in agents if not {".", "/"} & {*a} and a[0] != "-" and not there(a)], arguments
 
 
-def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
+def test_help_of_shared_options_fits_each_command() -> None:
     """
     A command without ``--model`` does not name it, and only one that has a recorded run speaks of it.
     """
@@ -205,7 +205,7 @@ def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
         assert name in known or "recorded one" not in said, name
 
 
-def test_commands_take_no_option_that_would_do_nothing() -> None:
+def test_commands_have_no_option_without_effect() -> None:
     """
     What only repeats a run performs nothing, so that nothing has to be allowed; `pin` prints no JSON.
     """
@@ -218,7 +218,7 @@ def test_commands_take_no_option_that_would_do_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "width"), [*[(name, 80) for name in HELPS], ("run", 160)])
-def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(name: str, width: int) -> None:
+def test_help_shows_indented_lines_whole_and_wraps_prose_at_words(name: str, width: int) -> None:
     """
     Also its brackets and its backslashes, which rich would take for styles.
     """
@@ -231,7 +231,7 @@ def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(
     assert " ".join(prose) in " ".join(" ".join([x for x in lines if x[1:] not in indented]).split())
 
 
-def test_without_a_command_ten_lines_begin_a_day() -> None:
+def test_no_command_prints_ten_lines_to_start_with() -> None:
     """
     They fit a terminal, and what they name is there; it is no mistake to type nothing.
     """
@@ -251,7 +251,7 @@ def test_without_a_command_ten_lines_begin_a_day() -> None:
 
 @pytest.mark.parametrize("arguments", [["nope"], ["run"], ["run", "x", "--nope"]])
 @pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
-def test_wrong_usage_is_said_on_stderr(arguments: list[str]) -> None:
+def test_wrong_usage_is_reported_on_stderr(arguments: list[str]) -> None:
     result = typed(*arguments)
 
     assert (2, "") == (result.exit_code, result.stdout)
@@ -267,7 +267,7 @@ def test_the_version_is_an_option_and_no_command() -> None:
 # --- agents ---------------------------------------------------------------------------------------------------------
 
 
-def test_agents_lists_what_can_be_named_with_tools_and_source() -> None:
+def test_agents_list_shows_tools_and_source() -> None:
     Path("agents").mkdir()
     agent_file('agent = AgentDefinition("mine", description="Does \\x1b[2J things.")', "agents/mine")
     agent_file("x = 1", "agents/broken")
@@ -288,7 +288,7 @@ def test_agents_as_json_is_one_array() -> None:
     assert Path(found["editor"]["source"]).is_file()
 
 
-def test_an_agent_of_the_folder_hides_a_shipped_one_of_the_same_id() -> None:
+def test_local_agent_hides_the_bundled_one_of_the_same_id() -> None:
     Path("agents").mkdir()
     agent_file('agent = AgentDefinition("editor")', "agents/editor")
 
@@ -318,11 +318,11 @@ def test_the_output_goes_to_stdout_and_progress_to_stderr(scripted: Any) -> None
     assert "completed | 1 step" in result.stderr
 
 
-def test_quiet_shows_nothing_but_the_output() -> None:
+def test_quiet_run_prints_only_the_output() -> None:
     assert ("hi\n", "") == ((r := ran(RETURNS.format(value='"hi"'), "-q")).stdout, r.stderr)
 
 
-def test_no_output_prints_nothing() -> None:
+def test_missing_output_prints_nothing() -> None:
     assert "" == ran(RETURNS.format(value="None"), "-q").stdout
 
 
@@ -358,7 +358,7 @@ agent = AgentDefinition("mine", model="x/y", tools=[add])
     ]
 
 
-def test_the_prompt_can_come_from_stdin(scripted: Any) -> None:
+def test_run_reads_the_prompt_from_stdin(scripted: Any) -> None:
     model = scripted(text("ok"))
 
     typed("run", agent_file('agent = AgentDefinition("mine", model="x/y")'), "-", input="from a pipe")
@@ -383,7 +383,7 @@ agent = AgentDefinition("mine", tools=["read_files"], handle_steps=handle_steps)
     assert "content" not in outside
 
 
-def test_agents_that_are_named_by_id_are_found_beside_the_file() -> None:
+def test_spawnable_agents_are_found_beside_the_file() -> None:
     Path("team").mkdir()
     agent_file(RETURNS.format(value='"from the helper"').replace('"mine"', '"the-helper"'), "team/the_helper")
     body = """
@@ -398,7 +398,7 @@ agent = AgentDefinition("lead", spawnable_agents=["the-helper"], handle_steps=ha
     assert "agent the-helper ended: completed" in result.stderr
 
 
-def test_an_id_of_an_agent_that_another_holds_or_of_itself_needs_no_file() -> None:
+def test_nested_or_own_agent_ids_need_no_file() -> None:
     body = """
 def deeper(ctx):
     return (yield from AgentCall("kid", ctx.prompt + "x")) if len(ctx.prompt) < 3 else ctx.prompt
@@ -465,7 +465,7 @@ def test_params_that_do_not_fit_list_every_field() -> None:
     assert "names" in result.stderr
 
 
-def test_without_a_model_the_message_names_the_variables_and_the_alternatives() -> None:
+def test_missing_model_message_lists_variables_and_alternatives() -> None:
     said = typed("run", "editor", "Do it.", "--write").stderr
 
     for way in ("--model", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "STEPENGINE_MODEL", "--base-url", "stepengine demo"):
@@ -473,9 +473,7 @@ def test_without_a_model_the_message_names_the_variables_and_the_alternatives() 
 
 
 @pytest.mark.spec("ecosystem:EC130", "interfaces:IF103")
-def test_the_default_model_comes_from_the_environment_and_the_option_wins(
-    scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_option_overrides_the_environment_default(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_MODEL", "x/default")
     model = scripted(text("1"), text("2"), text("3"))
     plain = agent_file('agent = AgentDefinition("mine")')
@@ -487,7 +485,7 @@ def test_the_default_model_comes_from_the_environment_and_the_option_wins(
     assert ["x/default", "x/given", "x/own"] == [call.model for call in model.calls]
 
 
-def test_an_agent_that_asks_no_model_does_not_mind_a_default_without_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_without_model_calls_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_MODEL", "anthropic/claude-x")
 
     assert 0 == ran(RETURNS.format(value="1")).exit_code
@@ -511,7 +509,7 @@ ENDINGS = {
 
 @pytest.mark.spec("ecosystem:EC141")
 @pytest.mark.parametrize(("body", "code", "said"), ENDINGS.values(), ids=ENDINGS.keys())
-def test_a_run_that_does_not_complete_has_its_own_exit_code(body: str, code: int, said: str) -> None:
+def test_incomplete_run_exits_with_the_code_of_its_ending(body: str, code: int, said: str) -> None:
     result = ran(f'def h(ctx):\n    {body}\nagent = AgentDefinition("mine", handle_steps=h)', "--json")
 
     assert code == result.exit_code, result.stderr
@@ -521,7 +519,7 @@ def test_a_run_that_does_not_complete_has_its_own_exit_code(body: str, code: int
 
 
 @pytest.mark.spec("ecosystem:EC141")
-def test_the_step_limit_of_the_option_ends_the_run_with_4(scripted: Any) -> None:
+def test_max_steps_option_ends_the_run_with_exit_code_4(scripted: Any) -> None:
     model = scripted(*[tool_call("think_deeply", {"thought": "x"}, text="hm")] * 3)
     body = (
         "def h(ctx):\n    while True:\n        yield STEP\nagent = AgentDefinition('mine', model='x/y', handle_steps=h)"
@@ -547,7 +545,7 @@ def test_a_failing_model_is_one_message_and_1(scripted: Any) -> None:
 
 @pytest.mark.spec("reliability:GN03", "ecosystem:EC141")
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_refused_construction_names_the_lines_of_the_child_and_of_who_called_it(as_json: bool) -> None:
+def test_rejected_construction_names_lines_of_child_and_caller(as_json: bool) -> None:
     Path("team").mkdir()
     child = 'def h(ctx):\n    yield GenerateN(0)  # the child\'s line\nagent = AgentDefinition("kid", handle_steps=h)'
     agent_file(child, "team/kid")
@@ -573,7 +571,7 @@ agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
 
 
 @pytest.mark.spec("requirements:G13")
-def test_a_child_with_an_unknown_provider_is_reported_with_its_model_and_at_most_five_providers() -> None:
+def test_unknown_provider_of_a_child_names_its_model() -> None:
     Path("team").mkdir()
     agent_file('agent = AgentDefinition("kid", model="antropic/claude")', "team/kid")
     result = command("run", agent_file(CHILD_ASKS, "team/lead"), "-q", code=2)
@@ -593,7 +591,7 @@ def place_of(file: str, whose: str) -> str:
 
 
 @pytest.mark.parametrize("mistake", ['agent = AgentDefinition("Bad Id")', "x = GenerateN(0)"])
-def test_a_mistake_at_the_top_of_an_agent_file_names_its_line(mistake: str) -> None:
+def test_module_level_error_of_an_agent_file_names_its_line(mistake: str) -> None:
     result = ran(f"{mistake}  # the author's line")
 
     assert 2 == result.exit_code
@@ -617,7 +615,7 @@ REFUSING = {
 @pytest.mark.spec("ecosystem:EC141")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(("arguments", "redirected", "code", "said"), REFUSING.values(), ids=REFUSING.keys())
-def test_what_the_system_refuses_is_one_line_and_an_exit_code_of_the_table(
+def test_system_error_is_one_line_with_a_documented_exit_code(
     tmp_path: Path, arguments: list[str], redirected: str, code: int, said: str
 ) -> None:
     folder = tmp_path / "project"
@@ -639,7 +637,7 @@ def test_what_the_system_refuses_is_one_line_and_an_exit_code_of_the_table(
 
 
 @pytest.mark.spec("ecosystem:EC140")
-def test_an_id_that_is_nearly_right_is_answered_with_the_right_one() -> None:
+def test_misspelt_agent_id_suggests_the_nearest_one() -> None:
     Path("agents").mkdir()
     agent_file(RETURNS.format(value="1").replace('"mine"', '"release-notes"'), "agents/release_notes")
 
@@ -678,7 +676,7 @@ class Screen(io.StringIO):
         (io.StringIO, io.StringIO, ["-q"], "denied"),
     ],
 )
-def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywhere_else(
+def test_run_asks_for_approval_only_at_a_visible_terminal(
     stdin: Any, stderr: Any, options: list[str], status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -706,7 +704,7 @@ def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywher
         (["--cwd"], "requires an argument"),
     ],
 )
-def test_what_is_not_a_text_or_a_default_is_read_by_typer(typed: list[str], says: str) -> None:
+def test_typer_validates_integers_and_missing_values(typed: list[str], says: str) -> None:
     done = forked_processes.run(
         [sys.executable, "-m", "stepengine", "run", "mine.py", *typed], capture_output=True, check=False, cwd=ROOT
     )
@@ -715,7 +713,7 @@ def test_what_is_not_a_text_or_a_default_is_read_by_typer(typed: list[str], says
     assert says in " ".join(done.stderr.decode("utf-8", "replace").replace("│", " ").split())
 
 
-def test_an_id_that_is_the_name_of_a_file_here_names_that_file() -> None:
+def test_id_equal_to_a_file_name_suggests_that_file() -> None:
     agent_file('agent = AgentDefinition("ok", model="t/m")', "ok")
     result = command("run", "ok", "hi", code=2)
 

@@ -127,7 +127,7 @@ def until_settled(client: httpx2.Client, run: str) -> dict[str, Any]:
 
 @pytest.mark.spec("requirements:X121")
 @pytest.mark.parametrize("name", ["web_search", "write_file", "run_terminal_command"])
-def test_a_tool_of_an_agent_file_that_is_called_like_a_bundled_one_needs_no_option(folder: Path, name: str) -> None:
+def test_own_tool_named_like_a_bundled_one_needs_no_option(folder: Path, name: str) -> None:
     (folder / "asker.py").write_text(NAMESAKE.format(name=name))
     (folder / "evals.py").write_text(EVALUATION)
     ran = typed("run", "asker.py", "-q")
@@ -138,7 +138,7 @@ def test_a_tool_of_an_agent_file_that_is_called_like_a_bundled_one_needs_no_opti
 
 
 @pytest.mark.spec("requirements:X121")
-def test_a_server_asks_about_tools_that_change_something_bundled_or_not(folder: Path) -> None:
+def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
     (folder / "agents").mkdir()
     for name, text in (("a_reader", READER), ("own", WRITER), ("bundled", BUNDLED)):
         (folder / "agents" / f"{name}.py").write_text(text)
@@ -161,7 +161,7 @@ def test_a_server_asks_about_tools_that_change_something_bundled_or_not(folder: 
 
 
 @pytest.mark.spec("requirements:X121")
-def test_a_served_file_with_models_of_its_own_follows_the_same_rule(folder: Path) -> None:
+def test_served_file_with_own_models_asks_about_changing_tools(folder: Path) -> None:
     models = "\nfrom stepengine.testing import ScriptedModel\nmodels = ScriptedModel([])\n"
     (folder / "own.py").write_text(WRITER + models)
     with served(folder, "serve", "own.py") as client:
@@ -175,7 +175,7 @@ def test_a_served_file_with_models_of_its_own_follows_the_same_rule(folder: Path
 
 @pytest.mark.spec("requirements:X121")
 @pytest.mark.parametrize(("text", "name", "tool"), [(WRITER, "own", "note"), (BUNDLED, "bundled", "write_file")])
-def test_a_run_asks_where_somebody_can_answer_and_is_refused_where_nobody_can(
+def test_changing_tool_waits_with_a_journal_and_is_rejected_without(
     folder: Path, text: str, name: str, tool: str
 ) -> None:
     (folder / "it.py").write_text(text)
@@ -196,7 +196,7 @@ def test_a_run_asks_where_somebody_can_answer_and_is_refused_where_nobody_can(
 
 
 @pytest.mark.spec("requirements:X121")
-def test_the_agent_that_has_the_tool_is_named_and_not_the_first_one(folder: Path) -> None:
+def test_missing_option_message_names_the_agent_that_has_the_tool(folder: Path) -> None:
     lead = "agent = AgentDefinition('lead', spawnable_agents=['bundled'], tools=['spawn_agents'], model='test/m')"
     (folder / "agents").mkdir()
     (folder / "agents" / "bundled.py").write_text(BUNDLED.replace('"write_file"]', '"web_search"]'))

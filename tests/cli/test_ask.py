@@ -47,7 +47,7 @@ class Streams(Provider):
             yield delta
 
 
-def test_the_reply_goes_to_stdout_and_what_it_cost_to_stderr(scripted: Any) -> None:
+def test_ask_prints_the_reply_to_stdout_and_cost_to_stderr(scripted: Any) -> None:
     reply = ModelReply("It is five.", usage=Usage(1_200, 3), cost=Decimal("0.0125"), model="test/m-2026")
     model = scripted(reply)
     result = ask(MODEL, "2 + 3?", "--system", "Be brief.", "--max-tokens", "50")
@@ -63,7 +63,7 @@ def test_the_reply_goes_to_stdout_and_what_it_cost_to_stderr(scripted: Any) -> N
     assert 1 == len(model.calls)
 
 
-def test_text_is_shown_as_it_comes_and_taken_back_when_the_reply_breaks_off(scripted: Any) -> None:
+def test_ask_streams_text_and_restarts_an_interrupted_reply(scripted: Any) -> None:
     cut = TruncatedReply("cut", retryable=True, retry_after=0)
     whole = [TextChunk("It is "), TextChunk("fi\x1b[2Jve."), ReplyDone(ModelReply("It is five."))]
     scripted(Streams([TextChunk("It"), cut], whole))
@@ -86,7 +86,7 @@ def test_json_is_one_object_without_anything_before_it(scripted: Any) -> None:
     assert "\x1b" not in result.stdout
 
 
-def test_the_prompt_can_come_from_stdin(scripted: Any) -> None:
+def test_ask_reads_the_prompt_from_stdin(scripted: Any) -> None:
     model = scripted(text("ok"))
 
     assert 0 == ask(MODEL, "-", input="from a pipe").exit_code
@@ -118,14 +118,14 @@ def test_exit_codes_say_how_it_ended(scripted: Any, reply: Any, code: int, said:
         (["m", "hi", "--base-url", "localhost"], "it is an address such as"),
     ],
 )
-def test_what_cannot_be_asked_is_wrong_usage(arguments: list[str], said: str) -> None:
+def test_ask_rejects_unknown_models_missing_keys_and_bad_addresses(arguments: list[str], said: str) -> None:
     result = ask(*arguments)
 
     assert (2, "") == (result.exit_code, result.stdout)
     assert said in result.stderr
 
 
-def test_a_server_that_speaks_chat_completions_is_asked_once_and_streams() -> None:
+def test_chat_completions_server_is_asked_once_with_streaming() -> None:
     with served(sse(*CHAT.stream("It is five.", [], "end_turn"), "fin")) as server:
         result = ask("llama", "2 + 3?", "--base-url", f"{server.url}/v1")
 
@@ -134,7 +134,7 @@ def test_a_server_that_speaks_chat_completions_is_asked_once_and_streams() -> No
     assert "30 tokens in, 12 out | " in result.stderr
 
 
-def test_a_wrong_key_is_said_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_key_is_reported_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
     with served(json_answer(CHAT.error("invalid_api_key", "Incorrect key sk-secret-0123456789"), 401)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")

@@ -71,12 +71,12 @@ def test_a_flag_that_is_missing_is_named_in_one_sentence(agent: str, flags: list
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:B2", "generator-contract:B9")
-def test_with_both_flags_they_start() -> None:
+def test_editing_agents_start_with_write_and_shell() -> None:
     assert "Hello.\n" == command("run", "base2", "Hi.", "--write", "--shell", "-q", replies=["Hello."]).stdout
 
 
 @pytest.mark.spec("requirements:Q8", "generator-contract:B6")
-def test_agents_that_change_nothing_need_no_flag() -> None:
+def test_read_only_agents_need_no_flag() -> None:
     replies = [*["Hello."] * 3, tool_call("set_output", {"thought_id": "A"})]
 
     assert "Hello." in command("run", "thinker-best-of-n", "Hi.", "-q", replies=replies).stdout
@@ -104,7 +104,7 @@ def test_base2_edits_checks_and_replays(folder: Path) -> None:
 
 
 @pytest.mark.spec("requirements:F20")
-def test_open_todos_are_told_of_once_although_agent_and_command_line_both_look_after_them() -> None:
+def test_open_todos_are_reminded_of_only_once() -> None:
     seen: list[int] = []
 
     def again(request: Any) -> str:
@@ -118,7 +118,7 @@ def test_open_todos_are_told_of_once_although_agent_and_command_line_both_look_a
 
 
 @pytest.mark.parametrize("agent", ["thinker", "file-picker"])
-def test_without_a_model_the_command_line_says_what_helps_also_when_a_child_needs_one(agent: str) -> None:
+def test_missing_model_of_an_agent_or_child_is_explained(agent: str) -> None:
     said = command("run", agent, "Hi.", code=2).stderr
 
     assert f"agent '{agent}' needs a model, and none is set" in said
@@ -174,7 +174,7 @@ def test_no_search_finds_the_journal_of_its_own_run(journal: str, agent: str, pa
 
 
 @pytest.mark.spec("generator-contract:L2")
-def test_ids_with_a_publisher_are_those_of_the_files_beside_or_of_bundled_agents(folder: Path) -> None:
+def test_published_ids_resolve_to_local_files_or_bundled_agents(folder: Path) -> None:
     """
     Whether they stand on the command line or in a file; the kid is held by no definition and stands in a file beside.
     """

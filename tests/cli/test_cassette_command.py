@@ -152,9 +152,7 @@ def program(folder: Path, source: str, name: str = "agent.py") -> list[str]:
         pytest.param(GOOGLE, 3, id="google", marks=pytest.mark.deep),
     ],
 )
-def test_a_program_is_recorded_replayed_without_network_and_key_and_its_edited_prompt_is_named(
-    cassette, server, tmp_path, source, count
-):
+def test_program_replays_without_network_and_names_an_edited_prompt(cassette, server, tmp_path, source, count):
     words = program(tmp_path, source)
     recorded = cassette("record", *words, "hi")
     assert (0, count) == (recorded.returncode, len(Cassette.load(tmp_path / "c.yaml"))), recorded.stderr
@@ -172,7 +170,7 @@ def test_a_program_is_recorded_replayed_without_network_and_key_and_its_edited_p
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:K6", "replay:Y30")
-def test_a_value_of_a_secret_variable_is_not_recorded_and_another_one_replays(cassette, tmp_path):
+def test_value_of_a_secret_variable_is_not_recorded(cassette, tmp_path):
     words = program(tmp_path, ASK + "print(len(ask('the login is ' + os.environ['SITE_LOGIN_PW'])))")
     recorded = cassette("record", *words, SITE_LOGIN_PW="ada-zq9Hk27", SITE_SECRET="ada-zq9Hk27")
     replayed = cassette("replay", *words, SITE_LOGIN_PW="bob-xx8Jj11", SITE_SECRET="bob-xx8Jj11")
@@ -195,7 +193,7 @@ SWALLOWED = {
 @pytest.mark.parametrize(
     "where", ["bare except", *[pytest.param(w, marks=pytest.mark.deep) for w in SWALLOWED if w != "bare except"]]
 )
-def test_a_miss_counts_wherever_it_is_swallowed(cassette, server, tmp_path, where):
+def test_miss_counts_even_if_the_program_catches_it(cassette, server, tmp_path, where):
     quiet = """
 def quiet():
     try:
@@ -318,7 +316,7 @@ def test_options_that_ignore_the_path_are_recognised(command, reason):
 
 @pytest.mark.spec("replay:Y31")
 @pytest.mark.deep
-def test_the_programs_own_sitecustomize_runs_and_nothing_else_of_it_changes(cassette, tmp_path):
+def test_recording_changes_nothing_else_of_the_program(cassette, tmp_path):
     """
     A module `sitecustomize` of the program is run, `sys.path` has no further entry, and no HTTP library or stepengine is loaded.
     """
@@ -411,9 +409,7 @@ if __name__ == "__main__":
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y32")
-def test_without_freezing_a_clock_in_a_prompt_is_a_miss_and_a_frozen_one_goes_on_behind_its_last_value(
-    cassette, tmp_path
-):
+def test_frozen_clock_avoids_a_miss_and_advances_past_the_recording(cassette, tmp_path):
     source = f"""{ASK}
 import time
 print(ask(str(time.time())))
@@ -477,7 +473,7 @@ print(ask("always"))
 
 @pytest.mark.spec("replay:Y30", "replay:Y33")
 @pytest.mark.deep
-def test_a_python_program_records_and_replays_another_one_also_in_a_thread(server, tmp_path, monkeypatch):
+def test_record_and_replay_work_from_python_and_in_threads(server, tmp_path, monkeypatch):
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     file, words = tmp_path / "c.yaml", program(tmp_path, f"{ASK}\nprint(ask(sys.argv[1]))\nsys.exit(3)")
@@ -499,7 +495,7 @@ def test_a_python_program_records_and_replays_another_one_also_in_a_thread(serve
 
 
 @pytest.mark.spec("replay:Y30")
-def test_what_cannot_be_recorded_or_replayed_is_an_error_before_the_program_starts(tmp_path):
+def test_invalid_record_or_replay_is_rejected_before_the_program_starts(tmp_path):
     file, words = tmp_path / "c.yaml", program(tmp_path, "open('started', 'w')")
 
     with pytest.raises(DefinitionError, match="unknown word 'dates'; it takes time, random, uuid"):

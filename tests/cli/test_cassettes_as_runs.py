@@ -86,7 +86,7 @@ def test_diff_compares_a_program_on_another_framework():
 
 
 @pytest.mark.parametrize("content", [b"", b"interactions: 5"])
-def test_a_file_that_is_not_a_cassette_is_named_without_a_traceback(content):
+def test_file_that_is_no_cassette_is_named_without_traceback(content):
     Path("damaged.yaml").write_bytes(content)
 
     for words, code in (

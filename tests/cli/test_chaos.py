@@ -46,7 +46,7 @@ def chaos(body: str, *words: str, code: Exit = Exit.COMPLETED) -> Result:
 
 
 @pytest.mark.spec("reliability:K19")
-def test_an_agent_goes_through_worlds_of_faults_and_performs_nothing() -> None:
+def test_chaos_runs_an_agent_with_faults_and_performs_nothing() -> None:
     said = chaos("pass", "-n", "30").stdout
     told = json.loads(chaos("pass", "-n", "30", "--json").stdout)
 
@@ -58,7 +58,7 @@ def test_an_agent_goes_through_worlds_of_faults_and_performs_nothing() -> None:
 
 
 @pytest.mark.spec("reliability:K19")
-def test_what_does_not_hold_is_told_with_its_seed_and_is_the_same_world_in_a_test() -> None:
+def test_chaos_failure_is_reproducible_from_its_seed() -> None:
     """
     The command, again with the seed alone, and the line for a test fail alike.
     """
@@ -87,7 +87,7 @@ def test_what_does_not_hold_is_told_with_its_seed_and_is_the_same_world_in_a_tes
         (("--agent", "x"), "without --agent"),
     ],
 )
-def test_what_cannot_be_is_wrong_usage(words: tuple[str, ...], part: str) -> None:
+def test_chaos_rejects_invalid_options(words: tuple[str, ...], part: str) -> None:
     assert part in " ".join(chaos("pass", *words, code=Exit.USAGE).stderr.split())
 
 

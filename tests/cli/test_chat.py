@@ -77,7 +77,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.spec("interfaces:IF74")
-def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_read(folder: Path) -> None:
+def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None:
     (folder.parent / "outside.txt").write_text("outside")
     (folder / ".env").write_text("KEY=secret")
     (folder / "link").symlink_to(folder.parent / "outside.txt")
@@ -103,7 +103,7 @@ def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF74")
-def test_of_a_folder_the_names_in_it_go_along_without_those_that_may_hold_secrets(folder: Path) -> None:
+def test_attached_folder_lists_names_without_secret_files(folder: Path) -> None:
     (folder / "sub/below").mkdir(parents=True)
     for name in ("b.txt", ".env", "below/deep.txt"):
         (folder / "sub" / name).write_text("content")
@@ -116,7 +116,7 @@ def test_of_a_folder_the_names_in_it_go_along_without_those_that_may_hold_secret
 
 
 @pytest.mark.spec("interfaces:IF75")
-async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(folder: Path) -> None:
+async def test_shell_command_shows_both_streams_and_exit_code(folder: Path) -> None:
     said = await run_shell_command("cat a.txt; echo wrong >&2; exit 3", folder)
 
     assert "color\nwrong\n(exit code 3)" == said
@@ -125,7 +125,7 @@ async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(fold
 # --- what the chat itself does ----------------------------------------------------------------------------------------
 
 
-async def test_a_command_of_the_person_that_cannot_be_started_ends_no_chat(folder: Path) -> None:
+async def test_failing_shell_command_does_not_end_the_chat(folder: Path) -> None:
     said: list[str] = []
     chat = object.__new__(Chat)
     chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder)))
@@ -141,7 +141,7 @@ async def test_a_command_of_the_person_that_cannot_be_started_ends_no_chat(folde
 
 
 @pytest.mark.spec("interfaces:IF83")
-def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
+def test_fork_takes_only_an_existing_turn(chats: Any) -> None:
     wrong = ["/fork", "/fork x", f"/fork {'9' * 5_000}", "/fork 2"]
     result, _ = chats(
         text("One."), text("Two."), typed="\n".join([wrong[0], "first", *wrong[1:], "second", "/fork 1", ""])
@@ -154,7 +154,7 @@ def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> None:
+def test_help_lists_every_chat_command(chats: Any) -> None:
     result, _ = chats(typed="/help\n")
     listed = re.findall(r"^  /(\w+) ", result.stdout, re.MULTILINE)
 
@@ -163,7 +163,7 @@ def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> No
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sent_nowhere(chats: Any) -> None:
+def test_unknown_chat_command_is_not_sent_and_double_slash_is(chats: Any) -> None:
     result, model = chats(text("Yes?"), typed="/hlep\n\n//help me\n!rm a.txt\n/quit\nnever\n")
 
     assert "there is no /hlep; did you mean /help?" in result.stdout
@@ -196,7 +196,7 @@ CHOOSES = tool_call("ask_user", {"questions": [{"question": "Which one?", "optio
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_at_a_question_commands_that_tell_something_answer_at_once_and_none_is_an_answer(chats: Any) -> None:
+def test_read_only_commands_answer_at_an_open_question(chats: Any) -> None:
     result, model = chats(
         tool_call("write_todos", {"todos": [{"task": "look", "completed": True}]}, usage=Usage(100, 20)), CHOOSES,
         text("Fine."), typed="go\n/cost\n/hlep\n/help\n/diff\n/mode\n/mode plan\n/todos\n2\n/quit\n",
@@ -219,7 +219,7 @@ def test_at_a_question_commands_that_tell_something_answer_at_once_and_none_is_a
     assert '"selected":["blue"]' in model.calls[-1].messages[-1].text.replace(" ", "")
 
 
-def test_what_was_written_is_shown_while_the_turn_goes_on(chats: Any) -> None:
+def test_diff_shows_written_files_during_the_turn(chats: Any) -> None:
     result, _ = chats(WRITES, CHOOSES, text("Fine."), typed="/mode accept_edits\ngo\n/diff\n1\n")
 
     assert "b.txt" in result.stdout.partition("? Which one?")[2].partition("< ask_user ok")[0]
@@ -229,9 +229,7 @@ WORDS = st.text("ab/.", min_size=1, max_size=150)
 
 
 @given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
-def test_the_status_line_fits_and_gives_up_the_provider_first_and_then_the_folder(
-    model: str, folder: str, width: int
-) -> None:
+def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, folder: str, width: int) -> None:
     after = ["87 % of context left", "$0.0123"]
     line = _shorten_status_line(model, "plan", Path("/", folder), after, width)
     whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
@@ -241,7 +239,7 @@ def test_the_status_line_fits_and_gives_up_the_provider_first_and_then_the_folde
     assert line.endswith(" | ".join(after)) or width < 110
 
 
-def test_of_what_waits_after_a_stop_words_go_back_into_the_line_and_a_command_only_alone(folder: Path) -> None:
+def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> None:
     for waiting, line in ((["one", "/clear", "//two"], "one\n//two"), (["/clear", "/todos"], "/todos")):
         for to_line in (True, False):
             prompt = prompt_in(folder)
@@ -252,7 +250,7 @@ def test_of_what_waits_after_a_stop_words_go_back_into_the_line_and_a_command_on
 
 
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")
-def test_markdown_is_drawn_without_needless_empty_lines_and_code_keeps_its_own() -> None:
+def test_markdown_has_no_extra_empty_lines_and_code_is_unchanged() -> None:
     code = "def a():\n    pass\n\n\ndef b():\n    pass"
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=40, color_system="truecolor")
@@ -265,7 +263,7 @@ def test_markdown_is_drawn_without_needless_empty_lines_and_code_keeps_its_own()
 
 @pytest.mark.spec("interfaces:IF77")
 @pytest.mark.parametrize("markdown", [True, False])
-def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: bool) -> None:
+def test_continued_chat_shows_earlier_messages_as_before(markdown: bool) -> None:
     file = io.StringIO()
     chat = object.__new__(Chat)
     chat.conversation = object.__new__(ChatConversation)
@@ -290,7 +288,7 @@ def prompt_in(folder: Path, typed: str = "") -> PromptReader:
 
 
 @pytest.mark.spec("interfaces:IF70")
-def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folder: Path) -> None:
+def test_paste_containing_a_placeholder_is_sent_unchanged(folder: Path) -> None:
     prompt = prompt_in(folder)
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
     words = [prompt._fold_paste(text) for text in texts]
@@ -300,7 +298,7 @@ def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folde
 
 
 @pytest.mark.spec("interfaces:IF70")
-def test_a_paste_of_few_lines_stands_as_it_is_and_one_that_is_too_large_is_left_out(folder: Path) -> None:
+def test_short_paste_stays_as_it_is_and_oversized_is_dropped(folder: Path) -> None:
     prompt = prompt_in(folder)
     short, wide = "line\n" * 9 + "end", "x" * 2_000
 
@@ -311,7 +309,7 @@ def test_a_paste_of_few_lines_stands_as_it_is_and_one_that_is_too_large_is_left_
     ]
 
 
-def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_looked_up(folder: Path) -> None:
+def test_file_completion_survives_large_folders_and_invalid_paths(folder: Path) -> None:
     for number in range(1_100):
         (folder / f"a{number:04}").touch()
     (folder / "zoo").mkdir()
@@ -336,7 +334,7 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
 
 
 @pytest.mark.spec("interfaces:IF67", "requirements:X55", "interfaces:IF77")
-def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats: Any) -> None:
+def test_resume_continues_the_last_conversation_of_the_folder(chats: Any) -> None:
     none, _ = chats(typed="", options=("--resume",))
     chats(text("One."), text("Two."), typed="first\nsecond\n")
     result, model = chats(text("Three."), typed="third\n", options=("--resume",))
@@ -348,9 +346,7 @@ def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats:
     assert ["third", "second", "first"] == [entry.text("title") for entry in list_recorded_runs()]
 
 
-def test_a_chat_without_a_model_says_so_before_anything_is_typed_and_how_one_is_set(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_without_a_model_says_so_before_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A newcomer would else type a first request for nothing.
     """
@@ -363,14 +359,14 @@ def test_a_chat_without_a_model_says_so_before_anything_is_typed_and_how_one_is_
 
 
 @pytest.mark.spec("interfaces:IF79")
-def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
+def test_model_command_applies_from_the_next_turn(chats: Any) -> None:
     _, model = chats(text("One."), text("Two."), typed="first\n/model scripted/other\nsecond\n")
 
     assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
+def test_chat_commands_report_todos_cost_rules_and_mode(chats: Any) -> None:
     todos = [{"task": "look", "completed": True}, {"task": "write \x1b[2Jit", "completed": True}]
     result, _ = chats(
         tool_call("write_todos", {"todos": todos}, usage=Usage(10, 2)), text("One.", usage=Usage(5, 3)),
@@ -387,7 +383,7 @@ def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
     assert "nothing was written in this chat" in said
 
 
-def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking_for_it(chats: Any) -> None:
+def test_plan_mode_writes_nothing(chats: Any) -> None:
     _, model = chats(WRITES, text("Not."), typed="/mode plan\n/mode bypass\nwrite\n")
 
     assert not Path("b.txt").exists()
@@ -395,7 +391,7 @@ def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking
 
 
 @pytest.mark.spec("interfaces:IF78", "interfaces:IF83")
-def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: Any, folder: Path) -> None:
+def test_other_agent_or_cleared_chat_starts_without_history(chats: Any, folder: Path) -> None:
     (folder / "other.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition(id='other', description='Says little.')\n"
     )
@@ -411,7 +407,7 @@ def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: A
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
+def test_resume_continues_a_conversation_by_its_run_name(chats: Any) -> None:
     chats(text("One."), typed="first\n")
     chats(text("Other."), typed="another\n")
     older = list_recorded_runs()[-1].stem
@@ -421,9 +417,7 @@ def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_the_notes_of_the_project_and_of_the_person_are_shown(
-    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_shows_notes_of_project_and_user(chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled import FileMemory
     from stepengine.tools.bundled.note_tools import project_scope
 
@@ -440,9 +434,7 @@ def test_the_notes_of_the_project_and_of_the_person_are_shown(
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_files_along(
-    chats: Any, folder: Path
-) -> None:
+def test_skill_sends_its_instructions_without_attaching_their_files(chats: Any, folder: Path) -> None:
     place = folder / ".agents/skills/greet"
     place.mkdir(parents=True)
     (place / "SKILL.md").write_text("---\nname: greet\ndescription: Says hello.\n---\nRead @b.txt and greet.\n")
@@ -460,7 +452,7 @@ def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_file
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_where_the_last_turn_is_recorded_is_said(chats: Any) -> None:
+def test_debug_names_the_journal_of_the_last_turn(chats: Any) -> None:
     result, _ = chats(text("One."), typed="/debug\nfirst\n/debug\n")
 
     assert "no turn of this chat is recorded" in result.stdout
@@ -468,7 +460,7 @@ def test_where_the_last_turn_is_recorded_is_said(chats: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF82")
-def test_what_a_turn_wrote_is_brought_back_when_that_is_confirmed_and_the_agent_is_told(chats: Any) -> None:
+def test_undo_restores_files_after_confirmation_and_informs_the_agent(chats: Any) -> None:
     change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
     result, model = chats(
         tool_calls(WRITES, change), text("Written."), change, text("Again."), text("I see."),
@@ -483,7 +475,7 @@ def test_what_a_turn_wrote_is_brought_back_when_that_is_confirmed_and_the_agent_
 
 
 @pytest.mark.spec("interfaces:IF82")
-def test_files_that_were_changed_since_the_turn_are_listed_and_left(
+def test_undo_lists_and_keeps_files_changed_since_the_turn(
     chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(request: Any) -> Any:
@@ -498,7 +490,7 @@ def test_files_that_were_changed_since_the_turn_are_listed_and_left(
 
 
 @pytest.mark.spec("interfaces:IF79")
-def test_a_model_without_a_provider_is_refused_and_the_one_of_now_is_shown_with_its_price(
+def test_model_command_rejects_unknown_providers_and_shows_the_price(
     chats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, model = chats(text("One."), typed="/model openai/gpt-4o\n/model\nfirst\n")
@@ -516,7 +508,7 @@ def test_a_model_without_a_provider_is_refused_and_the_one_of_now_is_shown_with_
 
 
 @pytest.mark.spec("interfaces:IF78")
-def test_who_may_spawn_whom_is_a_tree(chats: Any) -> None:
+def test_agents_command_shows_a_tree(chats: Any) -> None:
     Path("boss.py").write_text(
         "from stepengine import AgentDefinition\nkid = AgentDefinition('kid')\n"
         "agent = AgentDefinition('boss', tools=['spawn_agents'], spawnable_agents=[kid])\n"
@@ -529,7 +521,7 @@ def test_who_may_spawn_whom_is_a_tree(chats: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_of_a_long_conversation_the_last_twenty_things_that_were_said_are_shown(chats: Any) -> None:
+def test_resume_shows_the_last_twenty_messages_of_a_conversation(chats: Any) -> None:
     chats(*[text(f"reply {n}") for n in range(12)], typed="\n".join([f"said {n}" for n in range(12)]))
     result, _ = chats(typed="", options=("--resume",))
     shown = [line.split()[-1] for line in result.stdout.splitlines() if re.match(r"(> said|  reply) ", line)]
@@ -538,7 +530,7 @@ def test_of_a_long_conversation_the_last_twenty_things_that_were_said_are_shown(
 
 
 @pytest.mark.spec("interfaces:IF75")
-async def test_the_agent_is_told_of_a_command_of_the_person_unless_they_do_not_want_it(folder: Path) -> None:
+async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -> None:
     """
     Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
     """
@@ -575,7 +567,7 @@ def shown_blocks(*pieces: str) -> list[str]:
 
 
 @pytest.mark.spec("interfaces:IF68")
-def test_a_block_is_shown_at_its_empty_line_outside_a_fence_or_when_it_is_long() -> None:
+def test_markdown_block_is_shown_at_an_empty_line_outside_fences() -> None:
     first, second, fence, closed = shown_blocks("One\n", "two.\n\nThree", "\n\n```\na = 1\n\nb", " = 2\n```\n\n")
     long = shown_blocks("word\n" * 700, "word\n" * 200)
 
@@ -590,7 +582,7 @@ def test_a_block_is_shown_at_its_empty_line_outside_a_fence_or_when_it_is_long()
     [("ctx.prompt.upper()", ["PAINT."]), ("{'size': 3}", ["size: 3"]), ("'Said.'", []), ("None", [])],
     ids=["text", "object", "said by the model", "nothing"],
 )
-def test_what_a_handler_returns_is_shown_unless_its_model_said_it(
+def test_handler_output_is_shown_unless_the_model_said_it(
     chats: Any, folder: Path, returned: str, shown: list[str]
 ) -> None:
     (folder / "own.py").write_text(
@@ -604,7 +596,7 @@ def test_what_a_handler_returns_is_shown_unless_its_model_said_it(
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_one_too(
+def test_resumed_conversation_asks_each_open_question_in_turn(
     chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -630,7 +622,7 @@ def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_on
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_resume_lists_the_conversations_of_the_folder_and_continues_the_chosen_one(chats: Any, folder: Path) -> None:
+def test_resume_lists_conversations_and_continues_the_chosen_one(chats: Any, folder: Path) -> None:
     """
     Turns of one conversation are one line, and what is continued is the same conversation.
     """
@@ -657,9 +649,7 @@ def test_resume_lists_the_conversations_of_the_folder_and_continues_the_chosen_o
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_two_digits_are_a_number_of_the_list_and_not_the_beginning_of_a_run(
-    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_takes_two_digits_as_a_list_number(chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.token_hex", lambda length=32: "99" * length)
     chats(text("One."), typed="first\n")
     short, _ = chats(typed="/resume 99\n")
@@ -670,7 +660,7 @@ def test_two_digits_are_a_number_of_the_list_and_not_the_beginning_of_a_run(
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_resume_asks_what_a_run_waits_for(chats: Any, folder: Path) -> None:
+def test_resume_asks_the_open_question_of_a_run(chats: Any, folder: Path) -> None:
     (folder / "asks.py").write_text(
         "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n"
         "    return (yield from Ask('Which?', ['red', 'blue']))\n\n"
@@ -697,9 +687,7 @@ def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Pa
 
 
 @pytest.mark.spec("interfaces:IF72")
-def test_without_a_model_the_status_line_names_what_stands_in_for_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_line_without_a_model_names_the_script_or_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STEPENGINE_MODEL", raising=False)
     (folder / "s.json").write_text('["Hello."]')
     scripted = CliRunner().invoke(app, ["chat", "--script", "s.json"], input="/model\n").stdout
@@ -753,7 +741,7 @@ def somebody(folder: Path) -> Iterator[Any]:
 @pytest.mark.spec(
     "interfaces:IF67", "reliability:UI03", "reliability:UI07", "interfaces:IF71", "interfaces:IF72", "interfaces:IF82"
 )
-def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(somebody: Any, folder: Path) -> None:
+def test_chat_in_a_terminal_supports_approval_undo_interrupt_and_exit(somebody: Any, folder: Path) -> None:
     there = somebody()
     there.sees(READY)
     there.types("Look at @a.txt\nsecond line\r")
@@ -795,7 +783,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
 @pytest.mark.spec("interfaces:IF76")
 @pytest.mark.deep
 @pytest.mark.parametrize(("arguments", "variables"), [(["--plain"], {}), ([], {"TERM": "dumb"}), ([], {"CI": "1"})])
-def test_a_plain_chat_shows_what_was_said_as_it_is_and_redraws_nothing(
+def test_plain_chat_shows_raw_text_and_redraws_nothing(
     somebody: Any, arguments: list[str], variables: dict[str, str]
 ) -> None:
     there = somebody(*arguments, **variables)
@@ -840,7 +828,7 @@ def gated(replies: str) -> str:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:UI01", "interfaces:IF68", "interfaces:IF71")
-def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_end(somebody: Any, folder: Path) -> None:
+def test_input_during_a_reply_is_sent_and_commands_wait(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("text('Open \\x1b[2J block ' + 'word ' * 300), last, last"))
     there.sees(READY)
     there.types("first\r")
@@ -862,9 +850,7 @@ def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_e
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF68", "interfaces:IF71")
 @pytest.mark.parametrize("arguments", [["--plain"], []], ids=["plain", "lines"])
-def test_what_is_typed_does_not_cut_the_text_apart_that_streams(
-    somebody: Any, folder: Path, arguments: list[str]
-) -> None:
+def test_input_does_not_split_the_streaming_text(somebody: Any, folder: Path, arguments: list[str]) -> None:
     """
     It is shown below the text, when that has ended. A plain terminal gets its echo back.
     """
@@ -893,7 +879,7 @@ def test_what_is_typed_does_not_cut_the_text_apart_that_streams(
 @pytest.mark.parametrize(
     ("arguments", "key"), [([], "\x1b"), ([], "\x03"), (["--plain"], "\x03")], ids=["Esc", "Ctrl-C", "plain"]
 )
-def test_a_turn_that_is_interrupted_costs_one_line_and_the_chat_goes_on(
+def test_interrupted_turn_takes_one_line_and_the_chat_continues(
     somebody: Any, folder: Path, arguments: list[str], key: str
 ) -> None:
     enter, ready = ("\n", "> ") if arguments else ("\r", READY)
@@ -917,7 +903,7 @@ def test_a_turn_that_is_interrupted_costs_one_line_and_the_chat_goes_on(
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF72")
-def test_esc_at_a_permission_interrupts_the_turn_and_keeps_what_alt_enter_does(somebody: Any, folder: Path) -> None:
+def test_esc_at_a_permission_interrupts_and_alt_enter_still_works(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("tool_call('write_file', {'path': 'b.txt', 'content': 'colour'}), last"))
     for number in (1, 2):
         (folder / f"gate{number}").touch()
@@ -936,7 +922,7 @@ def test_esc_at_a_permission_interrupts_the_turn_and_keeps_what_alt_enter_does(s
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF72")
-def test_ctrl_c_at_the_prompt_of_a_plain_chat_leaves_with_its_line_ended(somebody: Any) -> None:
+def test_ctrl_c_at_a_plain_prompt_exits_with_a_newline(somebody: Any) -> None:
     there = somebody("--plain")
     there.sees("> ")
     there.types("\x03")
@@ -950,7 +936,7 @@ def test_ctrl_c_at_the_prompt_of_a_plain_chat_leaves_with_its_line_ended(somebod
 @pytest.mark.parametrize(
     ("answer", "sees"), [("n\r", "> "), ("\r", "> second"), ("y\r", "> second")], ids=["no", "back", "yes"]
 )
-def test_commands_answer_during_a_turn_and_ctrl_c_asks_about_what_waits(
+def test_commands_answer_during_a_turn_and_ctrl_c_offers_input(
     somebody: Any, folder: Path, answer: str, sees: str
 ) -> None:
     there = somebody(program=gated("text('Never.'), last"))
@@ -982,9 +968,7 @@ def test_commands_answer_during_a_turn_and_ctrl_c_asks_about_what_waits(
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF67", "interfaces:IF72", "interfaces:IF77")
-def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_left(
-    somebody: Any, folder: Path
-) -> None:
+def test_second_ctrl_c_in_a_turn_leaves_a_resumable_chat(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("tool_call('write_file', {'path': 'b.txt', 'content': 'colour'})"))
     (folder / "gate1").touch()
     there.sees(READY)
@@ -1009,7 +993,7 @@ def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF72")
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a turn"])
-def test_a_chat_that_is_told_to_end_leaves_and_gives_the_terminal_back(somebody: Any, is_idle: bool) -> None:
+def test_sigterm_ends_a_chat_and_restores_the_terminal(somebody: Any, is_idle: bool) -> None:
     there = somebody(program=gated("last"))
     there.sees(READY)
     if not is_idle:
@@ -1024,7 +1008,7 @@ def test_a_chat_that_is_told_to_end_leaves_and_gives_the_terminal_back(somebody:
 
 @pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
 @pytest.mark.deep
-def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_run(somebody: Any, folder: Path) -> None:
+def test_long_paste_is_folded_and_pasted_command_is_not_run(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("last, last"))
     (folder / "gate1").touch()
     pasted = "\n".join([f"line {number} \x07" for number in range(400)])
@@ -1053,9 +1037,7 @@ def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_r
 
 @pytest.mark.spec("interfaces:IF71", "interfaces:IF75")
 @pytest.mark.deep
-def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_the_person(
-    somebody: Any, folder: Path
-) -> None:
+def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("last"))
     there.sees(READY)
     there.types("/tod\t")
@@ -1082,7 +1064,7 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
 
 
 @pytest.mark.spec("interfaces:IF71")
-def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
+def test_prompt_history_stores_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
     history = PromptHistory(chat_history_file())
     history.remember(f"My key is {secret}, use it")
@@ -1094,7 +1076,7 @@ def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
 
 
 @pytest.mark.spec("requirements:X47")
-def test_what_a_turn_did_not_read_any_more_is_said_next(chats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_input_of_a_turn_is_sent_as_the_next(chats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     late = ["late", "/help"]
     monkeypatch.setattr(RunHandle, "unread", property(lambda _: [late.pop(0)] if late else []))
     result, model = chats(text("One."), text("Two."), text("Three."), typed="first\n/quit\n")

@@ -89,7 +89,7 @@ def program(code: str) -> Any:
 
 
 @pytest.mark.spec("programs:PG31")
-def test_twenty_calls_are_one_step_of_a_model_that_is_shown_one_tool(folder: Path, command: Any) -> None:
+def test_code_mode_makes_twenty_calls_in_one_step(folder: Path, command: Any) -> None:
     ran, model = command(
         "run", "reader.py", "Count.", "--code-mode", "--journal", "run.jsonl", replies=[program(READS), text("5")]
     )
@@ -106,7 +106,7 @@ def test_twenty_calls_are_one_step_of_a_model_that_is_shown_one_tool(folder: Pat
 
 
 @pytest.mark.spec("programs:PG31")
-def test_a_question_of_a_program_is_answered_on_the_command_line(
+def test_question_of_a_program_is_answered_on_the_command_line(
     folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "set.toml").write_text('[[permissions.rules]]\ndecision = "allow"\nmatch = {tool = "run_code"}\n')
@@ -144,9 +144,7 @@ def test_a_question_of_a_program_is_answered_on_the_command_line(
         ("writer.py", "agent 'writer' changes files with str_replace; allow that with --write"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_before_a_model_is_asked(
-    folder: Path, command: Any, agent: str, said: str
-) -> None:
+def test_unusable_code_mode_is_rejected_before_a_model_call(folder: Path, command: Any, agent: str, said: str) -> None:
     ran, model = command("run", agent, "Go.", "--code-mode")
 
     assert 2 == ran.exit_code
@@ -156,7 +154,7 @@ def test_what_cannot_be_is_one_sentence_before_a_model_is_asked(
 
 @pytest.mark.spec("programs:PG31")
 @pytest.mark.parametrize("name", ["run", "chat"])
-def test_a_missing_extra_is_said_before_a_model_is_asked(
+def test_missing_extra_is_reported_before_a_model_call(
     folder: Path, command: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_tool, "_SHARED", [])
@@ -169,7 +167,7 @@ def test_a_missing_extra_is_said_before_a_model_is_asked(
 
 
 @pytest.mark.spec("programs:PG31")
-def test_a_chat_goes_on_in_code_mode(folder: Path, command: Any) -> None:
+def test_resumed_chat_stays_in_code_mode(folder: Path, command: Any) -> None:
     said, model = command(
         "chat", "reader.py", "--code-mode", replies=[program("x = 2"), text("Set.")], typed="Set x.\n"
     )

@@ -109,7 +109,7 @@ ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options"
 
 
 @pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:X47", "interfaces:IF73")
-async def test_a_person_allows_one_call_refuses_another_and_says_something_else_between(folder: Path) -> None:
+async def test_approval_refusal_and_a_message_between_take_effect(folder: Path) -> None:
     """
     Reading is not asked about. A line that is not an answer becomes the next user message and decides nothing.
     """
@@ -178,9 +178,7 @@ async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed
         "a text first",
     ],
 )
-async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_asked_for_twice(
-    folder: Path, typed: str, ran: list[str]
-) -> None:
+async def test_always_states_its_scope_and_confirms_any_input_twice(folder: Path, typed: str, ran: list[str]) -> None:
     done: list[str] = []
 
     @tool(category="execute")
@@ -205,7 +203,7 @@ async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_ask
 
 
 @pytest.mark.spec("requirements:M15")
-async def test_a_call_that_its_tool_will_refuse_is_asked_about_by_nobody_and_the_model_is_told_why(
+async def test_call_that_its_tool_will_reject_is_not_asked_about(
     folder: Path,
 ) -> None:
     """
@@ -231,7 +229,7 @@ async def test_a_call_that_its_tool_will_refuse_is_asked_about_by_nobody_and_the
     assert 3 == b"".join(journal.content().splitlines()).count(b'"by":"refused"')
 
 
-async def test_what_is_said_of_the_options_of_a_question_is_shown_below_them_and_is_in_no_record(folder: Path) -> None:
+async def test_option_descriptions_are_shown_and_not_recorded(folder: Path) -> None:
     options = [{"label": "SQLite", "description": "One file\x1b[2J"}, {"label": "Other", "description": ""}, "None"]
     asks = tool_call("ask_user", {"questions": [{"question": "Which?", "options": options}]})
     journal = MemoryJournal()
@@ -256,9 +254,7 @@ WORDS = st.text("ab/. -", max_size=120)
     st.integers(0, 2_000),
     st.integers(76, 200),
 )
-def test_the_prompt_of_a_permission_says_tool_file_and_size_on_one_line_with_room_to_type(
-    name: str, path: str, added: int, width: int
-) -> None:
+def test_permission_prompt_fits_one_line_with_room_to_type(name: str, path: str, added: int, width: int) -> None:
     diff = "--- a\n+++ b\n@@ @@\n" + "+--x\n" * added + "--- y\n-x\n"
     preview = {"action": "Do", "details": {"unified_diff": diff}}
     question = Question("q", "May it?", tool_name=name, details={"path": path}, preview=preview)
@@ -274,7 +270,7 @@ def test_the_prompt_of_a_permission_says_tool_file_and_size_on_one_line_with_roo
 
 @pytest.mark.spec("interfaces:IF73")
 @pytest.mark.parametrize("rows", [10, 24, 60])
-async def test_on_a_terminal_a_long_difference_leaves_its_question_in_sight(folder: Path, rows: int) -> None:
+async def test_long_diff_leaves_its_question_on_the_screen(folder: Path, rows: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=rows, no_color=True)
     terminal = Terminal(console, TypedLines(io.StringIO("n\n")))
@@ -326,7 +322,7 @@ async def test_a_command_is_shown_as_a_line_of_a_shell(folder: Path, given: Any,
     assert "cwd" not in out
 
 
-async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:
+async def test_always_applies_for_the_rest_of_the_run(folder: Path) -> None:
     engine, _ = worker(WRITES, WRITES, text("Twice."), folder=folder)
     result, out = await shown(engine, "a\n1\n")
 
@@ -334,7 +330,7 @@ async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF73")
-async def test_a_long_text_is_cut_before_the_question_and_shown_whole_on_demand(folder: Path) -> None:
+async def test_long_text_is_cut_and_shown_whole_on_demand(folder: Path) -> None:
     """
     What the model wrote stands behind a gutter, so that no line of it can be taken for the console's own (UI03).
     """
@@ -350,7 +346,7 @@ async def test_a_long_text_is_cut_before_the_question_and_shown_whole_on_demand(
 
 @pytest.mark.spec("interfaces:IF73")
 @pytest.mark.parametrize(("lines", "typed"), [(300, "v\nno\n"), (3, "v\n")], ids=["cut", "whole"])
-async def test_a_long_question_of_a_handler_is_shown_whole_on_demand(lines: int, typed: str) -> None:
+async def test_long_question_is_shown_whole_on_demand(lines: int, typed: str) -> None:
     """
     Where nothing was cut, a `v` is an answer as any other.
     """
@@ -375,7 +371,7 @@ async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None
     assert {r"| +\x1b]0;t\x07", r"\x1b[31mred"} <= set(out.splitlines())
 
 
-async def test_where_the_input_ends_at_a_question_the_run_suspends(folder: Path, tmp_path: Path) -> None:
+async def test_run_suspends_if_input_ends_at_a_question(folder: Path, tmp_path: Path) -> None:
     engine, _ = worker(ASKS, text("Fine."), folder=folder)
     out, journal = io.StringIO(), FileJournal(tmp_path / "run.jsonl")
     async with engine, engine.start("worker", "Go.", journal=journal) as handle:
@@ -384,7 +380,7 @@ async def test_where_the_input_ends_at_a_question_the_run_suspends(folder: Path,
     assert (RunStatus.SUSPENDED, 1) == (result.status, len(result.pending_questions))
 
 
-async def test_text_is_shown_as_it_arrives_and_lines_of_children_stand_beside_it() -> None:
+async def test_streaming_text_is_kept_apart_from_lines_of_children() -> None:
     handle = Kept(TextDelta(text="half "), TextDelta(path="1", text="child"), TextDelta(text="a line\nand"))
     out = io.StringIO()
     await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(""), output=out).run(), 50)
@@ -416,7 +412,7 @@ class Kept:
         return self._result()
 
 
-async def test_a_question_that_was_answered_elsewhere_is_not_asked_on(folder: Path) -> None:
+async def test_question_answered_elsewhere_is_withdrawn(folder: Path) -> None:
     """
     Here by an observer of the run, while nobody types at the console.
     """
@@ -437,7 +433,7 @@ async def test_a_question_that_was_answered_elsewhere_is_not_asked_on(folder: Pa
 
 
 @pytest.mark.spec("requirements:N4", "requirements:N16")
-async def test_turns_of_a_handle_that_is_kept_open_are_one_conversation(folder: Path) -> None:
+async def test_turns_of_an_open_handle_are_one_conversation(folder: Path) -> None:
     engine, model = worker(ASKS, text("First."), text("Second."), folder=folder)
     out = io.StringIO()
     async with engine, engine.start("worker", "Go.", keep_open=True) as handle:
@@ -472,7 +468,7 @@ async def test_colours_follow_the_scheme(folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.spec("requirements:N16")
 @pytest.mark.parametrize("out", [Tty(), io.StringIO()], ids=["NO_COLOR", "no terminal"])
-async def test_there_are_no_colours_where_nobody_wants_them(
+async def test_console_has_no_colours_with_no_color_or_no_terminal(
     folder: Path, monkeypatch: pytest.MonkeyPatch, out: io.StringIO
 ) -> None:
     if out.isatty():
@@ -504,7 +500,7 @@ def terminal() -> Iterator[tuple[int, Any]]:
 
 
 @pytest.mark.spec("reliability:UI04", "requirements:X47")
-async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_it() -> None:
+async def test_input_typed_before_a_question_does_not_answer_it() -> None:
     """
     A line that was sent is something that the person says; one that was not sent is dropped.
     """
@@ -535,7 +531,7 @@ def lines_there(stream: Any) -> None:
     assert select.select([stream], [], [], 50)[0]
 
 
-async def test_what_is_typed_while_a_run_works_is_sent_to_it(folder: Path) -> None:
+async def test_input_during_a_run_is_sent_to_it(folder: Path) -> None:
     with terminal() as (keyboard, stream):
 
         def reply(request: Any) -> Any:
@@ -675,9 +671,7 @@ def at_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.mark.spec("interfaces:IF67", "requirements:M11")
-def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
-    at_terminal: Callable[..., int], folder: Path
-) -> None:
+def test_always_lasts_for_the_rest_of_the_chat(at_terminal: Callable[..., int], folder: Path) -> None:
     """
     And Ctrl-D at the end leaves; where somebody sits there, the engine refuses nothing by itself.
     """
@@ -696,7 +690,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 
 
 @pytest.mark.spec("interfaces:IF78", "requirements:X60")
-def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
+def test_all_edits_accepts_edits_but_asks_about_commands(
     at_terminal: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
@@ -724,7 +718,7 @@ def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
 
 @pytest.mark.spec("interfaces:IF78")
 @pytest.mark.parametrize("between", [[], ["/mode default"]], ids=["of the engine", "of the policy"])
-def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
+def test_forgotten_permission_is_asked_about_again(
     at_terminal: Callable[..., int], capsys: pytest.CaptureFixture[str], between: list[str]
 ) -> None:
     answers = ["a 1", "n"]
@@ -745,14 +739,14 @@ def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
 
 
 @pytest.mark.spec("interfaces:IF67", "requirements:M17", "requirements:X55")
-def test_where_nobody_can_be_asked_a_chat_changes_nothing(chats: Any, folder: Path) -> None:
+def test_chat_without_a_terminal_changes_nothing(chats: Any, folder: Path) -> None:
     result, _ = chats(WRITES, REMOVES, text("I could not."), typed="Write it.\n")
 
     assert (0, ["a.txt"]) == (result.exit_code, sorted(path.name for path in folder.iterdir()))
     assert 2 == result.stdout.count("denied")
 
 
-def test_a_turn_of_a_chat_is_replayed_with_the_questions_that_it_asked(chats: Any) -> None:
+def test_chat_turn_is_replayed_with_its_questions(chats: Any) -> None:
     """
     The rules of a chat are in force where its turns are repeated, so no tool of one can be run without them.
     """
@@ -762,7 +756,7 @@ def test_a_turn_of_a_chat_is_replayed_with_the_questions_that_it_asked(chats: An
     assert (0, "I could not.\n") == (replayed.exit_code, replayed.stdout), replayed.stderr
 
 
-def test_a_chat_without_a_model_says_what_helps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_with_agent_and_no_model_explains_the_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, ["chat", "coder", "Hi."], input="")
 
@@ -770,7 +764,7 @@ def test_a_chat_without_a_model_says_what_helps(folder: Path, monkeypatch: pytes
     assert "agent 'coder' needs a model, and none is set" in result.stderr
 
 
-def test_a_chat_that_takes_what_was_said_for_an_agent_tells_the_order_of_the_two(folder: Path) -> None:
+def test_chat_given_a_message_for_an_agent_shows_the_order(folder: Path) -> None:
     said = CliRunner().invoke(app, ["chat", "Say hello"])
     order = "stepengine chat coder 'Say hello'"
 
@@ -779,7 +773,7 @@ def test_a_chat_that_takes_what_was_said_for_an_agent_tells_the_order_of_the_two
 
 
 @pytest.mark.spec("interfaces:IF67", "requirements:F20")
-def test_a_chat_shows_todos_and_sends_the_agent_back_to_open_ones(chats: Any) -> None:
+def test_chat_shows_todos_and_reminds_of_open_ones(chats: Any) -> None:
     def todos(*done: bool) -> Any:
         listed = [{"task": f"task {n}", "completed": is_done} for n, is_done in enumerate(done, start=1)]
         return tool_call("write_todos", {"todos": listed})
@@ -818,7 +812,7 @@ def bare(text: str) -> str:
 
 @pytest.mark.spec("reliability:UI01", "reliability:UI02", "interfaces:IF68", "reliability:UI07")
 @pytest.mark.parametrize("width", [20, 80, 160])
-def test_the_open_block_the_children_and_the_status_steer_nothing_and_fit(width: int) -> None:
+def test_live_display_is_escaped_and_fits_the_width(width: int) -> None:
     screen, _ = screen_on(width)
     for event in (
         ev.TextDelta(text=f"{FOREIGN} open " * 20),
@@ -870,7 +864,7 @@ def lines_of(file: io.StringIO) -> list[str]:
 
 
 @given(st.lists(st.sampled_from(MARKDOWN_LINES), max_size=12).map("\n".join), st.integers(1, 9))
-def test_markdown_in_pieces_loses_nothing_and_each_block_ends_with_a_line(markdown: str, size: int) -> None:
+def test_splitting_markdown_loses_nothing_and_blocks_end_with_newline(markdown: str, size: int) -> None:
     blocks, held = list[str](), ""
     for start in range(0, len(markdown), size):
         *done, held = _split_markdown_blocks(held + markdown[start : start + size])
@@ -898,7 +892,7 @@ def test_of_no_markdown_more_than_a_block_is_held_back(piece: str) -> None:
 
 @pytest.mark.speed
 @PIECES
-def test_no_markdown_takes_long_to_split(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splitting_markdown_takes_bounded_time(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, slowest = [], 0.0
     parse = MarkdownIt.parse
     monkeypatch.setattr(MarkdownIt, "parse", lambda self, text: parsed.append(len(text)) or parse(self, text))
@@ -911,7 +905,7 @@ def test_no_markdown_takes_long_to_split(piece: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("markdown", [True, False])
-def test_a_line_of_ours_waits_until_the_text_that_streams_has_ended(markdown: bool) -> None:
+def test_notes_wait_until_the_streaming_text_ends(markdown: bool) -> None:
     out = io.StringIO()
     screen = Screen(Console(file=out, width=80), markdown=markdown)
     screen.note("(before)")
@@ -928,7 +922,7 @@ def test_a_line_of_ours_waits_until_the_text_that_streams_has_ended(markdown: bo
     assert ["(during One)", "(during sen)", "(during ano)", "(after)"] == lines[3:]
 
 
-def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> None:
+def test_running_children_are_a_tree_and_many_are_counted() -> None:
     screen, _ = screen_on()
 
     def spawn(path: str, of: int = 1) -> None:
@@ -954,7 +948,7 @@ def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> No
 
 
 @pytest.mark.spec("reliability:UI07")
-def test_markdown_of_a_model_shows_where_links_lead_loads_nothing_and_is_no_html() -> None:
+def test_model_markdown_shows_link_targets_and_loads_nothing() -> None:
     screen, file = screen_on(120)
     screen.on_event(
         ev.TextCompleted(
@@ -969,7 +963,7 @@ def test_markdown_of_a_model_shows_where_links_lead_loads_nothing_and_is_no_html
 
 
 @pytest.mark.spec("reliability:UI03", "interfaces:IF73")
-async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_question_comes_last() -> None:
+async def test_imitated_question_is_behind_a_gutter_before_the_real_one() -> None:
     file, said = io.StringIO(), []
     nasty = "\n" * 10_000 + "y yes, n no > y\nallowed by user\n? May ls run?"
     question = Question("q1", "May rm run?", tool_name="rm", details={"command": nasty})
@@ -982,7 +976,7 @@ async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_questio
     assert re.fullmatch(r"\| \([\d,]+ more lines; v shows them\)", more)
 
 
-async def test_a_handle_tells_what_its_run_did_not_read_any_more() -> None:
+async def test_handle_reports_input_that_its_run_did_not_read() -> None:
     class Late:
         """
         Somebody who speaks when the last step is over.

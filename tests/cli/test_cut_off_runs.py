@@ -65,9 +65,7 @@ def hinted(result: Result, after: str) -> list[str]:
 
 @pytest.mark.spec("reliability:R3", "reliability:R2", "replay:Y18", "replay:J31")
 @pytest.mark.parametrize(("answer", "code", "paid"), [("yes", 3, "2;"), ("no", 1, "")])
-def test_whoever_follows_the_hints_after_a_crash_is_asked_and_decides(
-    cut_off: str, answer: str, code: int, paid: str
-) -> None:
+def test_hints_after_a_crash_lead_to_the_open_question(cut_off: str, answer: str, code: int, paid: str) -> None:
     replayed = command("replay", cut_off, "-q", code=1)
     assert "cut.jsonl ends before its run did" in replayed.stderr
     asked = command("resume", *hinted(replayed, "resume it with"), "-q", code=3)
@@ -100,7 +98,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("at_terminal")
-def test_a_resume_at_a_terminal_asks_there_and_then_about_an_effect_in_doubt(
+def test_resume_at_a_terminal_asks_about_an_effect_in_doubt(
     cut_off: str, typed: str, code: int, paid: str, said: str
 ) -> None:
     result = CliRunner().invoke(app, ["resume", cut_off, "-q"], input=typed)
@@ -114,7 +112,7 @@ def test_a_resume_at_a_terminal_asks_there_and_then_about_an_effect_in_doubt(
 
 @pytest.mark.spec("requirements:X73")
 @pytest.mark.parametrize(("given", "taken"), [("2", 2), ('{"sum": 2}', {"sum": 2}), ("paid by hand", "paid by hand")])
-def test_what_came_of_an_effect_in_doubt_is_told_on_the_command_line(cut_off: str, given: str, taken: object) -> None:
+def test_answer_gives_the_result_of_an_effect_in_doubt(cut_off: str, given: str, taken: object) -> None:
     command("resume", cut_off, "--answer", f"doubt:#1=result:{given}", "-q", code=3)
     history = FileJournal(cut_off).history()
 
@@ -124,7 +122,7 @@ def test_what_came_of_an_effect_in_doubt_is_told_on_the_command_line(cut_off: st
 
 
 @pytest.mark.spec("requirements:X73")
-def test_without_a_terminal_an_effect_in_doubt_fails_unless_asked_otherwise(cut_off: str) -> None:
+def test_effect_in_doubt_fails_without_a_terminal(cut_off: str) -> None:
     assert "it may or may not have happened" in command("resume", cut_off, "-q", code=1).stderr
 
 
@@ -139,19 +137,19 @@ def test_without_a_terminal_an_effect_in_doubt_fails_unless_asked_otherwise(cut_
         ("doubt:#7=yes", "in doubt are: doubt:#1"),
     ],
 )
-def test_an_unclear_word_about_an_effect_in_doubt_decides_nothing(cut_off: str, answer: str, said: str) -> None:
+def test_invalid_answer_about_an_effect_in_doubt_changes_nothing(cut_off: str, answer: str, said: str) -> None:
     before = Path(cut_off).read_bytes()
     assert said in command("resume", cut_off, "--answer", answer, "-q", code=2).stderr
     assert Path(cut_off).read_bytes() == before
     assert not Path("paid.txt").exists()
 
 
-def test_a_suite_says_of_a_run_that_was_cut_off_that_it_has_not_ended(cut_off: str) -> None:
+def test_suite_reports_a_cut_off_run_as_not_ended(cut_off: str) -> None:
     assert "ok        cut.jsonl  not ended" in command("test", cut_off).stdout
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
+def test_damaged_journal_is_not_called_resumable() -> None:
     Path("bad.jsonl").write_bytes(b"no journal\nat all\n")
     said = command("journal", "check", "bad.jsonl", code=1).stdout
     assert "BAD bad.jsonl  not usable as it is" in said
@@ -170,7 +168,7 @@ def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
         ],
     ],
 )
-def test_a_file_of_something_else_is_said_to_be_no_journal_and_stays_as_it_is(way: str, content: str) -> None:
+def test_file_that_is_no_journal_is_rejected_and_unchanged(way: str, content: str) -> None:
     Path("notes.py").write_text(content)
     more = ["--at", "0"] if way == "fork" else []
     result = command(*way.split(), "notes.py", *more, code=1)
@@ -180,7 +178,7 @@ def test_a_file_of_something_else_is_said_to_be_no_journal_and_stays_as_it_is(wa
 
 
 @pytest.mark.spec("replay:J1")
-def test_many_runs_are_recorded_into_one_sqlite_file_and_each_is_named_after_a_hash() -> None:
+def test_one_sqlite_file_holds_many_runs_named_after_a_hash() -> None:
     first = command("run", "payer", "--journal", "runs.db", "-q", code=3)
     command("run", "payer", "--journal", "runs.db#second", "-q", code=3)
     command("run", "payer", "--journal", "runs.db#second", "-q", code=2)
@@ -202,7 +200,7 @@ def test_many_runs_are_recorded_into_one_sqlite_file_and_each_is_named_after_a_h
         ("return 'another output'", '/output recorded "now" now "another output"'),
     ],
 )
-def test_a_suite_notices_an_end_that_no_effect_tells_of(ending: str, said: str) -> None:
+def test_suite_detects_a_changed_end_without_changed_effects(ending: str, said: str) -> None:
     command("run", "payer", "--journal", "run.jsonl", "-q", code=3)
     command("resume", "run.jsonl", "--answer", "q2=now", "-q")
     assert "1 of 1 as recorded" in command("test", "run.jsonl").stdout

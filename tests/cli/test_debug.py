@@ -127,7 +127,7 @@ def objects(folder: Path, *commands: str, way: str = "fork") -> list[dict[str, A
 
 @pytest.mark.spec("evaluation:JG20", "evaluation:JG21", "evaluation:JG34", "evaluation:JG87")
 @pytest.mark.parametrize("way", ["fork", "paused"])
-def test_it_goes_both_ways_and_stands_where_it_says_with_the_variables_of_that_moment(folder: Path, way: str) -> None:
+def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: Path, way: str) -> None:
     commands = [
         "first",
         "next",
@@ -155,7 +155,7 @@ def test_it_goes_both_ways_and_stands_where_it_says_with_the_variables_of_that_m
 
 @pytest.mark.spec("evaluation:JG22")
 @pytest.mark.parametrize("way", WAYS)
-def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:
+def test_until_finds_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:
     line = next(n for n, text in enumerate((folder / "worker.py").read_text().splitlines(), 1) if "yield STEP" in text)
     cases = {
         f"until {line}": "#2",
@@ -176,7 +176,7 @@ def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: s
 
 
 @pytest.mark.spec("evaluation:JG23")
-def test_inside_a_child_only_its_own_positions_count(folder: Path) -> None:
+def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
     found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way="paused")
 
     assert ["7#0", "7#1", "7#2", "7#0", None, "6#1"] == [moment.get("address") for moment in found]
@@ -190,7 +190,7 @@ def test_inside_a_child_only_its_own_positions_count(folder: Path) -> None:
 
 @pytest.mark.spec("evaluation:JG24", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: str) -> None:
+def test_printing_an_expression_changes_nothing_and_shows_no_secret(folder: Path, way: str) -> None:
     commands = [
         "print [number for _ in seen]",
         "print seen.append(9) or seen",
@@ -210,7 +210,7 @@ def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: 
 
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG30")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_script_whose_expression_raises_leaves_with_one_and_goes_on_to_its_end(folder: Path, way: str) -> None:
+def test_script_with_a_failing_expression_continues_and_exits_with_1(folder: Path, way: str) -> None:
     raised = debug(folder, "goto 2", "p unknown", "pp unknown", "p number", options=("--json",), way=way)
     fine = debug(folder, "goto 2", "p number", way=way)
     told = [json.loads(line) for line in raised.stdout.splitlines()][1:]
@@ -222,7 +222,7 @@ def test_a_script_whose_expression_raises_leaves_with_one_and_goes_on_to_its_end
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG30")
-def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folder: Path) -> None:
+def test_hanging_or_flooding_expression_is_stopped(folder: Path) -> None:
     hang, flood, net, left = objects(
         folder,
         "goto 2",
@@ -240,7 +240,7 @@ def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folde
 
 @pytest.mark.spec("evaluation:JG24")
 @pytest.mark.parametrize("way", WAYS)
-def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) -> None:
+def test_where_hooks_request_and_diff_describe_the_position(folder: Path, way: str) -> None:
     where, down, hooks, request, differs, still = (
         objects(folder, "goto #3", "where", "down", "goto 2", "hooks", "request", "diff 1 3", "print number", way=way)[
             1:
@@ -258,7 +258,7 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
 
 
 @pytest.mark.spec("provenance:PV13")
-def test_it_says_where_the_arguments_of_a_call_and_a_value_come_from(tmp_path: Path) -> None:
+def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
     write(
         tmp_path,
         **{'f"a{number}"': 'f"a{number}" if number else "go"', 'AgentCall(child, "y")': f"AgentCall(child, {KEY!r})"},
@@ -284,7 +284,7 @@ def test_it_says_where_the_arguments_of_a_call_and_a_value_come_from(tmp_path: P
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG22", "evaluation:JG30")
-def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(folder: Path) -> None:
+def test_expression_that_changes_the_run_is_rejected_and_undone(folder: Path) -> None:
     broken, still, went = objects(
         folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
     )
@@ -294,7 +294,7 @@ def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(fold
 
 
 @pytest.mark.spec("evaluation:JG24")
-def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path) -> None:
+def test_chosen_frame_survives_a_comparison(folder: Path) -> None:
     down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way="paused")[1:]
 
     assert compared["diff"]
@@ -302,7 +302,7 @@ def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(fold
 
 
 @pytest.mark.spec("evaluation:JG24")
-def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -> None:
+def test_results_and_failures_are_shown_in_full(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
     agent = load_agent(folder / "worker.py")
     said = "there is no such place: " + "far away, " * 40
@@ -315,7 +315,7 @@ def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -
 
 
 @pytest.mark.spec("evaluation:JG24")
-def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder: Path) -> None:
+def test_command_line_hooks_run_only_if_the_run_had_them(folder: Path) -> None:
     with Engine(
         [load_agent(folder / "worker.py")],
         models=ScriptedModel([text(f"reply {n}") for n in range(3)]),
@@ -333,9 +333,7 @@ def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG5")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_asked_for(
-    folder: Path, way: str
-) -> None:
+def test_fork_with_another_result_becomes_current_until_parent(folder: Path, way: str) -> None:
     (folder / "replies.yaml").write_text("- again\n- and again\n")
     before = (folder / "run.jsonl").read_bytes()
     forked, stood, seen, back = objects(
@@ -357,7 +355,7 @@ def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_
 
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG86")
-def test_what_models_may_cost_is_that_of_the_recorded_part_after_the_place(folder: Path) -> None:
+def test_live_fork_estimates_the_cost_of_the_remaining_run(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
     agent = load_agent(folder / "worker.py")
     with Engine([agent], models=ScriptedModel([text("reply", cost="0.01") for _ in range(3)])) as engine:
@@ -372,7 +370,7 @@ def test_what_models_may_cost_is_that_of_the_recorded_part_after_the_place(folde
 
 
 @pytest.mark.spec("evaluation:JG28")
-def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: Path) -> None:
+def test_fork_keeps_the_whole_journal_name_as_prefix(folder: Path) -> None:
     (folder / "run.jsonl").rename(folder / "run#7.jsonl")
     arguments = ["debug", "run#7.jsonl", "--agent", "worker.py", "--no-fork", "--json", "--exec", "last"]
     with pytest.MonkeyPatch.context() as patch:
@@ -385,7 +383,7 @@ def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: P
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
-def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_refused(folder: Path) -> None:
+def test_fork_answers_on_a_copy_and_rejects_repeated_calls(folder: Path) -> None:
     asked, answered, ended = objects(folder, "last", "fork --result yes", "print 1", "state")[0:3]
     refused, live, unknown = objects(
         folder, "goto 2", "fork --into a.jsonl", "fork --live --allow-repeat --into b.jsonl", "fork --nothing"
@@ -402,7 +400,7 @@ def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG29", "evaluation:JG38", "evaluation:JG21", "evaluation:JG119")
 @pytest.mark.parametrize("way", WAYS)
-def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> None:
+def test_debugger_exit_code_reflects_the_commands(folder: Path, way: str) -> None:
     near = debug(folder, "prnit 1", way=way)
     far = debug(folder, "goto 99", "print number", way=way)
 
@@ -433,7 +431,7 @@ def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> N
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG33", "evaluation:JG116")
-def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) -> None:
+def test_commands_are_read_from_a_pipe_and_quiet_hides_prints(folder: Path) -> None:
     write(folder, extra='print("HANDLER", number)')
     loud = debug(folder, keys="goto 3\nback\np number\n")
     hushed = debug(folder, keys="goto 3\nback\np number\nquit\nfoo\n", options=("--quiet",))
@@ -449,7 +447,7 @@ def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG116")
 @pytest.mark.parametrize("way", WAYS)
-def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_hushed(folder: Path, way: str) -> None:
+def test_handler_output_stays_out_of_json_and_quiet_output(folder: Path, way: str) -> None:
     write(folder, extra='print("HANDLER", number, flush=True)')
     commands = ("goto 3", "until len(seen).real == 9", "rback number == 1", "fork --allow-repeat")
     told = debug(folder, *commands, options=("--json",), way=way)
@@ -464,7 +462,7 @@ def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG36")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(folder: Path, way: str) -> None:
+def test_breakpoint_opens_the_loop_and_is_skipped_while_seeking(folder: Path, way: str) -> None:
     write(folder, extra="breakpoint()")
     stopped, there, refused, shown, _ = objects(
         folder, "next", "print number", "next", "continue", "print seen", way=way
@@ -478,7 +476,7 @@ def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(fold
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG36")
-def test_a_breakpoint_is_ignored_with_one_warning_where_no_terminal_is(folder: Path) -> None:
+def test_breakpoint_without_a_terminal_is_ignored_with_one_warning(folder: Path) -> None:
     write(folder, extra="breakpoint()")
     done = debug(folder, keys="next\nnext\nnext\np number\n")
 
@@ -512,7 +510,7 @@ def terminal(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.deep
-def test_at_a_terminal_the_prompt_names_the_effect_where_a_run_has_no_steps(terminal: Any) -> None:
+def test_prompt_names_the_effect_in_a_run_without_steps(terminal: Any) -> None:
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", "--no-fork")
     here.sees("(step 1) ")
     here.types("goto 6#1\n")
@@ -524,7 +522,7 @@ def test_at_a_terminal_the_prompt_names_the_effect_where_a_run_has_no_steps(term
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG33", "evaluation:JG34", "evaluation:JG29")
 @pytest.mark.parametrize("way", ["fork", "paused"])
-def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
+def test_terminal_session_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
     write(folder, extra="time.sleep(60 if number == 9 else 0)")
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
     here.sees(f"snapshots: {way}", "nothing recorded is done again", "`help` lists", "step 1 of 3", "(step 1) ")
@@ -546,9 +544,7 @@ def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, f
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG116", "evaluation:JG22")
 @pytest.mark.parametrize("way", ["fork", "paused"])
-def test_ctrl_c_ends_a_walk_that_takes_too_long_and_the_position_before_stays(
-    terminal: Any, folder: Path, way: str
-) -> None:
+def test_ctrl_c_stops_a_long_search_and_keeps_the_position(terminal: Any, folder: Path, way: str) -> None:
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
     here.sees("(step 1) ")
     here.types("until [time.sleep(30)]\n" if way == "paused" else "until time.sleep(30)\n")
@@ -568,7 +564,7 @@ def test_ctrl_c_ends_a_walk_that_takes_too_long_and_the_position_before_stays(
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG37")
-def test_replay_with_pdb_opens_where_it_differs_and_shows_both_sides(terminal: Any, folder: Path) -> None:
+def test_replay_with_pdb_opens_at_the_divergence(terminal: Any, folder: Path) -> None:
     write(folder, **{'f"a{number}"': '"b" if number == 1 else f"a{number}"'})
     here = terminal("replay", "run.jsonl", "--agent", "worker.py", "--pdb")
     here.sees("diverged", "/input/path", "(step 2) ")

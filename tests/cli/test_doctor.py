@@ -51,7 +51,7 @@ def wrong(*arguments: str) -> list[dict[str, Any]]:
     return [one for one in found(*arguments) if one["state"] == "wrong"]
 
 
-def test_where_all_is_well_it_leaves_with_0_says_what_there_is_and_makes_nothing(tmp_path: Path) -> None:
+def test_doctor_without_findings_exits_with_0_and_writes_nothing(tmp_path: Path) -> None:
     result = doctor()
 
     assert result.exit_code == 0, result.output
@@ -68,7 +68,7 @@ def test_where_all_is_well_it_leaves_with_0_says_what_there_is_and_makes_nothing
     assert not (tmp_path / "state").exists()
 
 
-def test_keys_are_said_to_be_set_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_set_keys_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
 
     result = doctor()
@@ -89,7 +89,7 @@ def test_keys_are_said_to_be_set_and_shown_nowhere(monkeypatch: pytest.MonkeyPat
         ("OPENAI_API_KEY", "x" * 5000, "has more than 4,096 characters"),
     ],
 )
-def test_a_key_that_cannot_work_is_told_with_its_variable(
+def test_doctor_names_the_variable_of_an_unusable_key(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, why: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -102,7 +102,7 @@ def test_a_key_that_cannot_work_is_told_with_its_variable(
     assert KEY not in result.output
 
 
-def test_what_will_fail_is_named_with_its_place(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_place_of_each_problem(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (somewhere / "openai.py").write_text("")
     (somewhere / "agents").mkdir()
     (somewhere / "agents/mine.py").write_text("agent = 1\n")
@@ -169,7 +169,7 @@ def test_reach_asks_each_usable_provider_without_its_key(
     assert not [name for sent in headers for name in sent if name.lower() in ("authorization", "x-api-key")]
 
 
-def test_without_reach_nothing_is_asked(
+def test_doctor_sends_no_request_without_reach(
     asked: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPENGINE_BASE_URLS__OLLAMA", asked[0])
@@ -204,7 +204,7 @@ agents = [AgentDefinition(name, tools=[pay, export, count, add, *followup_tools(
 
 
 @pytest.mark.spec("requirements:X70")
-def test_tools_of_authors_that_do_not_say_which_files_they_touch_are_named_once(somewhere: Path) -> None:
+def test_doctor_lists_once_own_tools_that_declare_no_files(somewhere: Path) -> None:
     (somewhere / "agents").mkdir()
     (somewhere / "agents/shop.py").write_text(TOOLS)
 

@@ -90,7 +90,7 @@ def make_due(run: str, where: Path) -> None:
 
 
 @pytest.mark.spec("waiting:WT20")
-def test_what_a_run_waits_for_is_told_wherever_it_is_shown_with_the_command_that_goes_on() -> None:
+def test_suspended_run_tells_its_wait_and_how_to_continue() -> None:
     first = command("run", "waits", "-q", code=3)
     stem = list_recorded_runs()[0].stem
     listed = command("runs").stdout
@@ -111,7 +111,7 @@ def test_what_a_run_waits_for_is_told_wherever_it_is_shown_with_the_command_that
 
 
 @pytest.mark.spec("waiting:WT20")
-def test_a_run_is_woken_before_its_time_by_hand() -> None:
+def test_resume_now_wakes_a_sleeping_run() -> None:
     stem = suspended("naps")
     command("resume", stem, "-q", code=3)
 
@@ -120,7 +120,7 @@ def test_a_run_is_woken_before_its_time_by_hand() -> None:
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_a_message_is_posted_once_and_the_run_is_due_for_whoever_wakes() -> None:
+def test_message_is_posted_once_and_makes_its_run_due() -> None:
     stem = suspended("waits")
     suspended("waits")
     assert "" == command("resume", "--due").stdout
@@ -140,7 +140,7 @@ def test_a_message_is_posted_once_and_the_run_is_due_for_whoever_wakes() -> None
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_what_cannot_be_posted_is_told_in_a_line() -> None:
+def test_invalid_message_is_rejected_in_one_line() -> None:
     stem = suspended("waits")
     cases = [
         ((stem, "two words", "1"), 2, "topic"),
@@ -162,7 +162,7 @@ def test_what_cannot_be_posted_is_told_in_a_line() -> None:
 
 
 @pytest.mark.spec("waiting:WT20")
-def test_the_command_that_sends_a_message_can_be_typed_whatever_the_journal_is_called() -> None:
+def test_send_hint_works_for_any_journal_name() -> None:
     told = command("run", "waits", "-q", "--journal", "my run's.jsonl", code=3).stderr.splitlines()
     (line,) = [line for line in told if "send it with" in line]
     words = shlex.split(line.partition("send it with: stepengine ")[2].replace(" JSON", " 35"))
@@ -172,7 +172,7 @@ def test_the_command_that_sends_a_message_can_be_typed_whatever_the_journal_is_c
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
+def test_open_question_is_due_only_once_answered() -> None:
     stem = suspended("asks")
     suspended("asks")
     with open_wake_index(place()) as index:
@@ -185,7 +185,7 @@ def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_what_is_due_is_told_in_lines_or_json_and_a_failure_leaves_with_its_code() -> None:
+def test_resume_due_reports_runs_as_json() -> None:
     for agent in ("naps", "waits", "fails"):
         suspended(agent)
     stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
@@ -202,7 +202,7 @@ def test_what_is_due_is_told_in_lines_or_json_and_a_failure_leaves_with_its_code
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_a_database_is_a_place_of_its_own_with_agents_of_its_own(work: Path) -> None:
+def test_resume_due_takes_a_database_and_its_agents(work: Path) -> None:
     """
     The runs were recorded by a program, and nothing says where their agents are but what is typed.
     """
@@ -226,7 +226,7 @@ def test_a_database_is_a_place_of_its_own_with_agents_of_its_own(work: Path) -> 
 
 @pytest.mark.spec("waiting:WT21")
 @pytest.mark.parametrize("text", ["nowhere", "nowhere.db", "agents/naps.py", "R.db#a"])
-def test_what_is_no_place_is_wrong_usage(text: str) -> None:
+def test_resume_due_rejects_an_invalid_place(text: str) -> None:
     result = command("resume", "--due", text, code=2)
 
     assert "name a folder of journals or a database" in result.stderr
@@ -244,12 +244,12 @@ def test_what_is_no_place_is_wrong_usage(text: str) -> None:
         (("--last", "--agents", "agents"), "--agents needs --due"),
     ],
 )
-def test_options_of_one_run_and_of_all_due_runs_are_not_mixed(words: tuple[str, ...], said: str) -> None:
+def test_single_run_options_do_not_mix_with_due(words: tuple[str, ...], said: str) -> None:
     assert said in command("resume", *words, code=2).stderr
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_a_place_without_runs_has_nothing_to_wake(work: Path) -> None:
+def test_place_without_runs_has_nothing_due(work: Path) -> None:
     (work / "empty").mkdir()
 
     assert "" == command("resume", "--due", "empty").stdout
@@ -257,7 +257,7 @@ def test_a_place_without_runs_has_nothing_to_wake(work: Path) -> None:
 
 
 @pytest.mark.spec("waiting:WT23", "waiting:WT21")
-def test_a_waker_of_a_place_starts_the_schedules_of_its_agents(work: Path) -> None:
+def test_resume_due_starts_schedules_of_its_agents(work: Path) -> None:
     (work / "agents/hourly.py").write_text(
         "from stepengine import *\n"
         "def handle_steps(ctx):\n    yield from ()\n    return 'ran'\n"
@@ -277,7 +277,7 @@ def test_a_waker_of_a_place_starts_the_schedules_of_its_agents(work: Path) -> No
 
 
 @pytest.mark.spec("waiting:WT23", "waiting:WT21")
-def test_two_schedules_of_one_id_are_refused_by_a_waker_as_by_the_list_of_them(work: Path) -> None:
+def test_waker_rejects_two_schedules_with_one_id(work: Path) -> None:
     for name in ("first", "second"):
         (work / f"{name}.py").write_text(
             "from stepengine import *\n"
@@ -294,7 +294,7 @@ def test_two_schedules_of_one_id_are_refused_by_a_waker_as_by_the_list_of_them(w
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_an_agent_that_nobody_finds_is_told_with_the_option_that_names_agents(work: Path) -> None:
+def test_missing_agent_of_a_due_run_suggests_the_agents_option(work: Path) -> None:
     stem = suspended("naps")
     run = f"{stem}.jsonl"
     (work / "elsewhere").mkdir()
@@ -310,7 +310,7 @@ def test_an_agent_that_nobody_finds_is_told_with_the_option_that_names_agents(wo
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT21")
-def test_a_waker_that_watches_wakes_within_moments_and_ends_when_it_is_told_to(work: Path) -> None:
+def test_watching_waker_resumes_quickly_and_stops_on_sigterm(work: Path) -> None:
     stem = suspended("waits")
     waker = subprocess.Popen(
         [sys.executable, "-m", "stepengine.cli", "resume", "--due", "--watch", "--every", "0.2", "--json"],
@@ -333,7 +333,7 @@ def test_a_waker_that_watches_wakes_within_moments_and_ends_when_it_is_told_to(w
 
 
 @pytest.mark.spec("waiting:WT20")
-def test_a_chat_that_goes_on_with_a_turn_that_waits_for_no_person_asks_nobody() -> None:
+def test_chat_resumed_on_a_timed_wait_leaves_without_asking() -> None:
     """
     It says what the turn waits for and leaves; there was a loop.
     """

@@ -40,7 +40,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.spec("provenance:PV10")
-def test_a_command_from_a_file_is_refused_where_nobody_is_asked_and_runs_without_the_flag(folder: Path) -> None:
+def test_command_from_a_file_is_denied_only_with_the_guard(folder: Path) -> None:
     code, said, errors = run("run", "reader.py", "--shell", "--write", "--guard", "injection", "--no-journal")
 
     assert 0 == code, errors
@@ -53,7 +53,7 @@ def test_a_command_from_a_file_is_refused_where_nobody_is_asked_and_runs_without
 
 
 @pytest.mark.spec("provenance:PV10", "provenance:PV13", "provenance:PV14")
-def test_a_resumed_run_is_guarded_without_the_flag_and_its_record_is_explained(folder: Path) -> None:
+def test_resumed_run_keeps_its_guard_and_explains_provenance(folder: Path) -> None:
     words = ("--shell", "--write", "--journal", "run.jsonl")
     assert 3 == run("run", "reader.py", "--guard", "injection", *words)[0]
     assert not (folder / "owned").exists()
@@ -75,7 +75,7 @@ def test_a_resumed_run_is_guarded_without_the_flag_and_its_record_is_explained(f
 
 
 @pytest.mark.spec("provenance:PV13")
-def test_provenance_shows_no_secret_and_a_value_makes_no_line_of_its_own() -> None:
+def test_provenance_redacts_secrets_and_keeps_values_on_one_line() -> None:
     key, lines = "sk-ant-api03-" + "k7Q" * 12, "a\n  path b: from your request"
 
     @tool
@@ -100,7 +100,7 @@ def test_provenance_shows_no_secret_and_a_value_makes_no_line_of_its_own() -> No
     assert key[:18] not in told + as_json
 
 
-def test_another_word_is_refused() -> None:
+def test_unknown_guard_is_rejected() -> None:
     code, _, errors = run("run", "reader.py", "--shell", "--write", "--guard", "everything")
 
     assert (2, True) == (code, "--guard injection" in errors)

@@ -49,7 +49,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.deep
-def test_the_tests_of_a_new_project_pass_at_once_and_fail_when_the_agent_asks_for_something_else(
+def test_new_project_passes_its_tests_and_fails_after_an_edit(
     tmp_path: Path,
 ) -> None:
     project = tmp_path / "My Agent!"
@@ -84,7 +84,7 @@ def test_the_tests_of_a_new_project_pass_at_once_and_fail_when_the_agent_asks_fo
 
 
 @pytest.mark.deep
-def test_the_journal_that_is_shipped_is_what_recording_its_run_makes_today(tmp_path: Path) -> None:
+def test_bundled_journal_equals_a_new_recording(tmp_path: Path) -> None:
     assert made(tmp_path).exit_code == 0
     shipped = (tmp_path / JOURNAL).read_text()
 
@@ -93,7 +93,7 @@ def test_the_journal_that_is_shipped_is_what_recording_its_run_makes_today(tmp_p
     assert (tmp_path / JOURNAL).read_text() == shipped
 
 
-def test_a_project_is_named_for_its_folder_and_its_files_can_be_read_by_whoever_reads_such_files(
+def test_project_is_named_after_its_folder_with_valid_files(
     tmp_path: Path,
 ) -> None:
     project = tmp_path / "My Agent!"
@@ -110,9 +110,7 @@ def test_a_project_is_named_for_its_folder_and_its_files_can_be_read_by_whoever_
     assert len(files) == len(list(TEMPLATE.rglob("*.sample")))
 
 
-def test_what_it_says_to_type_can_be_typed_whatever_the_folder_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cd_hint_is_quoted_for_any_folder_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
 
@@ -123,7 +121,7 @@ def test_what_it_says_to_type_can_be_typed_whatever_the_folder_is_called(
     assert "\n  cd " not in said
 
 
-def test_its_last_lines_are_what_works_without_a_key_and_name_files_that_are_there(tmp_path: Path) -> None:
+def test_closing_hints_need_no_key_and_name_existing_files(tmp_path: Path) -> None:
     said = made(tmp_path).output.partition("What works right now, without a key and without a network:\n")[2]
     typed = [line.strip() for line in said.splitlines() if re.match(r"  \S", line)]
 
@@ -137,7 +135,7 @@ def test_its_last_lines_are_what_works_without_a_key_and_name_files_that_are_the
     assert [True] * 3 == [(tmp_path / word).is_file() for word in named]
 
 
-def test_where_the_packages_of_the_studio_are_missing_it_says_how_they_come_from_its_own_wheel(
+def test_missing_studio_packages_are_installed_from_the_vendored_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.cli.commands.init.find_spec", lambda name: None if name == "uvicorn" else name)
@@ -147,9 +145,7 @@ def test_where_the_packages_of_the_studio_are_missing_it_says_how_they_come_from
     assert "[test]" not in said
 
 
-def test_where_python_is_another_one_it_first_says_how_the_environment_is_entered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_python_on_path_gets_an_activation_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Somebody who typed ``.venv/bin/stepengine init`` has no ``python`` on the path, or one without stepengine.
     """
@@ -170,7 +166,7 @@ def test_where_python_is_another_one_it_first_says_how_the_environment_is_entere
 
 
 @pytest.mark.parametrize("path", ["README.md", JOURNAL])
-def test_where_one_file_is_there_already_nothing_is_made_and_the_file_is_named(tmp_path: Path, path: str) -> None:
+def test_existing_file_prevents_init_and_is_named(tmp_path: Path, path: str) -> None:
     mine = tmp_path / path
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
@@ -190,7 +186,7 @@ def test_a_link_that_leads_nowhere_is_not_written_through(tmp_path: Path) -> Non
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_folder_that_is_a_file_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
 
     result = made(tmp_path / "taken")
@@ -200,7 +196,7 @@ def test_a_folder_that_is_a_file_is_one_line_and_no_traceback(tmp_path: Path) ->
     assert "cannot be written" in result.stderr
 
 
-def test_a_python_program_writes_the_files_that_the_command_writes_and_trusts_none(tmp_path: Path) -> None:
+def test_make_project_writes_the_same_files_and_trusts_nothing(tmp_path: Path) -> None:
     one, two = tmp_path / "a" / "same", tmp_path / "b" / "same"
     written = make_project(one)
     made(two)

@@ -51,7 +51,7 @@ class Installed:
         (None, ["stepengine[web]==0.1.0"], "stepengine==0.1.0"),
     ],
 )  # fmt: skip
-def test_it_comes_again_from_where_it_came_from(
+def test_extras_install_from_the_original_source(
     told: Any, install: list[str], wheel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = None if told is None else json.dumps(told)
@@ -61,7 +61,7 @@ def test_it_comes_again_from_where_it_came_from(
     assert ["--no-deps", "-w", "vendor", wheel] == shlex.split(find_install_source().pip_wheel_command("vendor"))[4:]
 
 
-def test_where_it_is_not_installed_it_comes_from_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninstalled_package_installs_from_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> None:
         raise metadata.PackageNotFoundError
 
@@ -70,7 +70,7 @@ def test_where_it_is_not_installed_it_comes_from_the_working_folder(monkeypatch:
     assert "python -m pip install -e '.[test]'" == find_install_source().pip_install_command("test")
 
 
-def test_a_project_and_its_ci_install_from_the_wheel_that_the_project_keeps() -> None:
+def test_project_and_its_ci_install_the_vendored_wheel() -> None:
     files = {f.name: f.read_text(encoding="utf-8") for f in TEMPLATE.rglob("*.sample")}
 
     tested = INSTALL.format(extra="test")
@@ -86,7 +86,7 @@ def test_a_project_and_its_ci_install_from_the_wheel_that_the_project_keeps() ->
 
 
 @pytest.mark.deep
-def test_an_extra_is_added_to_what_is_installed_though_somebody_else_has_the_name(tmp_path: Path) -> None:
+def test_extra_is_not_taken_from_a_foreign_package(tmp_path: Path) -> None:
     """
     A stranger's newer package of the name lies where pip looks, and is not taken.
     """

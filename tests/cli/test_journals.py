@@ -107,7 +107,7 @@ def edited(old: str, new: str) -> str:
 
 
 @pytest.mark.spec("ecosystem:EC141", "requirements:K3", "reliability:R2")
-def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating_anything(scripted: Any) -> None:
+def test_suspended_run_is_resumed_with_an_answer_without_repeated_effects(scripted: Any) -> None:
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
     said = command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", code=3).stderr
     assert "question q4 waits for an answer: Ship it?" in said
@@ -130,14 +130,14 @@ def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating
         (["--cwd", "nowhere"], "--cwd 'nowhere' is not a folder"),
     ],
 )
-def test_wrong_usage_of_resume_is_one_message_and_changes_nothing(asked: str, arguments: list[str], said: str) -> None:
+def test_invalid_resume_options_change_nothing(asked: str, arguments: list[str], said: str) -> None:
     before = Path(asked).read_bytes()
     assert said in command("resume", asked, *arguments, code=2).stderr
     assert Path(asked).read_bytes() == before
 
 
 @pytest.mark.spec("reliability:I3")
-def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
+def test_replay_calls_no_model_and_performs_no_tool(ended: str) -> None:
     before, done = Path(ended).read_bytes(), Path("done.txt").read_text()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "choose_models", REAL_MODELS)
@@ -158,9 +158,7 @@ def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
         ('return f"{first', 'raise KeyError; f"{first', ["at its end", '"completed"', '"failed"', "KeyError"]),
     ],
 )
-def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
-    ended: str, old: str, new: str, said: list[str]
-) -> None:
+def test_divergence_exits_with_5_and_names_step_line_field(ended: str, old: str, new: str, said: list[str]) -> None:
     agent = edited(old, new)
     for name in ("replay", "resume"):
         message = command(name, ended, "--agent", agent, "-q", code=5).stderr
@@ -171,7 +169,7 @@ def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
 
 
 @pytest.mark.spec("replay:D16")
-def test_a_diverged_resume_leaves_the_list_of_runs(scripted: Any) -> None:
+def test_diverged_resume_keeps_the_list_of_runs(scripted: Any) -> None:
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
     command("run", "desk", "go", "--model", "test/m", code=3)
     listed = json.loads(command("runs", "--json").stdout)
@@ -183,13 +181,13 @@ def test_a_diverged_resume_leaves_the_list_of_runs(scripted: Any) -> None:
     assert "suspended" in command("show", "--last").stdout
 
 
-def test_another_model_is_said_to_be_an_option(asked: str) -> None:
+def test_replay_with_another_model_explains_the_option(asked: str) -> None:
     message = command("replay", asked, "--model", "test/other", "-q", code=5).stderr
     assert "the recorded model is taken without --model" in message
 
 
 @pytest.mark.spec("requirements:O7", "generator-contract:T34")
-def test_show_tells_what_was_sent_and_what_came_back_step_by_step(ended: str) -> None:
+def test_show_prints_requests_and_results_step_by_step(ended: str) -> None:
     shown = command("show", ended).stdout
     assert shown.endswith(render(run_tree(FileJournal(ended))))
     positions = [
@@ -223,7 +221,7 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
 
 
 @pytest.mark.spec("generator-contract:L42")
-def test_run_resume_replay_and_show_print_the_warnings_of_a_child() -> None:
+def test_warnings_of_a_child_are_printed_by_each_command() -> None:
     Path("lead.py").write_text("""
 from stepengine import AgentCall, AgentDefinition, Ask, ToolCall
 
@@ -262,7 +260,7 @@ def test_python_describes_a_run_as_show_prints_it(ended: str) -> None:
 
 
 @pytest.mark.spec("requirements:DM21a")
-def test_show_lists_what_each_compaction_left_out_whole(ended: str) -> None:
+def test_show_left_out_lists_each_compaction_in_full(ended: str) -> None:
     """
     Texts are whole, secrets go, and nothing steers a terminal; a person and a program are shown the same.
     """
@@ -298,7 +296,7 @@ def test_show_lists_what_each_compaction_left_out_whole(ended: str) -> None:
 
 
 @pytest.mark.spec("requirements:O7", "reliability:UI01")
-def test_what_a_journal_holds_cannot_steer_the_terminal(scripted: Any) -> None:
+def test_show_escapes_control_characters_of_a_journal(scripted: Any) -> None:
     scripted(text("\x1b[2Jgone\u202e"))
     command("run", "desk", "\x1b[31mred", "--model", "t/m", "--journal", "run.jsonl", "-q", code=3)
     for arguments in (["show", "run.jsonl"], ["show", "run.jsonl", "--step", "1"], ["show", "run.jsonl", "--json"]):
@@ -306,7 +304,7 @@ def test_what_a_journal_holds_cannot_steer_the_terminal(scripted: Any) -> None:
 
 
 @pytest.mark.spec("replay:D11")
-def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scripted: Any) -> None:
+def test_fork_records_another_outcome_in_a_new_file(ended: str, scripted: Any) -> None:
     before = Path(ended).read_bytes()
     scripted(text("changed"))
     said = command("fork", ended, "--at", "2", "--edit", "nothing", code=3).stderr
@@ -324,7 +322,7 @@ def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scri
 
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9")
-def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
+def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
     agent = edited("You help.", "You hinder.")
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
     said = command("fork", ended, "--agent", agent, "--tools", "recorded")
@@ -361,14 +359,14 @@ def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scr
         (["--tools", "recorded", "--at", "99"], "has no effect after #99"),
     ],
 )
-def test_a_fork_that_cannot_be_made_is_wrong_usage_and_leaves_no_file(ended: str, words: list[str], said: str) -> None:
+def test_invalid_fork_is_rejected_and_leaves_no_file(ended: str, words: list[str], said: str) -> None:
     before = set(Path().iterdir())
     assert said in command("fork", ended, *words, code=2).stderr
     assert before == set(Path().iterdir())
 
 
 @pytest.mark.spec("replay:D11")
-def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_values(ended: str, scripted: Any) -> None:
+def test_fork_edit_takes_text_and_whole_json_values(ended: str, scripted: Any) -> None:
     scripted()
     command("fork", ended, "--at", "3", "--edit", "42", "--into", "a.jsonl", "-q", code=3)
     assert "42" in command("show", "a.jsonl", "--step", "#3").stdout
@@ -381,7 +379,7 @@ def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_val
 
 
 @pytest.mark.spec("replay:D10")
-def test_fork_refuses_to_repeat_what_changed_the_world_until_that_is_allowed(ended: str, scripted: Any) -> None:
+def test_fork_repeats_side_effects_only_if_allowed(ended: str, scripted: Any) -> None:
     scripted(text("short"))
     message = command("fork", ended, "--at", "1", "-q", code=1).stderr
     assert "#2 tool_call shout" in message
@@ -390,7 +388,7 @@ def test_fork_refuses_to_repeat_what_changed_the_world_until_that_is_allowed(end
 
 
 @pytest.mark.spec("replay:D13")
-def test_diff_leaves_with_1_and_says_what_differs(ended: str, scripted: Any) -> None:
+def test_diff_exits_with_1_and_names_the_difference(ended: str, scripted: Any) -> None:
     scripted()
     assert command("compare", "diff", ended, ended).stdout == "no difference\n"
     command("fork", ended, "--at", "4", "--edit", "no", "--into", "b.jsonl", "-q")
@@ -400,7 +398,7 @@ def test_diff_leaves_with_1_and_says_what_differs(ended: str, scripted: Any) -> 
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_check_names_the_damaged_record_and_every_command_refuses_the_file(ended: str) -> None:
+def test_check_names_the_damaged_record_and_commands_reject_the_file(ended: str) -> None:
     assert "ok  run.jsonl  15 records, complete" in command("journal", "check", ended).stdout
     content = bytearray(Path(ended).read_bytes())
     content[len(content) // 2] ^= 1
@@ -430,7 +428,7 @@ def test_test_replays_whole_folders_and_counts(ended: str) -> None:
 
 
 @pytest.mark.spec("reliability:R2")
-def test_the_agent_is_found_by_its_id_or_given_and_a_journal_cannot_name_a_file_to_run(ended: str) -> None:
+def test_agent_is_found_by_id_and_never_by_recorded_path(ended: str) -> None:
     Path("agents/desk.py").rename("elsewhere.py")
     assert "Say where it is with --agent PATH" in command("replay", ended, "-q", code=2).stderr
     assert command("replay", ended, "--agent", "elsewhere.py", "-q").stdout == "ONE yes\n"
@@ -446,7 +444,7 @@ def test_the_agent_is_found_by_its_id_or_given_and_a_journal_cannot_name_a_file_
     assert "is a run of 'evil.py'; name its agent with --agent PATH" in message
 
 
-def test_a_run_in_an_sqlite_file_is_named_after_a_hash(ended: str) -> None:
+def test_sqlite_run_is_named_after_a_hash(ended: str) -> None:
     records = FileJournal(ended).records()
     for run in ("one", "two"):
         SqliteJournal("runs.db", run).replace(records)
@@ -454,7 +452,7 @@ def test_a_run_in_an_sqlite_file_is_named_after_a_hash(ended: str) -> None:
     assert "runs.db#one, runs.db#two" in command("show", "runs.db", code=2).stderr
 
 
-def test_a_journal_is_never_recorded_over(ended: str) -> None:
+def test_existing_journal_is_never_overwritten(ended: str) -> None:
     before = Path(ended).read_bytes()
     message = command("run", "desk", "--journal", ended, code=2).stderr
     assert "stepengine resume run.jsonl" in message
@@ -462,7 +460,7 @@ def test_a_journal_is_never_recorded_over(ended: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_there(name: str) -> None:
+def test_every_command_shows_examples_and_rejects_a_missing_file(name: str) -> None:
     shown = command(*name.split(), "--help").stdout
     assert "Examples:" in shown
     assert f"stepengine {name} " in shown
@@ -476,7 +474,7 @@ def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_ther
 
 
 @pytest.mark.spec("ecosystem:EC141", "requirements:K3")
-def test_the_hint_to_resume_names_every_option_that_is_needed_and_works_as_it_stands(scripted: Any) -> None:
+def test_resume_hint_has_every_needed_option(scripted: Any) -> None:
     Path("agents/desk.py").rename("elsewhere.py")
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
     said = command("run", "elsewhere.py", "go", "--model", "test/m", "--journal", "run.jsonl", "-q", code=3).stderr
@@ -488,7 +486,7 @@ def test_the_hint_to_resume_names_every_option_that_is_needed_and_works_as_it_st
     assert command(*words, "-q").stdout == "ONE yes\n"
 
 
-def test_options_that_a_later_command_needs_again_are_told_and_others_are_not(elsewhere: Path) -> None:
+def test_format_resume_command_repeats_only_needed_options(elsewhere: Path) -> None:
     Path("sub").mkdir()
     options = Options(agent="agents/desk.py", journal="a run.jsonl", model="t/m", quiet=True)
     assert format_resume_command(options, "desk") == "stepengine resume 'a run.jsonl'"
@@ -498,7 +496,7 @@ def test_options_that_a_later_command_needs_again_are_told_and_others_are_not(el
 
 
 @pytest.mark.spec("reliability:R2", "replay:J12")
-def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_call(scripted: Any) -> None:
+def test_given_model_is_recorded_before_its_first_call(scripted: Any) -> None:
     source = AGENT.replace("    yield STEP_ALL\n", "    yield from Ask('First?')\n    yield STEP_ALL\n")
     Path("agents/desk.py").write_text(source.replace('"desk",', '"desk", model="test/own",'))
     scripted()
@@ -513,7 +511,7 @@ def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_cal
 
 
 @pytest.mark.spec("replay:D10", "replay:D1", "replay:Y18")
-def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(ended: str, scripted: Any) -> None:
+def test_commands_suggested_after_a_divergence_work(ended: str, scripted: Any) -> None:
     agent = edited("Ship it?", "Sink it?")
     message = command("replay", ended, "--agent", agent, "-q", code=5).stderr
     extend, fork = re.findall(
@@ -546,9 +544,7 @@ def programs() -> str:
     return "run.jsonl"
 
 
-def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_the_command_line(
-    programs: str, scripted: Any
-) -> None:
+def test_run_of_a_program_continues_without_command_line_hooks(programs: str, scripted: Any) -> None:
     scripted()
     assert "1 can be resumed as they are" in command("replay", "--waiting", programs).stdout
     said = command("resume", programs, "--answer", "q4=yes", "-q")
@@ -561,7 +557,7 @@ def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_th
     command("compare", "impact", programs, "--yes")
 
 
-def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(scripted: Any) -> None:
+def test_hook_of_the_agent_is_no_command_line_hook(scripted: Any) -> None:
     own = edited("handle_steps=handle_steps)", "handle_steps=handle_steps, hooks=Hooks(pre_step=[summarize()]))")
     Path(own).write_text(f"from stepengine.context import summarize\n{Path(own).read_text()}")
     with Engine([load_agent(own)], models=ScriptedModel([text("fine")]), default_model="test/m") as engine:
@@ -574,7 +570,7 @@ def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(script
 
 
 @pytest.mark.spec("replay:D10")
-def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(ended: str, scripted: Any) -> None:
+def test_extend_asks_before_repeating_tools_and_keeps_a_backup(ended: str, scripted: Any) -> None:
     agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
     said = command(*EXTEND, ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
@@ -588,7 +584,7 @@ def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(end
 
 
 @pytest.mark.spec("replay:D10")
-def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: str, scripted: Any) -> None:
+def test_failed_extend_leaves_the_file_unchanged(ended: str, scripted: Any) -> None:
     def refuse(request: Any) -> Any:
         msg = "no"
         raise ModelError(msg)
@@ -610,7 +606,7 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
         (["fork", "--at", "abc"], "an address is a number of an effect, or text such as '#5' or '3.2#1'"),
     ],
 )
-def test_a_place_that_a_journal_does_not_have_is_wrong_usage(ended: str, arguments: list[str], said: str) -> None:
+def test_unknown_address_is_rejected_and_leaves_no_file(ended: str, arguments: list[str], said: str) -> None:
     before = set(Path().iterdir())
     name, *options = arguments
     assert said in command(name, ended, *options, code=2).stderr
@@ -635,9 +631,7 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
-def test_a_replay_with_a_live_model_of_a_run_that_asks_for_nothing_is_that_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_replay_of_a_run_without_requests_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("told.py").write_text(
         "from stepengine import AgentDefinition\n\n"
@@ -648,14 +642,14 @@ def test_a_replay_with_a_live_model_of_a_run_that_asks_for_nothing_is_that_run(
     assert command("replay", "told.jsonl", "--agent", "told.py", "--live", "model_call", "-q").stdout == "all of it\n"
 
 
-def test_a_replay_at_a_speed_shows_the_run_and_comes_to_the_same_end(ended: str) -> None:
+def test_replay_at_a_speed_shows_the_run_and_its_end(ended: str) -> None:
     result = command("replay", ended, "--speed", "1000")
     assert (result.stdout, "shout ok" in result.stderr) == ("ONE yes\n", True)
     assert command("replay", ended, "--speed", "-1", code=2).stdout == ""
 
 
 @pytest.mark.spec("replay:J37")
-def test_an_edited_file_is_sealed_with_the_command_that_the_refusal_names(ended: str) -> None:
+def test_edited_file_is_sealed_by_the_suggested_command(ended: str) -> None:
     before = Path(ended).read_text()
     Path("before.jsonl").write_text(before)
     Path(ended).write_text(before.replace('"text":"fine"', '"text":"finer"', 1))
@@ -673,7 +667,7 @@ def test_an_edited_file_is_sealed_with_the_command_that_the_refusal_names(ended:
 
 
 @pytest.mark.spec("replay:J30", "reliability:JR02")
-def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ended: str, scripted: Any) -> None:
+def test_damaged_file_is_repaired_by_the_suggested_command(ended: str, scripted: Any) -> None:
     lines = Path(ended).read_bytes().splitlines(keepends=True)
     Path("bad.jsonl").write_bytes(b"".join([*lines[:9], lines[9].replace(b"TWO", b"TWA"), *lines[10:]]))
     (number,) = re.findall(
@@ -694,7 +688,7 @@ def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ende
 
 
 @pytest.mark.spec("replay:D13")
-def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scripted: Any) -> None:
+def test_diff_describes_a_run_without_end_in_words(asked: str, scripted: Any) -> None:
     Path("open.jsonl").write_bytes(Path(asked).read_bytes())
     command("resume", asked, "--answer", "q4=yes", "-q")
     said = command("compare", "diff", asked, "open.jsonl", code=1).stdout
@@ -704,9 +698,7 @@ def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scrip
 
 
 @pytest.mark.spec("requirements:X58", "reliability:R2")
-def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_says_so(
-    asked: str, scripted: Any
-) -> None:
+def test_answer_after_an_edit_needs_on_divergence_keep(asked: str, scripted: Any) -> None:
     agent = edited('"You help."', '"You help a lot."')
     before = Path(asked).read_bytes()
     scripted()
@@ -734,9 +726,7 @@ def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_sa
 
 
 @pytest.mark.spec("requirements:X58")
-def test_a_look_at_waiting_runs_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
-    asked: str, scripted: Any
-) -> None:
+def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scripted: Any) -> None:
     assert "1 waiting: 1 can be resumed as they are" in command("replay", "--waiting", asked).stdout
     agent = edited("    yield STEP_ALL\n", "")
     said = command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
@@ -768,7 +758,7 @@ def test_a_look_at_waiting_runs_tells_what_nothing_takes_what_cannot_be_tried_an
 
 
 @pytest.mark.spec("requirements:X58", "requirements:X55")
-def test_a_look_at_waiting_runs_without_a_name_tries_the_runs_of_this_folder_that_wait(
+def test_replay_waiting_without_names_checks_the_runs_of_the_folder(
     scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(Path("state").absolute()))

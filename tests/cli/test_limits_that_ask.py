@@ -45,7 +45,7 @@ def looker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spec("reliability:LA5", "reliability:LA6")
-def test_a_run_asks_for_more_steps_says_what_that_means_and_is_resumed_with_a_number():
+def test_run_asks_for_more_steps_and_resumes_with_a_number():
     waiting = command("run", "looker", "Go", *STEPS, code=3)
     wrong = command("resume", "run.jsonl", "--answer", "limit:steps:2=lots", code=2)
     done = command("resume", "run.jsonl", "--answer", "limit:steps:2=10", code=0)
@@ -56,7 +56,7 @@ def test_a_run_asks_for_more_steps_says_what_that_means_and_is_resumed_with_a_nu
 
 
 @pytest.mark.spec("reliability:LA2", "reliability:LA6")
-def test_a_no_ends_a_run_as_without_the_option_and_so_does_nobody():
+def test_declined_or_unanswered_limit_ends_the_run():
     def status(*arguments: str, code: int) -> str:
         return json.loads(command(*arguments, "--json", code=code).stdout)["status"]
 
@@ -68,7 +68,7 @@ def test_a_no_ends_a_run_as_without_the_option_and_so_does_nobody():
 
 
 @pytest.mark.spec("reliability:LA6")
-def test_a_setting_lets_limits_ask_and_a_project_cannot_set_it(monkeypatch):
+def test_limits_ask_is_a_user_setting_and_no_project_setting(monkeypatch):
     monkeypatch.setenv("STEPENGINE_LIMITS__ASK", "true")
     command("run", "looker", "Go", "--max-steps", "2", "--journal", "set.jsonl", code=3)
     monkeypatch.delenv("STEPENGINE_LIMITS__ASK")
@@ -80,7 +80,7 @@ def test_a_setting_lets_limits_ask_and_a_project_cannot_set_it(monkeypatch):
 
 @pytest.mark.spec("reliability:LA5")
 @pytest.mark.parametrize("typed", ["2", "yes", "0.5"])
-async def test_a_number_that_is_typed_is_the_amount_and_no_number_of_an_option(typed):
+async def test_typed_number_is_the_amount_and_no_option_number(typed):
     shown = io.StringIO()
     question = make_limit_question(LimitExceeded("all is spent", kind="cost", limit=0.5, more=0.25))
     answer = await TerminalInteractor(input=io.StringIO(f"lots\n{typed}\n"), output=shown).ask(question)

@@ -63,7 +63,7 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.mark.spec("requirements:O2", "requirements:O1")
-async def test_a_console_logger_is_told_of_steps_calls_results_and_the_end() -> None:
+async def test_log_observer_logs_steps_calls_results_and_end() -> None:
     adder = AgentDefinition("adder", model="scripted/m", tools=[add])
     out = io.StringIO()
     log = ConsoleLogger(level="debug", file=out)
@@ -81,7 +81,7 @@ async def test_a_console_logger_is_told_of_steps_calls_results_and_the_end() -> 
 
 
 @pytest.mark.spec("reliability:UI09")
-def test_no_text_makes_a_line_of_its_own_or_steers_the_terminal() -> None:
+def test_log_text_stays_on_one_line_without_control_characters() -> None:
     out = io.StringIO()
     ConsoleLogger(file=out).info("a\nerror: fake %s {0}", {"x": "\x1b[2J"}, text="y" * 9_000)
 

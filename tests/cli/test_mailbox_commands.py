@@ -41,7 +41,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spec("studio:SV3", "waiting:WT2")
 @pytest.mark.parametrize("name", ["run.jsonl", "runs.db#one"])
-def test_a_run_that_is_under_way_takes_an_answer_from_the_command_line(name: str) -> None:
+def test_running_run_takes_an_answer_from_the_command_line(name: str) -> None:
     """
     Answers to what is not open are refused, and so is what comes too late.
     """
@@ -63,7 +63,7 @@ def test_a_run_that_is_under_way_takes_an_answer_from_the_command_line(name: str
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_a_run_that_rests_is_told_something_and_another_cancelled_from_the_command_line() -> None:
+def test_suspended_runs_receive_messages_and_cancellation() -> None:
     with Engine(AGENTS, models=ScriptedModel(["Well."] * 3)) as engine:
         rested = [engine.run_sync("waiting", journal=f"{name}.jsonl").status for name in ("first", "second")]
         command("send", "first.jsonl", "Be short.")
@@ -78,7 +78,7 @@ def test_a_run_that_rests_is_told_something_and_another_cancelled_from_the_comma
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_what_was_sent_is_printed() -> None:
+def test_send_prints_the_id_and_whether_it_is_new() -> None:
     with Engine(AGENTS, models=ScriptedModel([])) as engine:
         engine.run_sync("asking", "Rome", journal="asks.jsonl")
     text = command("send", "asks.jsonl", "-", "--id", "m1", input="Be short.")
@@ -104,9 +104,9 @@ def test_what_was_sent_is_printed() -> None:
         (["--topic", "go", "{"], "the message is not JSON"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before_the_run_is_looked_for(words: list[str], part: str) -> None:
+def test_invalid_send_is_rejected_before_looking_for_the_run(words: list[str], part: str) -> None:
     assert part in command("send", "nowhere.jsonl", *words, code=Exit.USAGE).stderr
 
 
-def test_what_names_neither_a_journal_nor_a_database_is_refused() -> None:
+def test_name_of_neither_journal_nor_database_is_rejected() -> None:
     assert "there is no journal 'nowhere.jsonl'" in command("cancel", "nowhere.jsonl", code=Exit.USAGE).stderr

@@ -23,7 +23,7 @@ def models(*arguments: str) -> Result:
 
 
 @pytest.mark.spec("requirements:G23")
-def test_every_registered_provider_is_listed_with_its_variable_and_never_with_its_key(
+def test_models_lists_every_provider_and_never_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", KEY)
@@ -41,7 +41,7 @@ def test_every_registered_provider_is_listed_with_its_variable_and_never_with_it
     assert KEY not in result.output
 
 
-def test_json_has_the_same_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_as_json_has_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROQ_API_KEY", KEY)
     result = models("--json")
     found = {entry["prefix"]: entry for entry in json.loads(result.stdout)}
@@ -57,7 +57,7 @@ def test_json_has_the_same_for_programs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.spec("requirements:G15", "requirements:G17")
-def test_a_model_is_described_by_window_and_price_and_what_is_unknown_is_called_so() -> None:
+def test_model_shows_window_and_price_or_unknown() -> None:
     shown = models("anthropic:claude-sonnet-4-5", "ollama/x").stdout
     first, second = shown.split("\n\n")
 
@@ -79,14 +79,14 @@ def test_the_models_of_a_fallback_are_described_one_by_one() -> None:
 
 
 @pytest.mark.spec("requirements:G13", "ecosystem:EC141")
-def test_an_unknown_provider_is_wrong_usage_and_the_nearest_is_named() -> None:
+def test_unknown_provider_suggests_the_nearest_one() -> None:
     result = models("antropic/x")
 
     assert (2, "") == (result.exit_code, result.stdout)
     assert "did you mean 'anthropic'?" in result.stderr
 
 
-def test_a_provider_of_another_package_is_listed_even_when_it_is_broken() -> None:
+def test_broken_provider_of_another_package_is_listed() -> None:
     class Own(Provider):
         name = "own"
 
@@ -130,7 +130,7 @@ class Describes(BaseHTTPRequestHandler):
 
 
 @pytest.mark.spec("providers:PV1", "requirements:G15")
-def test_a_provider_is_asked_what_a_model_takes_when_that_is_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask_option_requests_the_capabilities_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Describes) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -49,7 +49,7 @@ class Releases:
 @pytest.mark.spec("durable:U36", "durable:U42")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(st.sampled_from([*LOOKED_AT]), max_size=5), check=st.booleans())
-def test_a_run_that_diverges_is_told_and_left_alone_whenever_it_does_and_the_others_move(
+def test_diverging_run_is_reported_and_the_others_move(
     kinds: list[str], check: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """

@@ -73,7 +73,7 @@ def declared(**more: object) -> str:
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK10", "packages:PK11")
-def test_what_init_makes_passes_its_own_tests_its_evaluation_and_the_check(project: Path) -> None:
+def test_new_package_passes_its_tests_evaluation_and_check(project: Path) -> None:
     made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
 
@@ -103,7 +103,7 @@ def test_what_init_makes_passes_its_own_tests_its_evaluation_and_the_check(proje
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_write_takes_the_tools_from_the_code_and_leaves_folders_and_hosts(project: Path) -> None:
+def test_check_write_updates_tools_and_keeps_folders_and_hosts(project: Path) -> None:
     file = project / "src/todo_plans/stepengine-agents.json"
     before = json.loads(file.read_text())
     changed(file, '"find_todos": "read"', '"other": "read"')
@@ -120,7 +120,7 @@ def test_write_takes_the_tools_from_the_code_and_leaves_folders_and_hosts(projec
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_write_leaves_a_declaration_that_it_cannot_read_as_it_is(project: Path) -> None:
+def test_check_write_keeps_an_unreadable_declaration(project: Path) -> None:
     file = project / "src/todo_plans/stepengine-agents.json"
     changed(file, '"hosts": []', '"hosts": ["api.example.com"],')
     before = file.read_text()
@@ -133,7 +133,7 @@ def test_write_leaves_a_declaration_that_it_cannot_read_as_it_is(project: Path) 
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_whatever_a_package_prints_is_no_word_about_it(tmp_path: Path) -> None:
+def test_output_of_a_package_does_not_affect_its_check(tmp_path: Path) -> None:
     prints = "import atexit, sys\nsys.stderr.buffer.write(b'\\xff\\n')\natexit.register(print, '{}')\n"
     files = {"acme_agents/a.py": prints + AGENT, "acme_agents/stepengine-agents.json": declared()}
     found = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
@@ -144,7 +144,7 @@ def test_whatever_a_package_prints_is_no_word_about_it(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_what_only_its_author_has_keys_and_paths_of_the_machine_are_found(project: Path) -> None:
+def test_check_finds_private_modules_keys_and_machine_paths(project: Path) -> None:
     (project / "private_helper.py").write_text("X = 1\n")
     changed(
         project / "src/todo_plans/todos.py",
@@ -167,7 +167,7 @@ def test_what_only_its_author_has_keys_and_paths_of_the_machine_are_found(projec
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_a_run_that_does_not_repeat_any_more_is_found(project: Path) -> None:
+def test_check_reports_a_recorded_run_that_diverges(project: Path) -> None:
     changed(project / "src/todo_plans/todos.py", "Put the TODO comments", "Order the TODO comments")
     said = typed("agents", "check", project)
 
@@ -177,7 +177,7 @@ def test_a_run_that_does_not_repeat_any_more_is_found(project: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Path) -> None:
+def test_check_requires_hosts_and_folders_of_tools(tmp_path: Path) -> None:
     files = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
     good = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
     assert [] == good["problems"]
@@ -203,7 +203,7 @@ def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Pa
         ("acme = acme_agents", AGENT.replace("tools=[fetch]", "tools=[fetch, 'spawn_agents'], spawnable_agents=['nobody']"), "'nobody'"),
     ],
 )  # fmt: skip
-def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code: str, said: str) -> None:
+def test_unusable_wheel_is_reported(tmp_path: Path, entry: str, code: str, said: str) -> None:
     agents = {"reviewer": {"tools": {"fetch": "network", "spawn_agents": "agent"}, "spawns": ["nobody"]}}
     files = {"acme_agents/a.py": code, "acme_agents/stepengine-agents.json": declared(agents=agents)}
     found = typed("agents", "check", wheel_of(tmp_path, entry=entry, **files), "--import", "--json")
@@ -221,7 +221,7 @@ def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code:
         (lambda folder: (folder / "pyproject.toml").write_text("build-system = 1") and folder, "`[build-system]`"),
     ],
 )
-def test_what_is_no_project_is_wrong_usage(tmp_path: Path, make: object, said: str) -> None:
+def test_check_rejects_a_folder_that_is_no_project(tmp_path: Path, make: object, said: str) -> None:
     found = typed("agents", "check", make(tmp_path))
 
     assert 2 == found.exit_code
@@ -229,7 +229,7 @@ def test_what_is_no_project_is_wrong_usage(tmp_path: Path, make: object, said: s
 
 
 @pytest.mark.spec("packages:PK13")
-def test_a_zip_file_behind_something_else_is_no_wheel(tmp_path: Path) -> None:
+def test_zip_behind_a_prefix_is_no_wheel(tmp_path: Path) -> None:
     wheel = wheel_of(tmp_path, **{"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()})
     wheel.write_bytes(b"#!/bin/sh\nexit\n" + wheel.read_bytes())
     found = typed("agents", "check", wheel)
@@ -256,7 +256,7 @@ RUNS = "import os, pathlib\npathlib.Path({mark!r}).write_text('ran')\n"
 
 
 @pytest.mark.spec("packages:PK6", "packages:PK13")
-def test_a_wheel_is_checked_by_reading_and_nothing_of_it_runs(tmp_path: Path) -> None:
+def test_check_reads_a_wheel_and_runs_nothing_of_it(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     runs = RUNS.format(mark=str(mark))
     files = {
@@ -282,7 +282,7 @@ def test_a_wheel_is_checked_by_reading_and_nothing_of_it_runs(tmp_path: Path) ->
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK13")
-def test_the_code_of_a_wheel_runs_when_somebody_agreed_to_it(tmp_path: Path) -> None:
+def test_check_import_runs_the_code_of_a_wheel(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     files = {"acme_agents/a.py": RUNS.format(mark=str(mark)) + AGENT, "acme_agents/stepengine-agents.json": declared()}
     typed("agents", "check", wheel_of(tmp_path, **files), "--import")
@@ -332,7 +332,7 @@ def damaged(folder: Path, kind: str) -> Path:
     ["up", "absolute", "backslash", "deep", "long", "control", "drive", "case", "twice", "lzma", "bzip2", "encrypted", "unknown", "checksum", "short"],
 )  # fmt: skip
 @pytest.mark.spec("packages:PK13")
-def test_a_wheel_that_nothing_should_unpack_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+def test_malformed_wheel_is_rejected_in_one_sentence(tmp_path: Path, kind: str) -> None:
     said = typed("agents", "check", damaged(tmp_path, kind))
 
     assert (2, True) == (said.exit_code, said.exception is None or isinstance(said.exception, SystemExit)), said.output
@@ -344,7 +344,7 @@ def test_a_wheel_that_nothing_should_unpack_is_refused_in_a_sentence(tmp_path: P
 
 
 @pytest.mark.spec("packages:PK6")
-def test_a_person_is_shown_all_that_they_agree_to_and_what_matters_first(
+def test_consent_shows_every_permission_with_the_riskiest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = {f"look_{n}": "read" for n in range(200)} | {"shell": "execute", "send": "network", "put": "write"}
@@ -394,7 +394,7 @@ def test_a_person_is_shown_all_that_they_agree_to_and_what_matters_first(
     ],
     ids=["of one", "of all", "host", "two hosts", "user", "path", "category", "tool", "list"],
 )
-def test_a_declaration_that_no_person_can_judge_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
+def test_unreviewable_declaration_is_rejected(tmp_path: Path, more: dict[str, object], said: str) -> None:
     wheel = wheel_of(tmp_path, **{"acme_agents/stepengine-agents.json": declared(**more)})
     found = json.loads(typed("agents", "check", wheel, "--json").output)
 
@@ -416,7 +416,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spec("packages:PK6", "packages:PK8")
-def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(installed: Path) -> None:
+def test_agents_list_shows_declared_wants_and_consent(installed: Path) -> None:
     assert "not agreed: stepengine agents agree acme-agents" in " ".join(typed("agents", "list").output.split())
 
     said = typed("agents", "agree", "Acme_Agents")
@@ -430,7 +430,7 @@ def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(instal
 
 
 @pytest.mark.spec("packages:PK6")
-def test_agents_warns_of_two_packages_that_have_the_same_agent_and_of_no_other(installed: Path) -> None:
+def test_agents_list_warns_only_of_duplicate_agents(installed: Path) -> None:
     alone = typed("agents", "list")
     again = {"acme_more-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-more\nVersion: 2.0\n"}
     again["acme_more-2.0.dist-info/entry_points.txt"] = "[stepengine.agents]\nacme = acme_more\n"
@@ -445,7 +445,7 @@ def test_agents_warns_of_two_packages_that_have_the_same_agent_and_of_no_other(i
 
 
 @pytest.mark.spec("packages:PK6")
-def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(installed: Path) -> None:
+def test_package_without_consent_is_explained_and_not_imported(installed: Path) -> None:
     said = typed("run", "acme/reviewer", "Go")
 
     assert 2 == said.exit_code
@@ -456,7 +456,7 @@ def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(i
 
 
 @pytest.mark.spec("packages:PK6")
-def test_a_command_that_a_tool_runs_cannot_agree(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agree_is_rejected_inside_a_tool(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER, "1")
 
     said = typed("agents", "agree", "acme-agents")
@@ -464,9 +464,7 @@ def test_a_command_that_a_tool_runs_cannot_agree(installed: Path, monkeypatch: p
     assert "is for people" in said.output
 
 
-def test_a_program_approves_a_package_but_none_that_a_tool_runs(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_approve_package_is_rejected_inside_a_tool(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:
         inside.setenv(MARKER, "1")
         with pytest.raises(DefinitionError, match="approve_package is for people; here a tool of an agent runs it"):
@@ -477,7 +475,7 @@ def test_a_program_approves_a_package_but_none_that_a_tool_runs(
     assert "publisher acme; agreed\n" in typed("agents", "list").output
 
 
-def test_agreeing_to_what_is_not_installed_says_what_is(installed: Path) -> None:
+def test_agreeing_to_an_unknown_package_lists_the_installed(installed: Path) -> None:
     said = typed("agents", "agree", "nothing")
 
     assert 2 == said.exit_code
@@ -485,7 +483,7 @@ def test_agreeing_to_what_is_not_installed_says_what_is(installed: Path) -> None
 
 
 @pytest.mark.spec("packages:PK8")
-def test_an_agent_without_recorded_runs_says_so(installed: Path) -> None:
+def test_testing_an_agent_without_recordings_explains_it(installed: Path) -> None:
     said = typed("test", "acme/reviewer")
 
     assert 2 == said.exit_code
@@ -501,7 +499,7 @@ def test_an_agent_without_recorded_runs_says_so(installed: Path) -> None:
     [("my-agents", "my-agents", "my_agents"), ("My Agents!", "my-agents", "my_agents"), ("json", "json", "agents_json"),
      ("1st", "1st", "agents_1st"), ("class", "class", "agents_class"), ("!", "agent", "agent")],
 )  # fmt: skip
-def test_a_package_is_called_like_its_folder_and_its_module_takes_nobodys_name(
+def test_package_is_named_after_its_folder_with_a_free_module(
     tmp_path: Path, folder: str, name: str, module: str
 ) -> None:
     assert (name, module) == make_project_names(tmp_path / folder)
@@ -527,9 +525,7 @@ agent = AgentDefinition("reviewer", handle_steps=steps)
 
 
 @pytest.mark.spec("packages:PK9")
-def test_replay_and_impact_say_which_packages_are_others_now_and_which_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_and_impact_report_changed_and_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     site = tmp_path / "site"

@@ -72,7 +72,7 @@ def test_a_policy_is_checked_and_listed(tmp_path: Path) -> None:
     assert "did you mean 'plan'?" in bad.stderr
 
 
-def test_what_people_allowed_for_good_is_listed_with_the_policy_that_keeps_it(tmp_path: Path) -> None:
+def test_policy_lists_remembered_permissions(tmp_path: Path) -> None:
     kept = Rule("allow", Call("put", agent="lead", paths=["a/b"]), scope="user:eve")
     Policy([Rule.allow_tool("get")], remembered=[kept]).save(tmp_path / "policy.json")
 
@@ -80,7 +80,7 @@ def test_what_people_allowed_for_good_is_listed_with_the_policy_that_keeps_it(tm
     assert expected == typed("config", "policy", tmp_path / "policy.json").stdout
 
 
-def test_what_a_policy_would_have_denied_or_asked_is_told_and_nothing_is_run(tmp_path: Path, recorded: Path) -> None:
+def test_policy_against_runs_reports_denials_without_running_tools(tmp_path: Path, recorded: Path) -> None:
     before = recorded.read_bytes()
     file = saved(tmp_path, Rule.deny_tool("put", scope="agent:kid"))
     told = typed("config", "policy", file, "--against", recorded, CASSETTE)
@@ -97,9 +97,7 @@ def test_what_a_policy_would_have_denied_or_asked_is_told_and_nothing_is_run(tmp
     assert "not known, so of no category: put;" in told.stderr
 
 
-def test_tools_of_an_agent_file_are_known_by_what_they_are_and_a_fitting_policy_leaves_with_0(
-    tmp_path: Path, recorded: Path
-) -> None:
+def test_agent_option_gives_policy_the_categories_of_own_tools(tmp_path: Path, recorded: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     rules = [Rule.allow_category("write"), Rule.allow_command(["python3", "-m", "unittest"], scope="agent:basher")]
     words = ("config", "policy", saved(tmp_path, *rules), "--against", recorded, "--against", CASSETTE)
@@ -112,7 +110,7 @@ def test_tools_of_an_agent_file_are_known_by_what_they_are_and_a_fitting_policy_
     ]
 
 
-def test_what_is_no_policy_or_no_run_is_said_and_leaves_with_2(tmp_path: Path) -> None:
+def test_invalid_policy_or_run_exits_with_2(tmp_path: Path) -> None:
     file = saved(tmp_path)
     for words, said in (
         ([tmp_path / "none.json"], "cannot be read"),

@@ -87,7 +87,7 @@ def test_a_run_of_two_steps_reads_from_top_to_bottom() -> None:
     ]
 
 
-def test_a_call_that_waits_for_a_person_is_not_said_to_have_ended() -> None:
+def test_waiting_tool_call_is_shown_as_waiting() -> None:
     waiting = ev.ToolFinished(tool_name="release", tool_call_id="c1", result=ToolResult.pending("0.q2"), duration_ms=22)
     assert "          < release waits, 22 ms\n" == shown(waiting)
 
@@ -119,7 +119,7 @@ EVERY_TEXT = [
 
 @pytest.mark.spec("reliability:UI01", "reliability:UI02")
 @pytest.mark.parametrize("event", EVERY_TEXT, ids=[f"{e.type}-{i}" for i, e in enumerate(EVERY_TEXT)])
-def test_text_of_others_is_shown_as_it_is_and_steers_nothing(event: ev.Event) -> None:
+def test_untrusted_text_is_shown_escaped(event: ev.Event) -> None:
     plain = shown(event, verbose=True)
     colours = re.sub(r"\x1b\[[0-9;?]*[mKAJlhG]|\r", "", on_terminal(event))
 
@@ -161,7 +161,7 @@ def test_the_live_line_counts_steps_tokens_and_cost() -> None:
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
     ],
 )
-def test_the_environment_says_whether_there_are_colours_and_a_live_line(
+def test_environment_decides_colours_and_live_line(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], live: bool, coloured: bool
 ) -> None:
     for name in ("NO_COLOR", "CI", "FORCE_COLOR", "COLORTERM"):
@@ -201,7 +201,7 @@ def test_children_are_indented_below_their_parent() -> None:
     assert ["agent kid starts: go", "  hello", "agent kid ended: completed"] == lines.splitlines()
 
 
-def test_lines_of_children_that_run_side_by_side_say_whose_they_are() -> None:
+def test_parallel_children_are_labelled_in_the_output() -> None:
     lines = shown(
         ev.AgentSpawned(agent_id="kid", child_path="1", prompt="left", only_child=False),
         ev.AgentSpawned(agent_id="kid", child_path="2", only_child=False),
@@ -237,14 +237,14 @@ def test_log_lines_below_the_level_are_left_out(level: str) -> None:
     assert [f"{each}:" for each in LEVELS[LEVELS.index(level) :]] == lines[::2]
 
 
-def test_a_long_diff_is_cut_and_says_so() -> None:
+def test_long_diff_is_cut_with_a_count() -> None:
     lines = shown(ev.ToolFinished(tool_name="t", result=ToolResult.json({"unified_diff": "+x\n" * 100}))).splitlines()
 
     assert "            (60 more lines)" == lines[-1]
     assert 42 == len(lines)
 
 
-def test_the_end_says_what_was_spent() -> None:
+def test_summary_shows_what_the_run_spent() -> None:
     out = io.StringIO()
     usage = Usage(input_tokens=1000, output_tokens=50, requests=2)
     result = RunResult(status=RunStatus.COMPLETED, state=AgentState(step_index=2), spending=Spending(usage, None))
@@ -290,7 +290,7 @@ def work_of(number: int) -> list[ev.Event]:
     ]
 
 
-def test_many_children_are_one_line_and_what_went_wrong_among_them() -> None:
+def test_many_children_are_one_line_with_their_failures() -> None:
     events: list[ev.Event] = [spawned(number, 200) for number in range(200)]
     for number in range(200):
         events += [*work_of(number), ended(number, RunStatus.FAILED if number == 7 else RunStatus.COMPLETED)]
@@ -302,7 +302,7 @@ def test_many_children_are_one_line_and_what_went_wrong_among_them() -> None:
     assert "hidden" in shown(*events, verbose=True)
 
 
-def test_children_that_come_in_waves_are_counted_together_and_told_ever_more_rarely() -> None:
+def test_waves_of_children_are_counted_together() -> None:
     waves = [
         event
         for start in range(0, 72, 8)
@@ -313,7 +313,7 @@ def test_children_that_come_in_waves_are_counted_together_and_told_ever_more_rar
     assert "kid 3/8 | " in on_terminal(*waves[:11])
 
 
-def test_the_status_line_waits_no_more_when_the_answer_is_there() -> None:
+def test_status_line_stops_waiting_after_the_answer() -> None:
     question = Question("q1", "Ship it?")
     events = [
         ev.PhaseChanged(path="", phase=RunPhase.AWAITING_ANSWER),

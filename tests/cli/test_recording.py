@@ -82,7 +82,7 @@ def asked(prompt: str = "go", *options: str) -> str:
 
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF95")
-def test_every_run_is_recorded_for_its_owner_alone_with_what_it_was_started_with() -> None:
+def test_run_is_recorded_privately_with_its_options() -> None:
     command("run", "asks", "Ship sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789", "-q", "--write",
             "--base-url", "http://me:canary@localhost:1/v1", code=3)  # fmt: skip
     (entry,) = list_recorded_runs()
@@ -105,7 +105,7 @@ def test_every_run_is_recorded_for_its_owner_alone_with_what_it_was_started_with
 
 
 @pytest.mark.spec("interfaces:IF94")
-def test_the_state_folder_is_the_variables_else_xdgs_else_the_homes() -> None:
+def test_state_folder_follows_variable_then_xdg_then_home() -> None:
     given = {"STEPENGINE_STATE_DIR": "/s", "XDG_STATE_HOME": "/x", "HOME": "/h"}
 
     assert Path("/s/runs") == runs_folder(given)
@@ -115,9 +115,7 @@ def test_the_state_folder_is_the_variables_else_xdgs_else_the_homes() -> None:
 
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF96")
-def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_takes_a_name_or_last_and_the_recorded_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stem = asked("one")
     said = command("resume", stem[:-1], code=3).stderr
     assert f"stepengine resume {stem} --answer q0=TEXT" in said
@@ -145,7 +143,7 @@ def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_t
 
 
 @pytest.mark.spec("interfaces:IF95")
-def test_an_agent_that_has_changed_is_told_and_a_lost_companion_is_made_from_the_journal() -> None:
+def test_changed_agent_is_reported_and_lost_companion_is_rebuilt() -> None:
     stem = asked("one")
     Path("agents/asks.py").write_text(ASKS + "\n")
     assert "agents/asks.py has changed since" in command("resume", stem, code=3).stderr
@@ -176,7 +174,7 @@ def test_python_lists_the_runs_that_the_command_prints(work: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF95")
-def test_members_that_a_newer_version_wrote_are_kept() -> None:
+def test_unknown_members_of_a_companion_are_kept() -> None:
     stem = asked("one")
     file = runs() / f"{stem}.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "later": [1]}))
@@ -187,7 +185,7 @@ def test_members_that_a_newer_version_wrote_are_kept() -> None:
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF98")
 @pytest.mark.parametrize("way", ["--no-journal", "setting"])
-def test_recording_is_switched_off_by_an_option_and_by_a_setting(way: str) -> None:
+def test_recording_is_disabled_by_option_and_by_setting(way: str) -> None:
     options = [way] if way != "setting" else []
     if not options:
         Path("stepengine.toml").write_text("journal.record = false")
@@ -200,7 +198,7 @@ def test_recording_is_switched_off_by_an_option_and_by_a_setting(way: str) -> No
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF97")
 @pytest.mark.parametrize("what", ["a file", "of others"])
-def test_a_folder_that_cannot_be_used_is_one_line_and_the_run_goes_on(what: str) -> None:
+def test_unusable_state_folder_is_one_warning_and_the_run_continues(what: str) -> None:
     if what == "a file":
         runs().parent.parent.mkdir(parents=True)
         runs().parent.write_text("")
@@ -215,14 +213,14 @@ def test_a_folder_that_cannot_be_used_is_one_line_and_the_run_goes_on(what: str)
         assert "others may write" in command("resume", "--last", code=2).stderr
 
 
-def test_what_never_began_leaves_nothing() -> None:
+def test_rejected_run_leaves_no_files() -> None:
     command("run", "done", "one", "--params", "{}", "-q", "--model", "nowhere/x", code=2)
 
     assert [] == [path.name for path in runs().iterdir() if path.name != ".lock"]
 
 
 @pytest.mark.spec("interfaces:IF94", "interfaces:IF96")
-def test_a_journal_of_ones_own_is_listed_too_and_stays_where_it_is(work: Path) -> None:
+def test_own_journal_is_listed_and_stays_in_its_place(work: Path) -> None:
     stem = asked("one", "--journal", "mine.jsonl")
 
     assert [f"{stem}.json"] == [path.name for path in runs().iterdir() if path.name != ".lock"]
@@ -244,7 +242,7 @@ def test_last_finds_a_run_wherever_it_is_recorded(work: Path, place: str) -> Non
 
 
 @pytest.mark.spec("interfaces:IF96")
-def test_runs_of_files_and_folders_are_listed_whatever_their_store(work: Path) -> None:
+def test_runs_lists_files_and_folders_of_any_store(work: Path) -> None:
     Path("kept/deep").mkdir(parents=True)
     asked("one", "--journal", "kept/a.jsonl")
     for place in ("kept/deep/b.db#first", "kept/deep/b.db#second"):
@@ -268,9 +266,7 @@ def test_runs_of_files_and_folders_are_listed_whatever_their_store(work: Path) -
 
 
 @pytest.mark.spec("interfaces:IF96")
-def test_runs_are_listed_of_this_folder_or_all_or_those_that_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_filters_by_folder_all_and_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = done("one \x1b[2J"), asked("two")
     shown = command("runs").stdout
 
@@ -301,7 +297,7 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
 
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF98")
-def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
+def test_oldest_ended_runs_are_removed_and_resumable_ones_kept() -> None:
     user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
     user.parent.mkdir(parents=True)
     waiting = asked("waits")
@@ -324,7 +320,7 @@ def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
     assert {".lock", f"{waiting}.jsonl.mail", *left} == {path.name for path in runs().iterdir()}
 
 
-def test_a_run_reads_no_other_recorded_run_as_long_as_all_of_them_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_reads_no_other_companion_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     first = done("first")
     read: list[str] = []
     known = recorded_runs.read_companion
@@ -353,7 +349,7 @@ def test_the_tools_of_a_run_do_not_show_recorded_runs(work: Path, monkeypatch: p
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X55", "interfaces:IF96")
-def test_a_run_that_was_killed_is_interrupted_and_the_last_one_to_go_on_with() -> None:
+def test_killed_run_is_interrupted_and_resumed_as_last() -> None:
     Path("agents/kills.py").write_text(
         "import os, signal\nfrom pathlib import Path\nfrom stepengine import *\n\ndef die():\n"
         "    if not Path('died').exists():\n        Path('died').touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -397,7 +393,7 @@ def project(work: Path) -> Path:
     return work / "project"
 
 
-def test_undo_brings_back_what_the_last_run_wrote_and_lists_it(project: Path) -> None:
+def test_undo_restores_and_lists_files_of_the_last_run(project: Path) -> None:
     listed = "restored  a.txt\nremoved   new/b.txt\nremoved   new/\n"
 
     assert listed == command("undo", "--last", "--dry-run").stdout
@@ -408,7 +404,7 @@ def test_undo_brings_back_what_the_last_run_wrote_and_lists_it(project: Path) ->
     assert "2 as before already\n" == command("undo", list_recorded_runs()[0].stem).stdout
 
 
-def test_undo_refuses_what_was_changed_since_and_leaves_it_when_asked_to(project: Path) -> None:
+def test_undo_rejects_files_changed_since_unless_partial(project: Path) -> None:
     (project / "a.txt").write_text("by hand")
     refused = command("undo", "--last", code=1)
 
@@ -428,9 +424,7 @@ def _send_journal() -> None:
 
 
 @pytest.mark.spec("requirements:X122")
-def test_undo_shows_and_asks_what_an_unknown_journal_would_write(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undo_shows_and_asks_before_using_an_unknown_journal(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _send_journal()
     refused = command("undo", "sent.jsonl", "--cwd", "project", code=1)
 
@@ -449,9 +443,7 @@ def test_undo_shows_and_asks_what_an_unknown_journal_would_write(
 
 
 @pytest.mark.spec("requirements:X122")
-def test_trust_journal_undoes_an_unknown_journal_and_no_tool_may_type_it(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trust_journal_allows_undo_except_inside_a_tool(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _send_journal()
     with monkeypatch.context() as inside:
         inside.setenv(MARKER, "1")
@@ -462,7 +454,7 @@ def test_trust_journal_undoes_an_unknown_journal_and_no_tool_may_type_it(
     assert "as it was" == (project / "a.txt").read_text()
 
 
-def test_a_fork_with_restored_files_runs_in_the_folder_as_it_was_then(project: Path) -> None:
+def test_fork_with_restore_files_starts_from_the_earlier_files(project: Path) -> None:
     command("fork", "--last", "--at", "1", "--restore-files", "-q")
     assert ["three", "two"] == [(project / name).read_text() for name in ("a.txt", "new/b.txt")]
     (project / "a.txt").write_text("by hand")
@@ -489,7 +481,7 @@ agent = AgentDefinition(id="reader", tools=["read_files"], handle_steps=handle_s
 """
 
 
-def test_an_agent_is_not_shown_what_is_kept_of_runs_sessions_and_chats(tmp_path, monkeypatch):
+def test_agent_cannot_read_recorded_runs_sessions_and_chats(tmp_path, monkeypatch):
     state = tmp_path / ".state"
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(state))
     for name in ("runs/one.jsonl", "editors/one.json", "chat-history.jsonl", "mine.txt"):

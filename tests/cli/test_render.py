@@ -94,7 +94,7 @@ deep:
 
 
 @pytest.mark.spec("reliability:UI01")
-def test_a_person_reads_a_value_as_lines_without_quotes_and_braces() -> None:
+def test_values_are_formatted_as_lines_without_quotes() -> None:
     assert TEXT == format_value(VALUE)
 
 
@@ -110,7 +110,7 @@ agent = AgentDefinition("valued", handle_steps=handle_steps)
 
 
 @pytest.mark.spec("ecosystem:EC141")
-def test_a_result_is_text_for_a_person_and_json_for_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_text_at_a_terminal_and_json_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("valued.py").write_text(AGENT)
     said: list[str] = []
@@ -126,9 +126,7 @@ def test_a_result_is_text_for_a_person_and_json_for_a_pipe(tmp_path: Path, monke
 
 @pytest.mark.spec("requirements:O7")
 @pytest.mark.parametrize("width", [80, 160])
-def test_a_run_is_shown_in_lines_that_fit_a_terminal_and_whole_in_a_pipe(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_wraps_at_a_terminal_and_not_in_a_pipe(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     journal = Path(__file__).parents[2] / "cassettes" / "agents" / "base2-fast.jsonl"
     pages: list[list[str]] = []

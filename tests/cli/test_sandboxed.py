@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spec("programs:PG40")
-def test_a_strangers_file_runs_is_suspended_resumed_and_replayed_and_is_never_imported(folder: Path) -> None:
+def test_sandboxed_file_runs_resumes_and_replays_without_import(folder: Path) -> None:
     ran = typed("run", "sandboxed:./asker.py", "one two", "--journal", "run.jsonl")
     resumed = typed("resume", "run.jsonl", "--agent", "sandboxed:./asker.py", "--answer", "q0=red")
     replayed = typed("replay", "run.jsonl", "--agent", "sandboxed:./asker.py")
@@ -80,7 +80,7 @@ def test_a_strangers_file_runs_is_suspended_resumed_and_replayed_and_is_never_im
 
 
 @pytest.mark.spec("programs:PG40")
-def test_a_run_that_the_command_line_keeps_is_resumed_in_the_sandbox_without_a_word(folder: Path) -> None:
+def test_kept_run_resumes_in_the_sandbox_by_itself(folder: Path) -> None:
     ran = typed("run", "sandboxed:./asker.py", "one")
     resumed = typed("resume", "--last", "--answer", "q0=red")
 
@@ -89,7 +89,7 @@ def test_a_run_that_the_command_line_keeps_is_resumed_in_the_sandbox_without_a_w
 
 
 @pytest.mark.spec("programs:PG40")
-def test_what_it_raises_and_where_it_waits_is_shown_by_the_lines_of_its_file(folder: Path) -> None:
+def test_sandboxed_errors_and_positions_show_lines_of_the_file(folder: Path) -> None:
     typed("run", "sandboxed:./asker.py", "one", "--journal", "run.jsonl")
     failed = typed("resume", "run.jsonl", "--agent", "sandboxed:./asker.py", "--answer", "q0=blue")
     stepped = typed("debug", "run.jsonl", "--agent", "sandboxed:./asker.py", input="quit\n")
@@ -100,7 +100,7 @@ def test_what_it_raises_and_where_it_waits_is_shown_by_the_lines_of_its_file(fol
 
 
 @pytest.mark.spec("programs:PG40")
-def test_the_setting_names_files_that_are_never_imported_however_they_are_named(folder: Path) -> None:
+def test_sandboxed_setting_applies_however_the_file_is_named(folder: Path) -> None:
     (folder / "agents").mkdir()
     (folder / "agents" / "asker.py").write_text(ASKER)
     (folder / "set.toml").write_text('sandboxed = ["agents"]\n')
@@ -116,7 +116,7 @@ def test_the_setting_names_files_that_are_never_imported_however_they_are_named(
 
 
 @pytest.mark.spec("programs:PG40")
-def test_a_projects_own_file_cannot_say_what_runs_where(folder: Path) -> None:
+def test_project_settings_cannot_change_sandboxing(folder: Path) -> None:
     (folder / "stepengine.toml").write_text("sandboxed = []\n")
 
     said = typed("run", "sandboxed:./asker.py", "one", "--no-journal")
@@ -126,7 +126,7 @@ def test_a_projects_own_file_cannot_say_what_runs_where(folder: Path) -> None:
 
 
 @pytest.mark.spec("programs:PG40")
-def test_an_id_in_place_of_a_file_is_refused(folder: Path) -> None:
+def test_sandboxed_id_without_a_file_is_rejected(folder: Path) -> None:
     said = command("run", "sandboxed:editor", "x", code=2)
 
     assert "no agent has the id 'sandboxed:editor'" in said.output
@@ -134,7 +134,7 @@ def test_an_id_in_place_of_a_file_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.spec("programs:PG40")
-def test_a_folder_is_loaded_without_importing_any_of_it_and_a_broken_file_costs_its_own_agents(folder: Path) -> None:
+def test_sandboxed_folder_loads_without_import_and_skips_broken_files(folder: Path) -> None:
     (folder / "bad.py").write_text("import os\nos.mkdir('imported')\n\nx = (\n")
 
     with pytest.warns(UserWarning, match=r"bad.py:4: syntax error"):
@@ -148,9 +148,7 @@ def test_a_folder_is_loaded_without_importing_any_of_it_and_a_broken_file_costs_
 
 
 @pytest.mark.spec("programs:PG40")
-def test_an_installed_package_that_is_set_to_runs_without_being_imported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sandboxed_installed_package_runs_without_import(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     declared = {
         "format": "stepengine.agents/1",
         "agents": {"asker": {"tools": {"write_todos": "control"}}},

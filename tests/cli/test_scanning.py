@@ -23,7 +23,7 @@ def think(ctx):
 
 
 @pytest.mark.spec("replay:K11", "reliability:R11")
-def test_a_scan_leaves_with_1_where_it_found_something_and_prints_no_value(tmp_path: Path) -> None:
+def test_check_exits_with_1_on_a_secret_without_printing_it(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text(f"# Notes\n\nkey: {KEY}\n")
     found, clean = (
         typed("journal", "check", tmp_path),
@@ -57,7 +57,7 @@ def test_a_scrubbed_copy_holds_no_key_and_replays(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("replay:K11")
-def test_a_folder_of_journals_and_other_files_is_checked_at_once(tmp_path: Path) -> None:
+def test_check_takes_a_folder_of_journals_and_other_files(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     (tmp_path / "shop.db").write_bytes(b"no database of stepengine")
     with Engine([AgentDefinition("a", handle_steps=think)]) as engine:

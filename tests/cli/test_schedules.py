@@ -53,7 +53,7 @@ async def ran(runs: Path) -> None:
 
 @pytest.mark.spec("waiting:WT30")
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
-def test_it_lists_when_each_comes_and_how_the_last_one_went(project: Path, place: str) -> None:
+def test_schedules_list_next_and_last_runs(project: Path, place: str) -> None:
     asyncio.run(ran(project / place))
     shown = CliRunner().invoke(app, ["runs", "--schedules", "agents", "--runs", place])
     told = json.loads(CliRunner().invoke(app, ["runs", "--schedules", "agents", "--runs", place, "--json"]).stdout)
@@ -72,12 +72,12 @@ def test_it_lists_when_each_comes_and_how_the_last_one_went(project: Path, place
 
 
 @pytest.mark.spec("waiting:WT30")
-def test_a_look_makes_and_changes_nothing(project: Path) -> None:
+def test_listing_schedules_writes_nothing(project: Path) -> None:
     assert "  last  " not in command("runs", "--schedules", "agents/triage.py", "--runs", "runs").stdout
     assert ["agents"] == [path.name for path in project.iterdir()]
 
 
-def test_a_broken_file_costs_its_own_schedules_and_a_broken_book_is_told(project: Path) -> None:
+def test_broken_agent_file_or_schedule_book_is_reported(project: Path) -> None:
     (project / "agents" / "broken.py").write_text("schedule = Schedule()")
     (project / "runs.db").write_bytes(b"no database " * 100)
     listed = CliRunner().invoke(app, ["runs", "--schedules", "agents"])
@@ -91,7 +91,7 @@ def test_a_broken_file_costs_its_own_schedules_and_a_broken_book_is_told(project
     assert "there is no agent file 'agents/nobody.py'" in missing.stderr
 
 
-def test_without_any_it_says_how_one_is_written(project: Path) -> None:
+def test_missing_schedules_show_how_to_write_one(project: Path) -> None:
     (project / "agents" / "triage.py").write_text(FILE.partition("schedules = ")[0])
     assert "schedule = Schedule(agent, cron=...)" in command("runs", "--schedules", "agents").stderr
 
@@ -105,7 +105,7 @@ def test_without_any_it_says_how_one_is_written(project: Path) -> None:
         ("schedules = [*schedules, 5]", "Schedule objects, not 5"),
     ],
 )
-def test_what_a_file_cannot_hold_is_told_with_the_file(project: Path, end: str, told: str) -> None:
+def test_invalid_schedules_are_rejected_with_their_file(project: Path, end: str, told: str) -> None:
     file = project / "agents" / "triage.py"
     file.write_text(f"{FILE}{end}\n")
     with pytest.raises(DefinitionError, match=f"triage.py: .*{told}"):
@@ -113,7 +113,7 @@ def test_what_a_file_cannot_hold_is_told_with_the_file(project: Path, end: str, 
 
 
 @pytest.mark.spec("waiting:WT23")
-def test_a_file_that_uses_the_word_for_something_else_is_left_alone_and_ids_are_unique_in_a_folder(
+def test_schedule_ids_are_unique_and_other_values_are_ignored(
     project: Path,
 ) -> None:
     other = project / "agents" / "zother.py"

@@ -38,7 +38,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spec("studio:ST12")
-def test_a_run_and_its_continuation_get_the_replies_of_a_file_and_need_no_key() -> None:
+def test_script_serves_a_run_and_its_resume_without_a_key() -> None:
     begun = typed("run", "./asker.py", "go", "--script", "replies.json", "--journal", "run.jsonl")
     assert "question q1 waits for an answer: Release it? (yes, no)" in begun.stderr
     hint = "stepengine resume run.jsonl --agent ./asker.py --script replies.json --answer q1=TEXT"
@@ -51,9 +51,7 @@ def test_a_run_and_its_continuation_get_the_replies_of_a_file_and_need_no_key() 
 
 
 @pytest.mark.spec("studio:ST12")
-def test_a_run_that_is_listed_is_resumed_with_its_script_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listed_run_resumes_with_its_script_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed("run", "./asker.py", "go", "--script", "replies.json")
     (name,) = [row["stem"] for row in json.loads(typed("runs", "--json").stdout)]
     (tmp_path / "elsewhere").mkdir()
@@ -66,7 +64,7 @@ def test_a_run_that_is_listed_is_resumed_with_its_script_from_any_folder(
 
 
 @pytest.mark.spec("studio:ST12")
-def test_a_fork_gets_the_replies_after_those_that_it_keeps() -> None:
+def test_forked_run_uses_the_script_after_kept_replies() -> None:
     typed("run", "./talker.py", "go", "--script", "replies.json", "--journal", "run.jsonl")
     Path("others.json").write_text(json.dumps(["three", "four"]))
 
@@ -120,7 +118,7 @@ def test_a_misspelt_file_is_answered_with_the_nearest_one(line: str, said: str) 
 
 
 @pytest.mark.spec("studio:ST12")
-def test_each_turn_of_a_chat_gets_the_replies_from_the_first_on() -> None:
+def test_script_starts_again_at_each_chat_turn() -> None:
     done = typed("chat", "./talker.py", "--script", "replies.json", "--plain", input="hello\nonce more\n")
 
     assert 0 == done.exit_code
@@ -141,7 +139,7 @@ def test_a_script_and_a_server_exclude_each_other(command: list[str]) -> None:
 
 @pytest.mark.spec("interfaces:IF165")
 @pytest.mark.parametrize("answers", [[], ["--answer", "q1=yes"]], ids=["open", "answered"])
-def test_an_open_question_is_shown_before_the_key_that_is_missing(answers: list[str]) -> None:
+def test_open_question_is_shown_before_the_missing_key(answers: list[str]) -> None:
     typed("run", "./asker.py", "go", "--script", "replies.json", "--journal", "run.jsonl")
 
     refused = typed("resume", "run.jsonl", "--agent", "./asker.py", *answers)

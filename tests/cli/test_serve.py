@@ -96,7 +96,7 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 
 
 @pytest.mark.spec("studio:SV11", "interfaces:IF111")
-def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: Path) -> None:
+def test_page_may_set_only_shared_state_and_context(folder: Path) -> None:
     def asked(url: str, token: str, thread: str, **more: Any) -> tuple[int, str]:
         said = [{"id": "m", "role": "user", "content": "Rome"}]
         body = {"threadId": thread, "runId": "r", "messages": said, **more}
@@ -147,7 +147,7 @@ def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: P
         (["shop.py", "--drain", "nan"], "--drain"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_served_is_refused_in_words_and_with_2(
+def test_invalid_serve_arguments_exit_with_2(
     folder: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -165,7 +165,7 @@ def test_what_cannot_be_served_is_refused_in_words_and_with_2(
     assert "Traceback" not in result.output
 
 
-def test_a_port_that_is_taken_is_said(folder: Path) -> None:
+def test_occupied_port_is_reported(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with serving(folder, "shop.py", "--port", str(port)) as process:
@@ -179,9 +179,7 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 
 @pytest.mark.spec("studio:SV1")
 @pytest.mark.parametrize(("module", "number"), [("shop.py", signal.SIGTERM), ("shop:make_engine", signal.SIGINT)])
-def test_it_shows_a_token_that_holds_serves_and_leaves_with_0_when_it_is_told_to_stop(
-    folder: Path, module: str, number: int
-) -> None:
+def test_server_accepts_its_token_and_exits_with_0_on_signal(folder: Path, module: str, number: int) -> None:
     with serving(folder, module, "--port", "0", "--drain", "0.1") as process:
         url, token = told(process)
         with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=SECONDS) as client:
@@ -214,7 +212,7 @@ def read_questions(client: httpx2.Client, run: str) -> list[Any]:
 
 
 @pytest.mark.spec("studio:SV2")
-def test_what_its_tools_wrote_is_undone_in_their_folder_and_reports_are_shown(folder: Path) -> None:
+def test_server_undoes_written_files_and_lists_reports(folder: Path) -> None:
     (folder / "writer.py").write_text(WRITER)
     (folder / "work").mkdir()
     report = folder / "evals" / "nightly"
@@ -238,7 +236,7 @@ def test_what_its_tools_wrote_is_undone_in_their_folder_and_reports_are_shown(fo
 
 
 @pytest.mark.deep
-def test_what_waits_when_it_is_killed_is_there_at_the_next_start_under_the_same_token(folder: Path) -> None:
+def test_killed_server_restores_waiting_runs_and_tokens(folder: Path) -> None:
     token = Tokens.open(folder / "tokens.json").add("web", ["read", "run", "answer"])
     arguments = ["shop.py", "--port", "0", "--runs", "runs.db", "--tokens", "tokens.json"]
     bearer = {"authorization": f"Bearer {token}"}

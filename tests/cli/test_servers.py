@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spec("ecosystem:EC125")
-def test_a_server_gets_no_key_unless_a_variable_is_named_for_it_and_then_the_one_of_that_variable(
+def test_server_receives_only_the_key_of_api_key_env(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OPENAI_API_KEY", "STEPENGINE_OPENAI_CHAT_API_KEY"):
@@ -74,7 +74,7 @@ def test_a_server_gets_no_key_unless_a_variable_is_named_for_it_and_then_the_one
 
 
 @pytest.mark.spec("ecosystem:EC125")
-def test_what_is_advised_after_a_401_works_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_after_a_401_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVER", KEY)
     monkeypatch.setenv("GROQ_API_KEY", KEY)
     with serving(ChatServer(KEY)) as url:
@@ -105,13 +105,13 @@ def test_what_is_advised_after_a_401_works_when_it_is_done(monkeypatch: pytest.M
         (["--model", "a/b", "--price", "-1"], "--price is '-1'"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_asked(arguments: list[str], said: str) -> None:
+def test_invalid_model_options_are_rejected_before_a_request(arguments: list[str], said: str) -> None:
     assert said in command("run", "boss.py", "go", "-q", *arguments, code=2).stderr
 
 
 @pytest.mark.spec("requirements:X56")
 @pytest.mark.parametrize("name", ["llama", "llama:8b", "meta/llama", "anthropic/claude-sonnet-4-5"])
-def test_a_model_for_all_is_asked_for_by_every_agent_under_the_name_that_was_typed(name: str) -> None:
+def test_one_model_for_all_agents_keeps_its_typed_name(name: str) -> None:
     with serving(server := ChatServer()) as url:
         command("run", "boss.py", "go", "-q", "--model", name, "--base-url", url, "--journal", "a.jsonl")
 
@@ -119,7 +119,7 @@ def test_a_model_for_all_is_asked_for_by_every_agent_under_the_name_that_was_typ
 
 
 @pytest.mark.spec("requirements:X56")
-def test_a_child_with_a_model_of_its_own_is_not_asked_of_another_server() -> None:
+def test_child_with_its_own_model_uses_its_own_provider() -> None:
     with serving(server := ChatServer()) as url:
         result = command("run", "boss.py", "go", "-q", "--model", "boss=llama", "--base-url", url)
         both = command("run", "boss.py", "go", "-q", "--model", "boss=llama", "--model", "kid=small", "--base-url", url)
@@ -130,7 +130,7 @@ def test_a_child_with_a_model_of_its_own_is_not_asked_of_another_server() -> Non
 
 
 @pytest.mark.spec("requirements:X56")
-def test_a_run_that_goes_on_asks_the_same_server_for_the_same_models() -> None:
+def test_resumed_run_uses_the_same_server_and_models() -> None:
     Path("asks.py").write_text(
         AGENTS.replace("LIMITS", "")
         .replace("AgentCall,", "AgentCall, Ask,")
@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_asks_the_same_server_for_the_same_models() -> None:
 
 
 @pytest.mark.spec("requirements:K3", "requirements:G17")
-def test_a_local_model_under_a_cap_on_cost_is_refused_with_the_option_that_helps_and_runs_with_it() -> None:
+def test_cost_limit_on_a_local_model_suggests_the_price_option() -> None:
     with serving(ChatServer()) as url:
         local = ["capped.py", "go", "-q", "--model", "llama", "--base-url", url]
         refused = command("run", *local, code=4)
@@ -168,7 +168,7 @@ def test_a_local_model_under_a_cap_on_cost_is_refused_with_the_option_that_helps
 
 
 @pytest.mark.spec("requirements:G17")
-def test_a_price_holds_for_what_is_asked_elsewhere_whatever_its_name_and_not_for_what_has_one() -> None:
+def test_price_option_applies_to_unpriced_models_only() -> None:
     elsewhere = make_pricing(Options(model=["anthropic/claude-sonnet-4-5"], base_url="http://h/v1", price="0"))
     here = make_pricing(Options(model=["anthropic/claude-sonnet-4-5"], price="0"))
     used = Usage(input_tokens=1_000_000)

@@ -37,7 +37,7 @@ PLACES = ("user", "project", "config", "environment")
 
 @pytest.mark.spec("interfaces:IF103", "interfaces:IF102")
 @given(st.sets(st.sampled_from(PLACES)))
-def test_the_nearest_place_wins_leaf_by_leaf_and_says_where_it_is(tmp_path_factory, places):
+def test_nearest_settings_place_wins_for_each_value(tmp_path_factory, places):
     home = tmp_path_factory.mktemp("any")
     (home / "home/stepengine").mkdir(parents=True)
     (home / "repo/.git").mkdir(parents=True)
@@ -74,7 +74,7 @@ FORBIDDEN = [
     ],
     ids=str,
 )
-def test_what_a_project_may_not_set_is_refused_by_name_and_changes_nothing(home, name, project):
+def test_forbidden_project_setting_is_named_and_ignored(home, name, project):
     settings = load(home, project=project, name=name)
 
     assert {} == settings.values
@@ -84,7 +84,7 @@ def test_what_a_project_may_not_set_is_refused_by_name_and_changes_nothing(home,
 
 
 @pytest.mark.spec("interfaces:IF102")
-def test_a_file_that_the_user_names_may_set_what_a_project_may_not(home):
+def test_config_file_may_set_values_forbidden_to_a_project(home):
     settings = load(
         home, config='base_urls.openai = "http://a.test"\nproviders.openai.key = { env = "MINE" }\nagents = ["x"]\n'
     )
@@ -119,7 +119,7 @@ WRONG = {
 
 @pytest.mark.spec("interfaces:IF104")
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:30])
-def test_what_cannot_be_used_is_refused_with_file_line_and_what_would_be_fine(home, text):
+def test_invalid_setting_is_rejected_with_file_line_and_hint(home, text):
     with pytest.raises(DefinitionError) as caught:
         load(home, user=text)
 
@@ -148,7 +148,7 @@ def test_a_key_in_a_file_is_refused_and_not_printed(home, line):
     ],
     ids=map(str, range(4)),
 )
-def test_a_foreign_file_of_any_shape_is_refused_in_one_sentence(home, name, text, why):
+def test_malformed_project_file_is_rejected_in_one_sentence(home, name, text, why):
     with pytest.raises(DefinitionError, match=why):
         load(home, project=text, name=name)
 
@@ -169,7 +169,7 @@ def test_files_that_are_no_text_or_too_large_are_refused(home):
 
 
 @pytest.mark.spec("interfaces:IF103")
-def test_the_project_s_file_is_looked_for_up_to_the_top_of_the_repository(home):
+def test_project_settings_are_searched_up_to_the_repository_root(home):
     (home / "stepengine.toml").write_text('display.log = "off"\n')
     (home / "repo/deep/er").mkdir(parents=True)
 
@@ -200,7 +200,7 @@ def test_variables_name_settings_and_those_of_others_are_left_alone(home):
 
 
 @pytest.mark.spec("interfaces:IF103")
-def test_the_command_shows_every_setting_its_value_and_its_place(home, monkeypatch):
+def test_config_show_lists_every_setting_with_value_and_place(home, monkeypatch):
     load(home, user='aliases.fast = "a/b"\n', project='display.log = "info"\nmodel = "evil/m"\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "home"))
     monkeypatch.chdir(home / "repo")
@@ -215,7 +215,7 @@ def test_the_command_shows_every_setting_its_value_and_its_place(home, monkeypat
     assert 2 == CliRunner().invoke(app, ["config", "show", "limits.max_step"]).exit_code
 
 
-def test_a_program_makes_models_of_settings_and_lists_the_names_that_the_user_chose(home):
+def test_make_models_follows_user_aliases_and_base_urls(home):
     settings = load(home, user='[aliases]\nmine = "openai/gpt-5-mini"\n[base_urls]\nours = "http://127.0.0.1:9/v1"\n')
     models = settings.make_models()
 

@@ -62,7 +62,7 @@ def loops(times: int) -> list[Any]:
 
 
 @pytest.mark.spec("interfaces:IF103", "interfaces:IF102", "interfaces:IF98")
-def test_the_model_of_the_users_file_serves_runs_that_name_none(scripted: Any) -> None:
+def test_model_of_user_settings_is_the_default(scripted: Any) -> None:
     user('model = "x/mine"')
     model = scripted(text("1"), text("2"), text("3"))
     command("run", "desk", "go")
@@ -78,7 +78,7 @@ def test_the_model_of_the_users_file_serves_runs_that_name_none(scripted: Any) -
     [(2, [], 2), (9, [], 3), (2, ["--max-steps", "4"], 4)],
     ids=["set", "agent's", "typed"],
 )
-def test_a_limit_that_is_set_lowers_the_agents_own_and_what_is_typed_wins(
+def test_limit_setting_lowers_the_agents_own_and_an_option_overrides(
     scripted: Any, own: int, arguments: list[str], steps: int
 ) -> None:
     user(f"limits.max_steps = {own}")
@@ -88,7 +88,7 @@ def test_a_limit_that_is_set_lowers_the_agents_own_and_what_is_typed_wins(
     assert steps == len(model.calls)
 
 
-def test_a_run_goes_on_with_the_limits_it_began_with_beside_which_those_hold_that_are_set(scripted: Any) -> None:
+def test_resumed_run_obeys_newly_set_limits(scripted: Any) -> None:
     Path("agents/asks.py").write_text(
         'from stepengine import *\n\ndef handle_steps(ctx):\n    yield from Ask("Go?")\n'
         '    yield STEP_ALL\n\nagent = AgentDefinition("asks", handle_steps=handle_steps)\n'
@@ -119,7 +119,7 @@ def test_permissions_hold_for_runs_and_a_projects_are_refused_once(scripted: Any
 
 
 @pytest.mark.spec("requirements:M17", "requirements:X55")
-def test_without_a_terminal_a_permission_is_denied_and_only_a_journal_of_ones_own_waits_for_it(scripted: Any) -> None:
+def test_permission_without_a_terminal_waits_only_with_an_own_journal(scripted: Any) -> None:
     user('[permissions]\nmode = "default"\n')
     scripted(*loops(1), text("denied"), *loops(1))
     said = command("run", "desk", "go", "--model", "x/m")
@@ -130,9 +130,7 @@ def test_without_a_terminal_a_permission_is_denied_and_only_a_journal_of_ones_ow
 
 
 @pytest.mark.spec("interfaces:IF102")
-def test_agents_are_found_in_the_folders_that_are_set_beside_the_file_that_names_them(
-    tmp_path: Path, scripted: Any
-) -> None:
+def test_agents_setting_is_relative_to_its_file(tmp_path: Path, scripted: Any) -> None:
     folder = tmp_path / "mine/agents"
     folder.mkdir(parents=True)
     (folder / "helper.py").write_text(AGENT.replace('"desk"', '"helper"'))
@@ -147,7 +145,7 @@ def test_agents_are_found_in_the_folders_that_are_set_beside_the_file_that_names
 
 
 @pytest.mark.spec("requirements:G23", "interfaces:IF102")
-def test_addresses_and_variables_of_keys_are_those_that_are_set_and_no_key_is_shown() -> None:
+def test_provider_settings_choose_addresses_and_key_variables() -> None:
     user(
         'base_urls.openai = "http://mine.test/v1"\nproviders.openai.key = { env = "MY_KEY" }\n'
         'providers.anthropic.key = { env = "NO_KEY" }\nbase_urls.local = "http://localhost:1/v1"\n'
@@ -168,7 +166,7 @@ def test_addresses_and_variables_of_keys_are_those_that_are_set_and_no_key_is_sh
 
 
 @pytest.mark.spec("requirements:G23", "providers:PV109")
-def test_settings_of_a_cloud_make_that_cloud_s_provider_and_no_other() -> None:
+def test_cloud_settings_apply_only_to_their_provider() -> None:
     user(
         'base_urls.bedrock = "https://mine.test"\nproviders.bedrock.key = { env = "MY_KEY" }\n'
         'base_urls.vertex = "https://other.test"\nproviders.vertex.key = { env = "MY_TOKEN" }\n'
@@ -203,9 +201,7 @@ def test_log_lines_and_colours_are_shown_as_set(scripted: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF98")
-def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
-    scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thinking_is_folded_shown_or_hidden_as_set(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(**display: str) -> str:
         reply = ModelReply([ThinkingPart("first\nsecond"), TextPart("done")])
         scripted(reply)
@@ -229,7 +225,7 @@ def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
      ["test", "x"], ["agents", "list"], ["agents", "models"], ["config", "show"], ["demo"]],
     ids=" ".join,
 )  # fmt: skip
-def test_every_command_that_reads_settings_takes_a_file_of_them_and_says_what_is_wrong_in_it(
+def test_every_command_takes_config_and_reports_its_errors(
     arguments: list[str],
 ) -> None:
     Path("given.toml").write_text("limit.max_steps = 1")
@@ -277,7 +273,7 @@ CHOSEN = {
 
 @pytest.mark.spec("requirements:X56")
 @pytest.mark.parametrize(("arguments", "asked"), CHOSEN.values(), ids=CHOSEN)
-def test_model_holds_for_every_agent_of_the_run_or_for_one_and_not_for_models_that_a_yield_names(
+def test_model_option_applies_to_all_or_one_agent(
     scripted: Any, boss: None, arguments: list[str], asked: list[str]
 ) -> None:
     assert asked == asks_for(scripted, "run", "boss", "go", *arguments)
@@ -293,9 +289,7 @@ def entry_name() -> str:
 
 
 @pytest.mark.spec("requirements:X56", "interfaces:IF98")
-def test_models_that_are_set_for_agents_hold_for_new_runs_and_a_recorded_one_keeps_its_own(
-    scripted: Any, boss: None
-) -> None:
+def test_model_settings_apply_to_new_runs_only(scripted: Any, boss: None) -> None:
     user('models.helper = "set/helper"')
     asked = ["own/boss", "set/helper", "own/boss", "named/here"]
 
@@ -306,7 +300,7 @@ def test_models_that_are_set_for_agents_hold_for_new_runs_and_a_recorded_one_kee
 
 
 @pytest.mark.spec("requirements:X56")
-def test_a_model_of_an_agent_that_there_is_not_and_one_without_provider_are_named(boss: None) -> None:
+def test_model_for_an_unknown_agent_or_provider_is_rejected(boss: None) -> None:
     said = command("run", "boss", "go", "--model", "nobody=a/one", code=2).stderr
     assert "names no agent of this run; it has boss, plain, helper" in said
 

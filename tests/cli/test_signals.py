@@ -125,9 +125,7 @@ def goes_on(folder: Path, shape: str, number: int) -> None:
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X73")
 @pytest.mark.parametrize(("shape", "number"), list(itertools.product(SHAPES, (signal.SIGINT, signal.SIGTERM))))
-def test_of_sixteen_runs_that_signals_end_in_the_middle_of_effects_all_can_go_on(
-    tmp_path: Path, shape: str, number: int
-) -> None:
+def test_run_signalled_during_an_effect_can_be_resumed(tmp_path: Path, shape: str, number: int) -> None:
     goes_on(tmp_path, shape, number)
 
 
@@ -156,7 +154,7 @@ def killed_twice(tmp_path: Path, shape: str, number: int) -> float:
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X73")
 @SECOND
-def test_a_second_signal_ends_what_is_under_way(tmp_path: Path, shape: str, number: int) -> None:
+def test_second_signal_ends_running_effects(tmp_path: Path, shape: str, number: int) -> None:
     killed_twice(tmp_path, shape, number)
 
 
@@ -188,7 +186,7 @@ main()
     ["stepengine.cli.app", *[pytest.param(m, marks=pytest.mark.deep) for m in ("stepengine.cli.exits", "typer")]],
 )
 @pytest.mark.parametrize(("ignored", "code", "said"), [(False, 130, "stepengine: interrupted\n"), (True, 0, "")])
-def test_ctrl_c_while_the_command_line_loads_ends_it_without_a_traceback_unless_it_is_ignored(
+def test_ctrl_c_while_loading_exits_cleanly_unless_ignored(
     tmp_path: Path, module: str, ignored: bool, code: int, said: str
 ) -> None:
     before = "signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""

@@ -102,7 +102,7 @@ def page_of(link: str) -> tuple[httpx2.Client, str]:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST1", "studio:ST10")
-def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_once(project: Path) -> None:
+def test_studio_opens_a_project_by_a_single_use_link(project: Path) -> None:
     assert 0 == typed(project, "agents", "trust").returncode
     with open_studio(project) as (process, link):
         client, page = page_of(link)
@@ -133,7 +133,7 @@ def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_onc
 
 
 @pytest.mark.spec("studio:ST10", "studio:ST11")
-def test_a_folder_of_journals_is_the_place_of_runs_and_nothing_in_it_goes_on_by_itself(project: Path) -> None:
+def test_studio_shows_foreign_journals_and_starts_none(project: Path) -> None:
     assert 0 == typed(project, "agents", "trust").returncode
     with open_studio(project) as (_, link):
         client, _page = page_of(link)
@@ -157,7 +157,7 @@ def test_a_folder_of_journals_is_the_place_of_runs_and_nothing_in_it_goes_on_by_
     assert before == (journals / "theirs.jsonl").read_bytes()
 
 
-def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(project: Path) -> None:
+def test_studio_does_not_run_untrusted_agents(project: Path) -> None:
     (project / "agents" / "asker.py").write_text("raise SystemExit('it ran')")
     result = typed(project, "studio", "--no-open", "--port", "0")
 
@@ -183,7 +183,7 @@ def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(pro
         (["--script", "good.json", "--runs", "postgresql://nowhere/db"], "is for runs of a folder or of RUNS.db"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_in_words(
+def test_invalid_studio_arguments_are_rejected(
     project: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "empty").mkdir()
@@ -199,9 +199,7 @@ def test_what_cannot_be_opened_is_refused_in_words(
 
 @pytest.mark.spec("studio:ST12")
 @pytest.mark.parametrize("own", ["", "models = ScriptedModel(['of the file'])"])
-def test_a_served_script_answers_also_in_place_of_models_that_the_file_brings_and_says_so_where_it_was_typed(
-    project: Path, own: str
-) -> None:
+def test_served_script_replaces_models_of_the_file(project: Path, own: str) -> None:
     (project / "one.py").write_text(
         "from stepengine import AgentDefinition\nfrom stepengine.testing import ScriptedModel\n"
         f"agent = AgentDefinition('one', model='anthropic/claude-haiku-4-5')\n{own}\n"
@@ -231,7 +229,7 @@ def test_a_served_script_answers_also_in_place_of_models_that_the_file_brings_an
     assert "the script said.py answers in place of models, which are not asked" in said
 
 
-def test_a_tool_of_an_agent_cannot_open_it(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+def test_studio_is_rejected_inside_a_tool(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     from stepengine.workspace.environment import MARKER
 
     monkeypatch.chdir(project)

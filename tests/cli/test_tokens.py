@@ -26,7 +26,7 @@ def typed(file: Path, *arguments: str) -> Result:
 
 
 @pytest.mark.spec("studio:SV4")
-def test_a_token_is_printed_alone_and_once_and_lets_its_owner_in(file: Path) -> None:
+def test_added_token_is_printed_once_and_valid(file: Path) -> None:
     made = typed(file, "add", "ci", "--scopes", "read, run", "--expires", "30d", "--owner", "anna")
     token = made.stdout.strip()
     days = Tokens.open(file).listed()[0].expires - datetime.now(UTC)
@@ -38,7 +38,7 @@ def test_a_token_is_printed_alone_and_once_and_lets_its_owner_in(file: Path) -> 
     assert token not in typed(file, "list").output + typed(file, "list", "--json").output
 
 
-def test_the_list_says_who_may_do_what_until_when(file: Path) -> None:
+def test_token_list_shows_owner_scopes_and_expiry(file: Path) -> None:
     Tokens.open(file, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC)).add(
         "old", ["admin"], expires=datetime(2020, 2, 1, tzinfo=UTC)
     )
@@ -55,7 +55,7 @@ def test_the_list_says_who_may_do_what_until_when(file: Path) -> None:
     assert ["2020-02-01T00:00:00+00:00", None] == [one["expires"] for one in told]
 
 
-def test_a_token_that_was_revoked_lets_nobody_in(file: Path) -> None:
+def test_revoked_token_is_invalid(file: Path) -> None:
     token = typed(file, "add", "ci").stdout.strip()
 
     assert 0 == typed(file, "revoke", "ci").exit_code
@@ -76,9 +76,7 @@ def test_a_token_that_was_revoked_lets_nobody_in(file: Path) -> None:
         (["revoke", "ci"], "tokens add` creates it"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_that_says_what_would_be_fine(
-    file: Path, arguments: list[str], said: str
-) -> None:
+def test_invalid_token_command_is_one_error_line(file: Path, arguments: list[str], said: str) -> None:
     done = typed(file, *arguments)
 
     assert (2, "") == (done.exit_code, done.stdout)
@@ -87,7 +85,7 @@ def test_what_cannot_be_done_is_one_line_that_says_what_would_be_fine(
     assert not file.exists()
 
 
-def test_a_file_that_others_may_read_or_that_is_none_of_tokens_is_left_alone(file: Path) -> None:
+def test_unsafe_or_invalid_token_file_is_rejected_and_unchanged(file: Path) -> None:
     for content, mode in ((b"{}", 0o600), (b"\xff", 0o600), (b"{}", 0o644)):
         file.write_bytes(content)
         file.chmod(mode)
@@ -98,7 +96,7 @@ def test_a_file_that_others_may_read_or_that_is_none_of_tokens_is_left_alone(fil
 
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("words", [["add", "me"], ["revoke", "anna"]])
-def test_a_command_of_an_agent_makes_and_revokes_no_token(
+def test_token_changes_are_rejected_inside_a_tool(
     file: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     Tokens.open(file).add("anna", ["read"])

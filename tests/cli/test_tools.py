@@ -31,7 +31,7 @@ def test_every_bundled_tool_has_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_a_tool_is_shown_with_parameters_keys_of_its_result_and_a_call(name: str) -> None:
+def test_tool_page_shows_parameters_result_keys_and_a_call(name: str) -> None:
     (one,) = [each for each in document_tools() if each.name == name]
     shown = typed(name).output
 
@@ -45,7 +45,7 @@ def test_a_tool_is_shown_with_parameters_keys_of_its_result_and_a_call(name: str
     assert all(part in shown for part in (one.text, one.errors, one.limits, one.maker))
 
 
-def test_programs_get_the_same_as_json() -> None:
+def test_tools_as_json_has_the_same_content() -> None:
     (search,) = json.loads(typed("code_search", "--json").output)
     (matches,) = [key for key in search["gives"][0]["keys"] if key["name"] == "matches"]
 
@@ -57,7 +57,7 @@ def test_programs_get_the_same_as_json() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"), [("read-file", "did you mean 'read_files'?"), ("zzz", "`stepengine agents tools`")]
 )
-def test_a_tool_that_there_is_not_is_told_with_the_nearest(name: str, hint: str) -> None:
+def test_unknown_tool_suggests_the_nearest_one(name: str, hint: str) -> None:
     shown = typed(name)
 
     assert 2 == shown.exit_code
@@ -65,7 +65,7 @@ def test_a_tool_that_there_is_not_is_told_with_the_nearest(name: str, hint: str)
 
 
 @pytest.mark.parametrize("one", document_tools(), ids=lambda one: one.name)
-def test_the_call_that_is_shown_is_one_that_the_tool_takes(one: Any) -> None:
+def test_example_call_is_valid_for_its_tool(one: Any) -> None:
     spec: ToolSpec = one.spec
 
     assert [] == JsonSchema(one.name, spec.input_schema).issues(one.example)
@@ -96,7 +96,7 @@ agent = AgentDefinition("lead", handle_steps=handle_steps, spawnable_agents=[hel
 
 
 @pytest.mark.spec("waiting:WT10", "waiting:WT11")
-def test_an_agent_file_names_the_tools_of_waiting_and_of_agents_in_the_background(tmp_path: Path) -> None:
+def test_agent_file_names_tools_for_waiting_and_background_agents(tmp_path: Path) -> None:
     file = tmp_path / "lead.py"
     file.write_text(LEAD)
     ran = CliRunner().invoke(app, ["run", str(file), "", "--cwd", str(tmp_path), "--quiet"])

@@ -39,7 +39,7 @@ def test_a_tool_that_waits_works_where_the_run_began(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("folder", ["home", "above"])
-def test_below_the_home_folder_and_what_holds_it_there_are_none_of_the_folder(
+def test_home_folder_or_its_parent_gets_no_folder_tools(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -18,7 +18,7 @@ TOOLS = ["spawn_agents"]
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_every_agent_stands_below_those_that_may_spawn_it_and_circles_are_marked() -> None:
+def test_tree_shows_spawnable_agents_and_marks_circles() -> None:
     leaf = AgentDefinition("leaf", description="A leaf.")
     carried = AgentDefinition("carried", description="In a tool.")
     middle = AgentDefinition("middle", tools=[*TOOLS, task_tool([carried])], spawnable_agents=[leaf, "top"])

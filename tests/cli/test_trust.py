@@ -371,7 +371,7 @@ def _the_journal_names_a_file(place: Place) -> None:
     "text",
     ["", "{", "null", "[]", "7", '"path"', "{}", '{"path": 1, "owner": 0}', '{"owner": 0}', '{"path": "/a"}', '{"path": "/a", "owner": true}'],
 )  # fmt: skip
-def test_a_record_that_is_none_trusts_nothing_and_hides_no_other(place: Place, text: str) -> None:
+def test_invalid_trust_record_trusts_nothing_and_hides_no_other(place: Place, text: str) -> None:
     good = place.path / "more"
     good.mkdir()
     trust.trust_folder(good)
@@ -423,7 +423,7 @@ SLOW = [pair for pair in itertools.product(ATTACKS, COMMANDS) if pair not in FAS
 @pytest.mark.parametrize(
     ("attack", "command"), [*FAST, *[pytest.param(*pair, marks=pytest.mark.deep) for pair in SLOW]]
 )
-def test_no_command_runs_what_nobody_trusted(
+def test_no_command_runs_untrusted_code(
     place: Place, attack: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPENGINE_AGENTS", "")
@@ -437,7 +437,7 @@ def test_no_command_runs_what_nobody_trusted(
 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_was_trusted_runs(place: Place, command: str) -> None:
+def test_every_command_runs_trusted_code(place: Place, command: str) -> None:
     """
     The same commands, so that none of the attacks fails for another reason.
     """
@@ -452,7 +452,7 @@ def test_what_was_trusted_runs(place: Place, command: str) -> None:
 
 
 @pytest.mark.spec("requirements:X72")
-def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> None:
+def test_untrusted_folder_is_named_with_both_ways_to_trust(place: Place) -> None:
     said = place.type("run", "mine", "Go", code=2).stderr
     content = trust.hash_folder(place.path / "agents")
 
@@ -463,7 +463,7 @@ def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> N
     assert not trust.is_trusted(place.path / "agents")
 
 
-def test_the_command_that_is_shown_is_one_command_whatever_the_folder_is_called(place: Place) -> None:
+def test_trust_hint_is_quoted_for_any_folder_name(place: Place) -> None:
     """
     It is there to be copied.
     """
@@ -498,7 +498,7 @@ def test_trust_by_content_ends_with_any_change(place: Place, change: Callable[[P
 
 
 @pytest.mark.spec("requirements:X72")
-def test_what_runs_is_the_source_that_was_trusted_and_no_bytecode_beside_it(place: Place) -> None:
+def test_trusted_source_runs_in_place_of_its_bytecode(place: Place) -> None:
     _only_bytecode_is_bad(place)
     file = place.path / "agents/mine.py"
     file.write_text(AGENT.format(ran=str(place.path / "good"), id="mine"))
@@ -511,13 +511,13 @@ def test_what_runs_is_the_source_that_was_trusted_and_no_bytecode_beside_it(plac
 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("given", ["yes", "sha256:", "sha256:" + "0" * 63, "SHA256:" + "0" * 64, "sha256:" + "0" * 64])
-def test_what_is_no_content_trusts_nothing(place: Place, given: str) -> None:
+def test_invalid_trust_hash_trusts_nothing(place: Place, given: str) -> None:
     assert "--trust is " in place.type("run", "mine", "Go", f"--trust={given}", code=2).stderr
     assert not place.ran.exists()
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_trusted_folder_may_change_and_is_forgotten_when_one_says_so(place: Place) -> None:
+def test_trusted_folder_may_change_until_forgotten(place: Place) -> None:
     assert place.type("agents", "trust", code=0).stdout.startswith(
         f"{place.path / 'agents'} is trusted: coder.py, mine.py\n"
     )
@@ -531,7 +531,7 @@ def test_a_trusted_folder_may_change_and_is_forgotten_when_one_says_so(place: Pl
 
 
 @pytest.mark.spec("requirements:X72")
-def test_an_agent_that_hides_a_shipped_one_is_told_and_a_folder_that_is_not_trusted_hides_none(place: Place) -> None:
+def test_trusted_local_agent_hides_a_bundled_one_with_a_warning(place: Place) -> None:
     foreign = json.loads(place.type("agents", "list", "--json").stdout)
     place.type("agents", "trust")
     told = place.type("run", "coder", "Go", "-q", code=0)
@@ -542,13 +542,13 @@ def test_an_agent_that_hides_a_shipped_one_is_told_and_a_folder_that_is_not_trus
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_file_that_is_typed_is_never_asked_about(place: Place) -> None:
+def test_file_given_by_path_needs_no_trust(place: Place) -> None:
     assert "Go\n" == place.type("run", "agents/mine.py", "Go", "-q", code=0).stdout
     assert not trust.is_trusted(place.path / "agents")
 
 
 @pytest.mark.spec("requirements:X72")
-def test_init_trusts_what_it_makes_and_nothing_that_was_there(place: Place, tmp_path: Path) -> None:
+def test_init_trusts_only_a_folder_that_it_creates(place: Place, tmp_path: Path) -> None:
     place.type("init", str(tmp_path / "own"), code=0)
     said = place.type("init", ".", code=0)
 
@@ -608,7 +608,7 @@ def test_the_question_names_every_agent_file_and_their_number_last(
         ("send", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
     ],
 )
-def test_a_command_of_a_tool_answers_nothing_itself(
+def test_commands_for_people_are_rejected_inside_a_tool(
     place: Place, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv(MARKER, "0" * 32)
@@ -620,7 +620,7 @@ def test_a_command_of_a_tool_answers_nothing_itself(
     assert not trust.is_trusted(place.path / "agents")
 
 
-def test_a_program_that_a_tool_runs_trusts_no_folder(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_folder_is_rejected_inside_a_tool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER, "0" * 32)
 
     with pytest.raises(DefinitionError, match="trust_folder is for people; here a tool of an agent runs it"):
@@ -628,7 +628,7 @@ def test_a_program_that_a_tool_runs_trusts_no_folder(place: Place, monkeypatch: 
     assert not trust.is_trusted(place.path / "agents")
 
 
-def test_what_is_no_folder_cannot_be_trusted(place: Place) -> None:
+def test_missing_folder_cannot_be_trusted(place: Place) -> None:
     with pytest.raises(DefinitionError, match=r"there is no folder '.*nowhere' of agent files; create it"):
         trust_folder(place.path / "nowhere")
     assert (
@@ -640,7 +640,7 @@ def test_what_is_no_folder_cannot_be_trusted(place: Place) -> None:
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_program_finds_local_agents_where_code_of_the_folder_runs_already(
+def test_program_loads_local_agents_only_beside_its_own_code(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
@@ -754,9 +754,7 @@ def _cut_behind_its_yes(place: Place) -> None:
         "replay that does it",
     ],
 )
-def test_a_journal_that_says_yes_itself_runs_nothing(
-    payer: Place, words: tuple[str, ...], code: int, said: str
-) -> None:
+def test_self_approving_journal_runs_nothing(payer: Place, words: tuple[str, ...], code: int, said: str) -> None:
     _cut_behind_its_yes(payer)
     # Somebody else's: nothing here knows it.
     os.environ["STEPENGINE_STATE_DIR"] += "-of-another"
@@ -767,7 +765,7 @@ def test_a_journal_that_says_yes_itself_runs_nothing(
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_asked(payer: Place) -> None:
+def test_self_approving_journal_is_not_imported_without_consent(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     words = ("journal", "import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
 
@@ -777,7 +775,7 @@ def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_ask
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_journal_of_others_with_a_begun_call_is_no_durable_run(payer: Place) -> None:
+def test_foreign_journal_with_a_started_call_is_not_imported(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     lines = FileJournal("whole.jsonl").lines()
     begun = next(number for number, line in enumerate(lines) if b'"effect":{"type":"tool_call"' in line)
@@ -792,7 +790,7 @@ def test_a_journal_of_others_with_a_begun_call_is_no_durable_run(payer: Place) -
 
 
 @pytest.mark.spec("requirements:X72")
-def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Place) -> None:
+def test_reasked_approval_is_answered_and_own_progress_continues(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "-q", code=3)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
@@ -804,7 +802,7 @@ def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Pla
 
 
 @pytest.mark.spec("requirements:X72")
-def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
+def test_trust_journal_accepts_recorded_approvals(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-journal", "-q", code=3)
     payer.type(
@@ -816,7 +814,7 @@ def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_begun_call_of_others_is_asked_about_and_one_of_this_user_is_repeated(payer: Place) -> None:
+def test_started_call_is_asked_about_only_in_a_foreign_journal(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     lines = FileJournal("whole.jsonl").lines()
     begun = next(number for number, line in enumerate(lines) if b'"type":"tool_call"' in line)
@@ -834,7 +832,7 @@ def test_a_begun_call_of_others_is_asked_about_and_one_of_this_user_is_repeated(
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_journal_of_this_user_is_known_and_one_with_a_yes_more_is_not(payer: Place) -> None:
+def test_own_journal_is_trusted_until_an_approval_is_added(payer: Place) -> None:
     payer.type("run", "payer.py", "Go", "--journal", "run.db#one", "-q", code=3)
     payer.type("run", "payer.py", "Go", "-q", code=0)
     _cut_behind_its_yes(payer)

@@ -44,7 +44,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.spec("reliability:JR44", "reliability:JR45", "reliability:JR46", "reliability:JR48")
 @pytest.mark.parametrize("journal", ["run.jsonl", "runs.db#one"])
-def test_a_run_is_signed_gone_on_with_and_verified_with_its_answers(key: Path, journal: str):
+def test_signed_run_resumes_with_its_key_and_verifies(key: Path, journal: str):
     public = f"{key}.pub"
     command("run", "./asker.py", "--journal", journal, "--sign", str(key), "-q", code=3)
     (seen,) = json.loads(command("journal", "check", journal, "--key", public, "--json").stdout)
@@ -64,7 +64,7 @@ def test_a_run_is_signed_gone_on_with_and_verified_with_its_answers(key: Path, j
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_what_was_altered_and_what_is_unsigned_is_told_and_leaves_with_1(key: Path):
+def test_altered_and_unsigned_records_exit_with_1(key: Path):
     public = f"{key}.pub"
     command("run", "./asker.py", "--journal", "run.jsonl", "--sign", str(key), "-q", code=3)
     whole = Path("run.jsonl").read_bytes()
@@ -90,7 +90,7 @@ def shown_at_length(public: str) -> str:
 
 
 @pytest.mark.spec("reliability:JR47")
-def test_wrong_keys_are_wrong_usage_or_a_failure_and_nothing_is_run(key: Path):
+def test_invalid_keys_are_rejected_and_nothing_runs(key: Path):
     run = ["run", "./asker.py", "-q"]
     assert "--sign needs a journal to sign; name it with --journal" in command(*run, "--sign", str(key), code=2).stderr
     assert "cannot be read" in command(*run, "--journal", "run.jsonl", "--sign", "none", code=2).stderr

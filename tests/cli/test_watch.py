@@ -77,9 +77,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_each_save_is_a_line_and_what_breaks_is_one_until_it_is_mended(
-    project: Path, watch: subprocess.Popen[str]
-) -> None:
+def test_each_save_prints_a_line_and_errors_until_fixed(project: Path, watch: subprocess.Popen[str]) -> None:
     file = project / "tally.py"
     first = told(watch)
     save(file, CODE.replace("total = price", "total += price"))
@@ -114,7 +112,7 @@ def save(file: Path, code: str) -> None:
 
 
 @pytest.mark.spec("studio:ST6")
-def test_a_file_that_is_not_there_at_first_is_seen_each_time_it_is_saved(project: Path) -> None:
+def test_missing_file_is_watched_and_seen_at_each_save(project: Path) -> None:
     file = project / "tally.py"
     file.unlink()
     with started("--at", "#2", "--json") as process:
@@ -142,7 +140,7 @@ def _other(project: Path, code: str) -> Path:
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_a_person_sees_what_is_different_types_another_place_and_leaves(project: Path) -> None:
+def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) -> None:
     ours, theirs = pty.openpty()
     process = started(stdin=theirs, env={**os.environ, "COLUMNS": "90"})
     os.close(theirs)
@@ -192,7 +190,7 @@ def test_a_person_sees_what_is_different_types_another_place_and_leaves(project:
         (["--at", "?"], "an address is a number of an effect"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_watched_is_wrong_usage(project: Path, words: list[str], said: str) -> None:
+def test_invalid_watch_options_are_rejected(project: Path, words: list[str], said: str) -> None:
     with started(*words, stderr=subprocess.PIPE) as process:
         _, error = process.communicate(timeout=SECONDS)
 

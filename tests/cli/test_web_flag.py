@@ -39,7 +39,7 @@ def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
 
 
 @pytest.mark.spec("reliability:NW01")
-def test_with_the_flag_searches_go_to_that_instance_and_private_addresses_stay_closed(folder: Path) -> None:
+def test_web_flag_searches_its_instance_and_blocks_private_addresses(folder: Path) -> None:
     done = command("run", "reader.py", "--web", "http://127.0.0.1:1", "--journal", "run.jsonl")
 
     assert "is not fetched" in done.stdout
@@ -47,12 +47,12 @@ def test_with_the_flag_searches_go_to_that_instance_and_private_addresses_stay_c
     command("replay", "run.jsonl", "--agent", "reader.py")
 
 
-def test_an_address_that_is_none_is_refused(folder: Path) -> None:
+def test_invalid_web_address_is_rejected(folder: Path) -> None:
     assert (
         "--web: 'localhost:8080' is not an address of a search service"
         in command("run", "reader.py", "--web", "localhost:8080", code=2).stderr
     )
 
 
-def test_whoever_goes_on_with_a_run_is_told_to_allow_the_web_again() -> None:
+def test_resume_options_repeat_the_web_flag() -> None:
     assert ["--web", "'http://a b'"] == format_shared_options(Options(agent="x", web="http://a b"), "x")

@@ -13,9 +13,7 @@ from stepengine.cli.settings import UsageProblem
 
 
 @pytest.mark.parametrize("name", ["agents/", "mine.py", "agents/mine.py"])
-def test_a_path_at_which_nothing_is_is_said_to_be_missing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_path_is_reported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(UsageProblem, match=f"^there is no {name}; pass a Python file, a folder of agent files"):

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spec("reliability:WS1")
-def test_the_tools_work_there_and_undo_and_a_replay_know(folder: Path) -> None:
+def test_tools_replay_and_undo_use_the_workspace(folder: Path) -> None:
     words = [
         "run",
         "lister.py",
@@ -83,7 +83,7 @@ agent = AgentDefinition(id="asker", tools=["write_file"], handle_steps=handle_st
 
 
 @pytest.mark.spec("reliability:WS11", "replay:J11")
-def test_a_run_that_began_elsewhere_is_not_resumed_on_this_machine(folder: Path) -> None:
+def test_run_of_another_workspace_does_not_resume_here(folder: Path) -> None:
     (folder / "asker.py").write_text(ASKER)
     more = ["--write", "--cwd", "project"]
     CliRunner().invoke(app, ["run", "asker.py", *more, "--journal", "run.jsonl", "--workspace", PYTHON])
@@ -110,7 +110,7 @@ def test_a_run_that_began_elsewhere_is_not_resumed_on_this_machine(folder: Path)
         ("over:false", "cannot be reached"),
     ],
 )
-def test_what_is_no_place_is_a_usage_error(given: str, said: str) -> None:
+def test_invalid_workspace_is_a_usage_error(given: str, said: str) -> None:
     assert (
         said
         in command("run", "lister.py", "--shell", "--write", "--cwd", "project", "--workspace", given, code=2).stderr

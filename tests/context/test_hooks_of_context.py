@@ -55,7 +55,7 @@ def worker(hooks: Hooks, **fields: Any) -> AgentDefinition[Any]:
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:H13", "generator-contract:L32")
-async def test_reminders_and_injected_content_end_every_request_and_are_never_stored() -> None:
+async def test_reminders_end_every_request_and_are_never_stored() -> None:
     image = ImagePart("https://example.com/a.png")
     asked: list[int] = []
 
@@ -82,7 +82,7 @@ async def test_reminders_and_injected_content_end_every_request_and_are_never_st
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:H13", "generator-contract:L32")
-async def test_what_is_injected_before_the_run_ends_every_request_too_and_is_asked_for_once() -> None:
+async def test_pre_run_injection_ends_every_request_and_is_computed_once() -> None:
     asked: list[int] = []
 
     def counting(ctx: Any) -> str:
@@ -102,7 +102,7 @@ async def test_what_is_injected_before_the_run_ends_every_request_too_and_is_ask
 
 
 @pytest.mark.spec("requirements:H13", "requirements:H1", "generator-contract:L32")
-def test_what_has_nothing_to_say_changes_nothing() -> None:
+def test_hooks_without_content_change_nothing() -> None:
     for hook in (reminders(), reminders("", lambda ctx: None), inject_context(), inject_context(lambda ctx: None)):
         assert hook(context()) is None
 
@@ -112,7 +112,7 @@ def test_what_has_nothing_to_say_changes_nothing() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I5", "requirements:X28", "requirements:I2", "reliability:GN30")
-async def test_a_prompt_that_is_too_large_fails_the_run_before_the_model_is_asked() -> None:
+async def test_oversized_prompt_fails_run_before_model_call() -> None:
     model = Worker(100)
     result = await engine(model).run(worker(Hooks(pre_step=[raise_on_overflow(2_000)])), "dig")
 
@@ -128,7 +128,7 @@ async def test_a_prompt_that_is_too_large_fails_the_run_before_the_model_is_aske
 @pytest.mark.parametrize(
     ("given", "window", "allowed"), [(500, 9_999, 500), (None, 10_000, 8_000), (None, None, 100_000)]
 )
-def test_the_limit_is_the_number_else_a_share_of_the_window_else_a_hundred_thousand(
+def test_overflow_limit_defaults_to_share_of_window_or_100k(
     given: int | None, window: int | None, allowed: int
 ) -> None:
     def message(tokens: int) -> UserMessage:
@@ -140,7 +140,7 @@ def test_the_limit_is_the_number_else_a_share_of_the_window_else_a_hundred_thous
         check(context(message(allowed + 1), context_window=window))
 
 
-def test_a_policy_that_does_not_say_how_it_shortens_cannot_be_made() -> None:
+def test_policy_without_rewrite_cannot_be_instantiated() -> None:
     class Forgetful(ContextPolicy):
         pass
 
@@ -169,7 +169,7 @@ async def test_without_a_strategy_the_providers_overflow_fails_the_run(hooks: Ho
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
-async def test_any_hook_that_shortens_the_view_when_told_of_an_overflow_is_a_strategy() -> None:
+async def test_hook_that_shortens_the_view_on_overflow_rescues_the_run() -> None:
     told: list[Any] = []
 
     def forgetful(ctx: Any) -> Change | None:
@@ -187,7 +187,7 @@ async def test_any_hook_that_shortens_the_view_when_told_of_an_overflow_is_a_str
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
-async def test_policies_behind_one_another_halve_a_refused_prompt_once() -> None:
+async def test_chained_policies_halve_a_refused_prompt_once() -> None:
     previous = AgentState.from_messages([UserMessage(f"{n} " + "word " * 200) for n in range(20)])
     left = []
     for policies in ([truncate()], [truncate(), truncate()], [truncate(), reminders("Hi."), truncate()]):
@@ -205,7 +205,7 @@ async def test_policies_behind_one_another_halve_a_refused_prompt_once() -> None
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:X45", "requirements:E10", "requirements:I1")
-async def test_hooks_are_told_the_window_and_the_size_by_what_the_provider_reported() -> None:
+async def test_hooks_receive_window_and_provider_reported_size() -> None:
     seen: list[tuple[int, int | None]] = []
 
     def look(ctx: Any) -> Change | None:
@@ -232,7 +232,7 @@ async def test_hooks_are_told_the_window_and_the_size_by_what_the_provider_repor
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:X45")
-async def test_a_reply_that_was_paused_counts_its_last_prompt_and_not_all_of_them() -> None:
+async def test_paused_reply_counts_only_its_last_prompt() -> None:
     seen: list[int] = []
     script = [
         text("a", usage=Usage(500, 1), stop_reason="pause"),
@@ -247,7 +247,7 @@ async def test_a_reply_that_was_paused_counts_its_last_prompt_and_not_all_of_the
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:E10")
-async def test_a_tool_looks_at_the_room_that_is_left_and_has_its_result_cut() -> None:
+async def test_tool_reads_remaining_tokens_and_requests_truncation() -> None:
     left: list[int | None] = []
 
     @tool(in_thread=False)
@@ -275,7 +275,9 @@ async def test_a_tool_looks_at_the_room_that_is_left_and_has_its_result_cut() ->
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:H16")
 @pytest.mark.parametrize("fails", [False, True])
-async def test_session_id_and_tokens_are_logged_after_each_run(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_usage_logger_logs_session_and_tokens_after_each_run(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     usage = Usage(10, 3, cache_read_tokens=5, reasoning_tokens=2)
     script = [
         tool_call("dig", {"depth": 1}, usage=usage),
@@ -293,7 +295,7 @@ async def test_session_id_and_tokens_are_logged_after_each_run(fails: bool, capl
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:H16")
-async def test_without_a_logger_the_line_is_an_event_of_the_run() -> None:
+async def test_usage_logger_without_logger_emits_a_log_event() -> None:
     lab = engine(ScriptedModel([text("x", usage=Usage(10, 3))]), hooks=Hooks(post_run=[usage_logger()]))
     events = [event async for event in lab.stream(worker(Hooks()), "dig", session_id="s1")]
 
@@ -312,7 +314,7 @@ def todos(**done: bool) -> Any:
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:F20", "requirements:H1")
 @pytest.mark.parametrize("most", [0, 1, 2])
-async def test_an_agent_with_open_todos_is_sent_back_so_many_times_for_each_prompt(most: int) -> None:
+async def test_open_todos_send_agent_back_up_to_max_reminders(most: int) -> None:
     agent = worker(Hooks(on_stop=[require_finished_todos(most)]), tools=["write_todos"])
     said = [text(f"stop {n}") for n in range(most + 1)]
     model = ScriptedModel([todos(read=True, fix=False, test=False), *said, *said])
@@ -332,9 +334,7 @@ async def test_an_agent_with_open_todos_is_sent_back_so_many_times_for_each_prom
 
 
 @pytest.mark.spec("requirements:F20", "requirements:X28")
-def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_cli_installs_todo_and_compaction_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = [todos(fix=False), text("stop"), text("stop again")]
     agent = worker(Hooks(), tools=["write_todos"])
     monkeypatch.chdir(tmp_path)
@@ -356,7 +356,7 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:F20")
-async def test_an_agent_without_open_todos_stops_when_it_wants() -> None:
+async def test_agent_without_open_todos_stops_freely() -> None:
     agent = worker(Hooks(on_stop=[require_finished_todos()]), tools=["write_todos"])
     for script in ([text("done")], [todos(read=True), text("done")]):
         result = await engine(ScriptedModel(script)).run(agent, "work")
@@ -369,7 +369,7 @@ async def test_an_agent_without_open_todos_stops_when_it_wants() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:H1", "reliability:GN37", "requirements:H16")
-async def test_hooks_of_the_engine_come_before_those_of_the_agent_and_none_comes_by_itself() -> None:
+async def test_engine_hooks_run_before_agent_hooks() -> None:
     seen: list[str] = []
 
     def named(name: str) -> Any:

@@ -55,7 +55,7 @@ sizes = st.lists(st.integers(0, 70) | st.integers(110, 900), max_size=12)
 
 @pytest.mark.spec("requirements:I15")
 @given(sizes, st.integers(0, 3_000), st.sampled_from([0.0, 0.25, 0.5, 0.99]), st.booleans())
-def test_the_oldest_outputs_go_first_and_only_what_the_model_has_seen(
+def test_output_cache_trims_oldest_seen_outputs_first(
     lengths: list[int], limit: int, free_ratio: float, answered: bool
 ) -> None:
     rest = [AssistantMessage("so far")] if answered else []
@@ -88,7 +88,7 @@ def test_the_oldest_outputs_go_first_and_only_what_the_model_has_seen(
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I15", "requirements:I14", "requirements:E25")
-async def test_a_long_run_stays_under_the_limit_and_every_output_can_be_read_later() -> None:
+async def test_output_cache_keeps_long_run_under_limit_and_replays() -> None:
     cache, model, journal = output_cache(5_000), Worker(60), MemoryJournal()
     agent = AgentDefinition(
         "worker", model=MODEL, tools=[digging()], hooks=Hooks(pre_step=[cache]), limits=Limits(max_steps=100)
@@ -106,9 +106,7 @@ async def test_a_long_run_stays_under_the_limit_and_every_output_can_be_read_lat
 
 
 @pytest.mark.spec("reliability:RS13")
-async def test_trimmed_outputs_take_no_disk_at_any_time_and_the_journal_is_left_to_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_trimmed_outputs_use_no_disk_besides_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The journal holds the outputs, so the cache needs no files: none to limit, and none to delete when the run has ended.
     """
@@ -140,7 +138,7 @@ async def test_trimmed_outputs_take_no_disk_at_any_time_and_the_journal_is_left_
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I14")
-async def test_the_model_and_a_handler_read_trimmed_outputs_of_a_session_that_was_stored_and_loaded() -> None:
+async def test_trimmed_outputs_are_readable_after_session_is_loaded() -> None:
     cache, seen = output_cache(50), []
     hooks = Hooks(pre_step=[cache])
     first = AgentDefinition("worker", model=MODEL, tools=[digging(), cache.read_output], hooks=hooks)
@@ -181,7 +179,7 @@ async def test_the_model_and_a_handler_read_trimmed_outputs_of_a_session_that_wa
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I14")
-async def test_an_output_is_read_in_pieces_and_with_its_images() -> None:
+async def test_trimmed_output_is_read_in_pieces_with_images() -> None:
     image = ImagePart("https://example.com/a.png")
     history = [PROMPT, *exchange(1, "abcdefghij", image), *exchange(2, "no", status="error"), *exchange(3, "z" * 300)]
     state = AgentState.from_messages(history)

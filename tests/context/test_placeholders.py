@@ -171,9 +171,7 @@ def test_a_child_that_inherits_the_prompt_sends_it_as_filled(project: Path) -> N
         ("spawn_agent_inline", False, False, "Fix the tax."),
     ],
 )
-def test_a_child_with_history_is_shown_the_users_request(
-    tool: str, inherits: bool, replaced: bool, expected: str
-) -> None:
+def test_child_with_history_sees_the_users_request(tool: str, inherits: bool, replaced: bool, expected: str) -> None:
     def handle_steps(_: StepContext) -> Steps[None]:
         yield STEP
         if replaced:
@@ -192,7 +190,7 @@ def test_a_child_with_history_is_shown_the_users_request(
     assert model.calls[1].messages[-1].text.startswith(f"[{expected}]")
 
 
-def test_a_resumed_run_keeps_the_prompt_that_was_filled_first(project: Path) -> None:
+def test_resumed_run_keeps_the_prompt_filled_first(project: Path) -> None:
     def handle_steps(_: StepContext) -> Steps[None]:
         yield from Ask("Go on?", key="go")
         yield STEP
@@ -210,5 +208,5 @@ def test_a_resumed_run_keeps_the_prompt_that_was_filled_first(project: Path) -> 
 
 
 @given(st.text("{}CODEBUFF_ab %s", max_size=30).filter(lambda prompt: "{CODEBUFF_" not in prompt and prompt.strip()))
-def test_other_braces_are_text(prompt: str) -> None:
+def test_other_braces_stay_plain_text(prompt: str) -> None:
     assert (prompt, ()) == sent(prompt, None)

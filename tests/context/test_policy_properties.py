@@ -67,7 +67,7 @@ def in_order(some: list[Any], whole: list[Any]) -> bool:
 @pytest.mark.spec("requirements:I5", "requirements:I15", "generator-contract:P30", "generator-contract:P29")
 @each_policy
 @given(conversations(), limits)
-def test_a_shorter_history_is_paired_ordered_smaller_and_shortened_no_further(policy, transcript, within):
+def test_shortened_history_is_paired_ordered_smaller_and_stable(policy, transcript, within):
     before = list(transcript)
     shorter = policy.rewrite(transcript, within, NOW)
 
@@ -91,7 +91,7 @@ def test_a_shorter_history_is_paired_ordered_smaller_and_shortened_no_further(po
 @pytest.mark.spec("requirements:I1", "requirements:I5", "generator-contract:P7")
 @each_policy
 @given(conversations(), limits)
-def test_a_history_that_fits_is_left_alone(policy, transcript, within):
+def test_history_that_fits_is_unchanged(policy, transcript, within):
     margin = min(1_000, within.max_tokens // 20)
     if within.size(transcript) + margin <= within.max_tokens:
         assert policy.rewrite(transcript, within, NOW) is None
@@ -102,7 +102,7 @@ def test_a_history_that_fits_is_left_alone(policy, transcript, within):
 @pytest.mark.spec("requirements:I5", "generator-contract:L31")
 @pytest.mark.parametrize("free_ratio", [0, 0.25, 0.9])
 @given(conversations(), limits)
-def test_truncate_fits_or_keeps_only_what_it_must_never_drop(free_ratio, transcript, within):
+def test_truncate_fits_or_keeps_only_protected_messages(free_ratio, transcript, within):
     shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW) or transcript
     users = [m for m in transcript if isinstance(m, UserMessage)]
     must = [users[0], users[-1], [m for m in users if "USER_PROMPT" in m.tags][-1]]
@@ -147,7 +147,7 @@ def expected(found: list[tuple[Transcript, bool]], within: ContextLimits, free_r
 @pytest.mark.spec("requirements:I5", "generator-contract:L31")
 @pytest.mark.parametrize("free_ratio", [0, 0.25])
 @given(conversations())
-def test_truncate_leaves_out_as_many_exchanges_as_it_must_and_not_one_more(free_ratio, transcript):
+def test_truncate_drops_the_minimal_number_of_exchanges(free_ratio, transcript):
     """
     At every size at which one exchange more or less has to go, one token below it and one above.
     """
@@ -168,7 +168,7 @@ def test_truncate_leaves_out_as_many_exchanges_as_it_must_and_not_one_more(free_
     "generator-contract:P29", "generator-contract:P30", "generator-contract:P11", "generator-contract:P22"
 )
 @given(conversations(), limits, st.integers(0, 2_000), st.integers(0, 2_000))
-def test_the_live_request_survives_every_prune_and_the_result_goes_to_every_provider(transcript, within, users, others):
+def test_live_request_survives_every_prune_on_every_provider(transcript, within, users, others):
     policy = prune_to_summary(user_budget=users, assistant_tool_budget=others)
     pruned = policy.summarised(transcript, within)
     if pruned is None:
@@ -276,7 +276,7 @@ RUNS = {
 @pytest.mark.deep
 @pytest.mark.spec("requirements:I2", "requirements:I11", "generator-contract:P32", "generator-contract:P33")
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "summarize"])
-async def test_a_run_of_400_steps_stays_under_its_window_and_replays(name: str) -> None:
+async def test_run_of_400_steps_stays_under_window_and_replays(name: str) -> None:
     provider, journal, seen = ScriptedModel(script(STEPS - 1)), MemoryJournal(), []
     definition = agent(*RUNS[name])
     async with Engine(models=provider, observers=[seen.append]) as engine:
@@ -306,7 +306,7 @@ async def test_a_run_of_400_steps_stays_under_its_window_and_replays(name: str) 
 
 
 @pytest.mark.spec("generator-contract:P32")
-async def test_the_prompt_cache_is_lost_once_per_prune_and_not_at_every_step() -> None:
+async def test_prompt_cache_is_lost_once_per_prune() -> None:
     lost = {}
     for name in ("prune_to_summary", "truncate"):
         provider = ScriptedModel(script(STEPS - 1))
@@ -320,7 +320,7 @@ async def test_the_prompt_cache_is_lost_once_per_prune_and_not_at_every_step() -
 
 
 @pytest.mark.spec("requirements:I15", "requirements:H16")
-async def test_a_policy_with_nothing_to_do_leaves_the_bytes_of_every_request_as_they_are() -> None:
+async def test_idle_policy_leaves_request_bytes_unchanged() -> None:
     async def bodies(*hooks: Any) -> list[Any]:
         provider = ScriptedModel(script(6))
         async with Engine(models=provider) as engine:
@@ -338,7 +338,7 @@ async def test_a_policy_with_nothing_to_do_leaves_the_bytes_of_every_request_as_
 
 
 @pytest.mark.spec("requirements:I18", "generator-contract:L32")
-async def test_no_prompt_has_a_hidden_meaning() -> None:
+async def test_slash_prompts_have_no_special_meaning() -> None:
     for hooks in RUNS.values():
         provider = ScriptedModel([text("one"), text("two")])
         async with Engine(models=provider) as engine:
@@ -358,7 +358,7 @@ def _for(wire: str, request: Any) -> Any:
 @pytest.mark.speed
 @pytest.mark.spec("requirements:I2")
 @each_policy
-def test_with_nothing_to_do_only_messages_are_measured_that_were_not_measured_before(policy, monkeypatch) -> None:
+def test_idle_policy_measures_only_new_messages(policy, monkeypatch) -> None:
     view = Transcript([UserMessage("go", ("USER_PROMPT",)), *[AssistantMessage(f"step {n}") for n in range(2_000)]])
     assert policy(context(view)) is None
     measured, read = [], []
@@ -374,7 +374,7 @@ def test_with_nothing_to_do_only_messages_are_measured_that_were_not_measured_be
     assert not read
 
 
-def test_results_that_are_json_are_seen_by_the_masks() -> None:
+def test_masks_measure_json_results() -> None:
     message = ToolMessage("c1", "look", (JsonPart({"stdout": "x" * 8_000}),))
     view = Transcript([UserMessage("go"), AssistantMessage(_call("c1")), message, AssistantMessage("ok")])
     masked = mask_tool_results().rewrite(view, ContextLimits(max_tokens=500), NOW)

@@ -78,7 +78,7 @@ def agent(**options: Any) -> AgentDefinition[Any]:
 
 
 @pytest.mark.spec("requirements:X60", "interfaces:IF88")
-def test_a_project_is_read_once_per_run_and_a_replay_needs_none(tmp_path: Path) -> None:
+def test_project_is_read_once_per_run_and_not_on_replay(tmp_path: Path) -> None:
     project = write(tmp_path / "project", AGENTS_md="Use tabs.")
     skill(project, "notes", "name: notes\ndescription: Writes notes.\n", "Short ones.\n")
     result, model, journal = run(project, [tool_call("skill", {"name": "notes"}), "Done."])
@@ -94,7 +94,7 @@ def test_a_project_is_read_once_per_run_and_a_replay_needs_none(tmp_path: Path) 
 
 
 @pytest.mark.spec("requirements:X60", "interfaces:IF88", "interfaces:IF86")
-def test_files_come_from_the_top_to_the_nearest_folder_and_each_text_once(tmp_path: Path, home: Path) -> None:
+def test_instruction_files_are_ordered_top_down_without_duplicates(tmp_path: Path, home: Path) -> None:
     top = write(tmp_path, AGENTS_md="top", knowledge_md="known", apps__AGENTS_md="apps", apps__shop__CLAUDE_md="shop")
     write(top, apps__CLAUDE_md="top", apps__shop__lib__AGENTS_md="lib", other__AGENTS_md="elsewhere")
     write(home / ".config" / "stepengine", AGENTS_md="mine")
@@ -111,7 +111,7 @@ def test_files_come_from_the_top_to_the_nearest_folder_and_each_text_once(tmp_pa
 
 
 @pytest.mark.spec("requirements:X60", "interfaces:IF88")
-def test_caps_keep_the_nearest_and_say_what_was_cut(tmp_path: Path) -> None:
+def test_size_caps_keep_nearest_files_and_report_cuts(tmp_path: Path) -> None:
     large = {
         name: letter * (FILE_BYTES + 1)
         for name, letter in zip(("AGENTS_md", "a__AGENTS_md", "a__b__AGENTS_md"), "xyz", strict=True)
@@ -127,7 +127,7 @@ def test_caps_keep_the_nearest_and_say_what_was_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF88", "reliability:FP1")
-def test_nothing_leads_out_of_the_repository_or_hangs(tmp_path: Path) -> None:
+def test_links_pipes_and_binary_files_are_not_read(tmp_path: Path) -> None:
     """
     A link out of it, a named pipe, and bytes that are no text.
     """
@@ -147,7 +147,7 @@ def test_nothing_leads_out_of_the_repository_or_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF89")
-def test_what_changes_between_turns_ends_the_request_and_the_prefix_stays(tmp_path: Path) -> None:
+def test_changed_facts_go_to_the_tail_and_prefix_is_stable(tmp_path: Path) -> None:
     top = write(tmp_path, AGENTS_md="Use tabs.", shop_py="")
     git(top, "init")
     git(top, "add", "-A")
@@ -196,7 +196,7 @@ def test_git_runs_no_program_that_the_repository_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("interfaces:IF91", "interfaces:IF86")
-def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_path: Path, home: Path) -> None:
+def test_skills_are_ordered_and_invalid_heads_are_reported(tmp_path: Path, home: Path) -> None:
     skill(tmp_path, "one", "name: one\ndescription: ours\n", under=".stepengine/skills")
     skill(tmp_path, "one", "name: one\ndescription: theirs\n", under=".claude/skills")
     skill(tmp_path, "colon", "name: colon\ndescription: Use when: it fits\n")
@@ -224,7 +224,7 @@ def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_
 
 
 @pytest.mark.spec("interfaces:IF91")
-def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -> None:
+def test_skill_reads_its_files_and_nothing_outside(tmp_path: Path) -> None:
     path = skill(
         tmp_path, "notes", "name: notes\ndescription: Writes notes.\nallowed-tools: Bash\n", "Follow form.md.\n"
     )
@@ -250,7 +250,7 @@ def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -
 
 
 @pytest.mark.spec("interfaces:IF91")
-def test_skills_that_take_long_to_read_hold_up_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A head can take a second; time is looked at after each of them.
     """
@@ -271,7 +271,7 @@ def test_skills_that_take_long_to_read_hold_up_no_run(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.spec("interfaces:IF91")
-def test_skills_are_looked_for_once_and_again_after_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skill_cache_is_reused_and_invalidated_by_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Of 3,000 folders one look takes two seconds; each call of `skill` and each turn needs what they hold.
     """
@@ -319,7 +319,7 @@ def test_skills_are_looked_for_once_and_again_after_any_change(tmp_path: Path, m
 
 
 @pytest.mark.spec("interfaces:IF91", "requirements:X70")
-def test_a_kept_look_shows_no_call_what_its_rules_deny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_skills_hide_what_the_rules_deny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skills, "FRESH_NS", 0)
     skill(tmp_path, "one", "description: a\n")
     skill(tmp_path, "two", "description: b\n")
@@ -336,9 +336,7 @@ def test_a_kept_look_shows_no_call_what_its_rules_deny(tmp_path: Path, monkeypat
 
 
 @pytest.mark.spec("interfaces:IF91", "requirements:X70")
-def test_a_look_that_a_bound_call_began_is_kept_whole_and_leaves_the_call_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_filled_by_a_guarded_call_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     What is kept serves calls under other rules, too; and whatever happens in between, the rules bind the rest of the call.
     """
@@ -361,7 +359,7 @@ def test_a_look_that_a_bound_call_began_is_kept_whole_and_leaves_the_call_bound(
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_look_that_fails_leaves_the_call_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_skill_scan_restores_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skill(tmp_path, "one", "description: a\n")
     monkeypatch.setattr(skills, "_add_skill", lambda *_: 1 / 0)
     token = GUARD.set(guard := CallGuard(file=lambda root, parts: "is denied"))
@@ -375,7 +373,7 @@ def test_a_look_that_fails_leaves_the_call_bound(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.spec("interfaces:IF91")
 @pytest.mark.parametrize("name", ["Two Words", "../up", "a--b", "-a", "a_b", "x" * 65, "\u202eevil"])
-def test_a_skill_of_an_impossible_name_is_left_out_with_the_reason(tmp_path: Path, name: str) -> None:
+def test_skill_with_invalid_name_is_left_out_and_reported(tmp_path: Path, name: str) -> None:
     skill(tmp_path, "plain", f"name: {json.dumps(name)}\ndescription: a\n")
     found = skills.find_skills(tmp_path, user=False)
 
@@ -385,7 +383,7 @@ def test_a_skill_of_an_impossible_name_is_left_out_with_the_reason(tmp_path: Pat
     ]
 
 
-def test_an_agent_that_cannot_read_skills_is_told_of_none(tmp_path: Path) -> None:
+def test_agent_without_skill_tool_gets_no_skill_list(tmp_path: Path) -> None:
     skill(tmp_path, "notes", "name: notes\ndescription: Writes notes.\n")
     model = ScriptedModel(["Done."])
     plain = AgentDefinition("plain", hooks=Hooks(pre_run=[project_context(tmp_path, facts=False)]))
@@ -397,7 +395,7 @@ def test_an_agent_that_cannot_read_skills_is_told_of_none(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("requirements:X60")
-def test_a_project_that_cannot_be_read_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_project_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -411,7 +409,7 @@ def test_a_project_that_cannot_be_read_fails_no_run(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 @pytest.mark.parametrize("inside", ["", "app"])
 @pytest.mark.spec("reliability:FP4", "interfaces:IF90")
-def test_a_file_that_rules_deny_reaches_no_prompt_by_another_name(tmp_path: Path, kind: str, inside: str) -> None:
+def test_denied_file_reaches_no_prompt_through_a_link(tmp_path: Path, kind: str, inside: str) -> None:
     git(tmp_path, "init", "-q")
     here = tmp_path / inside
     write(here, **{"secrets/plan.txt": "canary", "open.md": "plain"})
@@ -441,7 +439,7 @@ def test_a_file_that_rules_deny_reaches_no_prompt_by_another_name(tmp_path: Path
     ids=lambda value: value.id if isinstance(value, Rule) else None,
 )
 @pytest.mark.spec("interfaces:IF90")
-def test_rules_about_files_hold_for_what_a_prompt_is_made_of(tmp_path: Path, rule: Rule, is_shown: bool) -> None:
+def test_file_rules_apply_to_prompt_content(tmp_path: Path, rule: Rule, is_shown: bool) -> None:
     write(tmp_path, **{"AGENTS.md": "canary"})
     _, model, _ = run(tmp_path, permissions=Policy([rule, Rule.allow_category("read")]))
 
@@ -451,7 +449,7 @@ def test_rules_about_files_hold_for_what_a_prompt_is_made_of(tmp_path: Path, rul
 @pytest.mark.parametrize("mode", ["default", "accept_edits", "dont_ask", "plan"])
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 @pytest.mark.spec("reliability:FP4", "interfaces:IF90")
-def test_a_file_that_a_person_would_be_asked_about_reaches_no_prompt(tmp_path: Path, mode: Any, kind: str) -> None:
+def test_file_that_needs_approval_reaches_no_prompt(tmp_path: Path, mode: Any, kind: str) -> None:
     """Nobody is asked about a prompt, so no answer covers the file."""
     write(tmp_path, **{"secrets/plan.txt": "canary", "CLAUDE.md": "open"})
     if kind == "symbolic":
@@ -465,7 +463,7 @@ def test_a_file_that_a_person_would_be_asked_about_reaches_no_prompt(tmp_path: P
 
 @pytest.mark.parametrize("make", [Rule.deny_path, Rule.ask_for_path])
 @pytest.mark.spec("interfaces:IF90")
-def test_rules_about_the_workspace_hold_for_a_root_below_it(tmp_path: Path, make: Any) -> None:
+def test_workspace_rules_apply_to_a_root_inside_it(tmp_path: Path, make: Any) -> None:
     write(tmp_path, **{"secrets/AGENTS.md": "canary"})
     worker = AgentDefinition(
         "worker", model="x/y", hooks=Hooks(pre_run=[project_context(tmp_path / "secrets", facts=False)])

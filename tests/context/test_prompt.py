@@ -38,7 +38,7 @@ EMPTY: dict[str, Any] = {
 
 
 @pytest.mark.spec("requirements:I18", "generator-contract:L32")
-def test_sections_stand_in_one_order_and_those_that_are_left_out_leave_no_trace() -> None:
+def test_prompt_sections_keep_one_order_and_empty_ones_disappear() -> None:
     names = list(SECTIONS)
     for count in range(len(names) + 1):
         for chosen in combinations(names, count):
@@ -81,7 +81,7 @@ def test_the_environment_block_has_a_line_for_each_value(given: dict[str, Any], 
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:I3", "requirements:A8")
-async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_another_day() -> None:
+async def test_recorded_date_is_used_on_replay() -> None:
     prompt = SystemPrompt("You help.", environment=Environment())
     agent, journal = AgentDefinition("helper", model=MODEL, system_prompt=prompt), MemoryJournal()
     model = ScriptedModel([text("hi")])
@@ -104,7 +104,7 @@ async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_
 
 @pytest.mark.anyio
 @pytest.mark.spec("ecosystem:EC80", "requirements:I18")
-async def test_descriptions_of_tools_go_to_the_tools_field_and_the_prompt_is_the_same_in_every_request() -> None:
+async def test_tool_descriptions_stay_out_of_the_system_prompt() -> None:
     prompt = SystemPrompt("You dig.", tool_policy="Dig once.", environment=Environment(platform="linux"))
     model = Worker(5)
     await engine(model).run(AgentDefinition("worker", model=MODEL, system_prompt=prompt, tools=[digging()]), "dig")
@@ -116,7 +116,7 @@ async def test_descriptions_of_tools_go_to_the_tools_field_and_the_prompt_is_the
 
 @pytest.mark.anyio
 @pytest.mark.spec("generator-contract:L31", "generator-contract:L32")
-async def test_prompts_and_what_people_say_have_their_places_and_tags() -> None:
+async def test_prompts_and_user_text_have_fixed_positions_and_tags() -> None:
     agent = AgentDefinition(
         "worker",
         model=MODEL,

@@ -57,7 +57,7 @@ def noise(number: int, size: int = 4_000) -> list[Any]:
 
 @pytest.mark.spec("requirements:I2", "generator-contract:P2", "generator-contract:P3")
 @pytest.mark.parametrize(("size", "fires"), [(199_000, False), (199_001, True)])
-def test_a_history_is_too_large_when_it_and_a_margin_are_over_the_limit(size: int, fires: bool) -> None:
+def test_history_is_too_large_when_size_plus_margin_exceeds_limit(size: int, fires: bool) -> None:
     frame = message_tokens(UserMessage("")) * 2
     history = Transcript([AssistantMessage("x" * 4 * (size - frame - 100)), prompt("y" * 400)])
     for window, limit in ((None, 200_000), (250_000, None)):
@@ -68,7 +68,7 @@ def test_a_history_is_too_large_when_it_and_a_margin_are_over_the_limit(size: in
 
 
 @pytest.mark.spec("generator-contract:P2")
-def test_images_calls_results_system_prompt_and_tools_count_for_the_size() -> None:
+def test_images_calls_results_and_overhead_count_towards_size() -> None:
     limits = ContextLimits(max_tokens=5_000)
     history = Transcript([prompt("a"), *step(1, given={"path": "x" * 400}), prompt("b")])
     small = limits.size(history)
@@ -103,7 +103,7 @@ LATE = timedelta(minutes=31)
         pytest.param([prompt("only " * 999)], {"cold_min_tokens": None}, LATE, None, id="the first request"),
     ],
 )
-def test_a_late_request_makes_the_cache_cold(messages: Any, options: Any, since: Any, reason: str | None) -> None:
+def test_late_request_makes_the_cache_cold(messages: Any, options: Any, since: Any, reason: str | None) -> None:
     policy = prune_to_summary(**{"cold_after": timedelta(minutes=30), "max_tokens": 100_000, **options})
     asked = None if since is None else NOW - since
     limits = ContextLimits(max_tokens=policy.max_tokens or 0)
@@ -122,7 +122,7 @@ def test_a_late_request_makes_the_cache_cold(messages: Any, options: Any, since:
 
 
 @pytest.mark.spec("generator-contract:P4", "generator-contract:P5")
-async def test_the_cold_trigger_fires_in_a_run_that_goes_on_later_and_only_once() -> None:
+async def test_cold_trigger_fires_once_in_a_later_run() -> None:
     policy = prune_to_summary(cold_after=timedelta(milliseconds=1), cold_min_tokens=None)
     agent = AgentDefinition("a", model="test/m", hooks=Hooks(pre_step=[policy]))
     provider = ScriptedModel([text(LONG), text("two"), text("three")])
@@ -140,7 +140,7 @@ async def test_the_cold_trigger_fires_in_a_run_that_goes_on_later_and_only_once(
 
 
 @pytest.mark.spec("generator-contract:P24", "generator-contract:P11", "generator-contract:P30")
-def test_before_a_turn_begins_the_request_stays_a_message_of_its_own() -> None:
+def test_request_before_its_turn_stays_a_separate_message() -> None:
     live, rules = prompt("now this", PNG), instructions("second")
     result = pruned(prompt("old"), instructions("first"), *noise(1), live, rules)
 
@@ -152,7 +152,7 @@ def test_before_a_turn_begins_the_request_stays_a_message_of_its_own() -> None:
 
 
 @pytest.mark.spec("generator-contract:P11", "generator-contract:P13")
-def test_in_the_middle_of_a_turn_the_request_is_remembered_and_the_agent_told_to_go_on() -> None:
+def test_request_in_mid_turn_is_summarised_with_continue_note() -> None:
     result = pruned(prompt("old", PNG), AssistantMessage("yes"), prompt("now this", ANOTHER), *noise(1))
 
     assert [SUMMARY_TAG, CONTINUE_TAG] == [m.tags[0] for m in result]
@@ -165,7 +165,7 @@ def test_in_the_middle_of_a_turn_the_request_is_remembered_and_the_agent_told_to
 
 @pytest.mark.spec("generator-contract:P11", "generator-contract:P12", "generator-contract:P28")
 @pytest.mark.parametrize("tag", ["INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", "TRUNCATED", CONTINUE_TAG])
-def test_what_the_engine_says_is_not_summarised_and_begins_no_turn(tag: str) -> None:
+def test_engine_messages_are_not_summarised_and_start_no_turn(tag: str) -> None:
     result = pruned(prompt("old"), *noise(1), prompt("live"), UserMessage("engine speaking", (tag,)))
 
     assert "live" == result[-1].text
@@ -178,7 +178,7 @@ def test_what_the_engine_says_is_not_summarised_and_begins_no_turn(tag: str) -> 
 
 
 @pytest.mark.spec("generator-contract:P14", "generator-contract:P15", "generator-contract:P16")
-def test_long_texts_are_cut_to_head_and_tail_and_blank_ones_give_no_entry() -> None:
+def test_long_texts_are_cut_in_the_middle_and_blanks_dropped() -> None:
     long = "".join(chr(97 + n % 26) for n in range(50_000))
     said = AssistantMessage((ThinkingPart("secret"), TextPart(f"<think>hush</think>{long}<think>no tag")))
     result = pruned(prompt(long), prompt("  \n "), prompt("", PNG), said, AssistantMessage(()), prompt("live"))
@@ -200,7 +200,7 @@ def test_long_texts_are_cut_to_head_and_tail_and_blank_ones_give_no_entry() -> N
 
 
 @pytest.mark.spec("generator-contract:P18")
-def test_outputs_of_the_named_agents_are_forgotten_and_by_default_of_none() -> None:
+def test_outputs_of_forgotten_agents_are_dropped() -> None:
     children = [{"agent_type": name, "output": "tests pass"} for name in ("helper", "basher")]
     history = [prompt("go"), *noise(2), *step(1, "spawn_agents", {}, children), prompt("live")]
     assert "[spawn_agents result]\nhelper: tests pass" in texts(pruned(*history, forgotten_agents=["basher"]))
@@ -215,7 +215,7 @@ def turn(number: int, size: int) -> list[Any]:
 
 
 @pytest.mark.spec("generator-contract:P22", "generator-contract:P32")
-def test_each_role_has_a_budget_that_closes_at_the_first_entry_that_does_not_fit() -> None:
+def test_role_budget_closes_at_first_entry_that_does_not_fit() -> None:
     history = [*noise(1, 20_000), *turn(1, 30), *turn(2, 3_000), *turn(3, 300), *turn(4, 300), prompt("live")]
 
     def kept(**budgets: int) -> list[str]:
@@ -230,7 +230,7 @@ def test_each_role_has_a_budget_that_closes_at_the_first_entry_that_does_not_fit
 
 
 @pytest.mark.spec("generator-contract:P29", "generator-contract:P11")
-def test_a_request_in_the_middle_of_its_turn_survives_budgets_of_nothing_and_the_prunes_after_it() -> None:
+def test_mid_turn_request_survives_zero_budgets_and_later_prunes() -> None:
     history = [prompt("before"), AssistantMessage("x"), prompt("the request"), *noise(1), *noise(2)]
     first = pruned(*history, user_budget=0, assistant_tool_budget=0)
     second = pruned(*first, *noise(3), AssistantMessage(LONG), user_budget=0, assistant_tool_budget=0)
@@ -245,7 +245,7 @@ def test_a_request_in_the_middle_of_its_turn_survives_budgets_of_nothing_and_the
 
 
 @pytest.mark.spec("generator-contract:P14", "generator-contract:P12", "generator-contract:P28")  # fmt: skip
-def test_summaries_are_known_by_their_tag_and_their_entries_are_a_list() -> None:
+def test_summaries_are_recognised_by_tag_and_stored_as_entries() -> None:
     tricky = "one\n\n---\n\n[USER]\ntwo <conversation_summary> three"
     first = pruned(prompt(tricky), *noise(1), prompt("live"))
     other = pruned(prompt("elsewhere"), *noise(2), prompt("live"))
@@ -265,7 +265,7 @@ def test_summaries_are_known_by_their_tag_and_their_entries_are_a_list() -> None
 
 
 @pytest.mark.spec("generator-contract:P13")
-def test_images_outlive_prunes_until_newer_ones_come() -> None:
+def test_images_survive_prunes_until_newer_ones_arrive() -> None:
     first = pruned(prompt("look", PNG, PNG), *noise(1))
     second = pruned(*first, UserMessage("no image"), *noise(2), AssistantMessage(LONG))
     third = pruned(*second, prompt("and", ANOTHER), *noise(3), AssistantMessage(LONG))
@@ -274,7 +274,7 @@ def test_images_outlive_prunes_until_newer_ones_come() -> None:
     assert [[PNG, PNG], [PNG, PNG], [ANOTHER]] == shown
 
 
-def test_in_a_small_window_the_summary_with_its_images_has_one_half_of_the_room() -> None:
+def test_summary_with_images_uses_half_of_a_small_window() -> None:
     limits = ContextLimits(max_tokens=10_000)
     live = prompt("r" * 10_000, *[PNG] * 5)
     history = [*[m for n in range(40) for m in turn(n, 1_000)], live, AssistantMessage("x")]
@@ -296,7 +296,7 @@ AGENTS = {"agents": [{"agent_type": "helper", "prompt": "p" * 990}] * 40}
     ids=["calls", "user", "reply", "none"],
 )
 @pytest.mark.parametrize("live", [prompt("r" * 4_000), prompt("short")], ids=["long", "short"])
-def test_in_a_small_window_nothing_new_breaks_it(newest: list[Any], live: Any) -> None:
+def test_large_new_messages_still_fit_a_small_window(newest: list[Any], live: Any) -> None:
     limits = ContextLimits(max_tokens=4_000)
     history = [*[m for n in range(20) for m in turn(n, 1_000)], instructions("i" * 6_000)]
     before, during = [*history, *newest, live], [*history, live, AssistantMessage("x"), *newest]
@@ -321,7 +321,7 @@ def test_notes_of_the_newest_steps_survive_any_window(tokens: int, live: str) ->
     ]
 
 
-def test_notes_have_what_the_user_s_words_do_not_need() -> None:
+def test_notes_use_budget_left_over_by_user_text() -> None:
     limits = ContextLimits(max_tokens=4_000)
     steps = [m for n in range(60) for m in step(n, "read_files", {"paths": [f"src/package/module_{n}.py" * 4]})]
     kept = texts(pruned(prompt("Read all."), *steps, limits=limits))
@@ -333,7 +333,7 @@ def test_notes_have_what_the_user_s_words_do_not_need() -> None:
 
 
 @pytest.mark.spec("generator-contract:P27", "generator-contract:P32")
-def test_the_policy_is_a_pure_function_and_changes_the_view_or_the_record() -> None:
+def test_policy_is_pure_and_changes_view_or_record() -> None:
     history = Transcript([prompt("go"), *noise(1, 9_000), prompt("live")])
     limits = ContextLimits(max_tokens=1_000)
     first, second = (prune_to_summary().rewrite(history, limits, NOW) for _ in range(2))
@@ -374,7 +374,7 @@ async def test_a_handler_prunes_with_one_set_messages_that_replays() -> None:
 
 
 @pytest.mark.spec("reliability:MP02")
-def test_a_prompt_that_the_provider_refused_is_pruned_although_it_fits_by_estimate() -> None:
+def test_refused_prompt_is_pruned_even_if_estimate_fits() -> None:
     history = [prompt("go"), *noise(1, 9_000), prompt("live")]
     assert prune_to_summary()(context(history)) is None
     assert prune_to_summary()(context(history, overflow=ContextOverflow("too long"))) is not None

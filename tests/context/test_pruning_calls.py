@@ -50,7 +50,7 @@ LINES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.spec("generator-contract:P15")
 @pytest.mark.parametrize(("name", "given", "line"), LINES, ids=[f"{name} {n}" for n, (name, _, _) in enumerate(LINES)])
-def test_one_line_says_what_a_call_did_to_what(name: str, given: dict[str, Any], line: str) -> None:
+def test_call_is_described_in_one_line(name: str, given: dict[str, Any], line: str) -> None:
     assert f"- {line}" == describe_call(ToolCallPart("c1", name, given))
     odd: dict[str, Any] = dict.fromkeys(given, 7)
     for inputs in ({}, odd, dict.fromkeys(given), {key: [7, "a\nb", None] for key in given}):
@@ -91,7 +91,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "value", "status", "kept"), RESULTS, ids=[f"{r[0]} {n}" for n, r in enumerate(RESULTS)]
 )
-def test_of_results_only_what_still_matters_is_kept(name: str, value: Any, status: Any, kept: str) -> None:
+def test_only_relevant_parts_of_results_are_kept(name: str, value: Any, status: Any, kept: str) -> None:
     content = value if isinstance(value, str) else (JsonPart(value),)
     call = ToolCallPart("c1", name, GIVEN.get(name, {}))
     said = describe_result(

@@ -92,7 +92,7 @@ def _answer(state: AgentState, asked: Any, reply: str) -> Any:
     "requirements:X45",
 )
 @pytest.mark.parametrize("reports", [True, False], ids=["reported", "estimated"])
-async def test_four_hundred_steps_stay_under_the_window_at_every_step_and_replay(reports: bool) -> None:
+async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool) -> None:
     window, journal = 6_000, MemoryJournal()
     model = Worker(399, report=estimated_tokens if reports else None)
     agent = worker(summarize())
@@ -126,7 +126,7 @@ async def test_four_hundred_steps_stay_under_the_window_at_every_step_and_replay
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:G10")
 @pytest.mark.parametrize("wire", FOUR)
-async def test_the_request_for_the_summary_begins_with_the_bytes_of_the_request_before_it(wire: str) -> None:
+async def test_summary_request_extends_the_previous_request_bytes(wire: str) -> None:
     model = Worker(60)
     await engine(model, 3_000).run(worker(summarize(), settings=ModelSettings(temperature=0.5)), "dig")
     provider = provider_of(wire)
@@ -177,9 +177,7 @@ def after(*messages: Any, **options: Any) -> list[Any]:
     ],
     ids=["in a turn", "new prompt", "instructions", "old instructions", "last", "whole exchanges", "last is new"],
 )
-def test_after_a_compaction_there_is_one_summary_and_what_must_follow_it(
-    before: Any, kept: Any, options: dict[str, Any]
-) -> None:
+def test_compaction_leaves_one_summary_and_required_messages(before: Any, kept: Any, options: dict[str, Any]) -> None:
     summary, *rest = after(*before, **options)
 
     assert ("SUMMARY",) == summary.tags
@@ -198,7 +196,7 @@ def test_after_a_compaction_there_is_one_summary_and_what_must_follow_it(
     ],
     ids=["nothing", "a prompt", "a summary and a prompt", "a summary"],
 )
-def test_where_there_is_nothing_to_summarise_no_model_is_asked(messages: Any) -> None:
+def test_nothing_to_summarise_calls_no_model(messages: Any) -> None:
     asked, change = played(summarize(1), context(*messages))
 
     assert ([], None) == (asked, change)
@@ -210,7 +208,7 @@ def test_where_there_is_nothing_to_summarise_no_model_is_asked(messages: Any) ->
     st.integers(0, 6),
     st.sampled_from([1, 200, 2_000]),
 )
-def test_what_is_left_is_paired_and_ends_like_before(kinds: list[str], keep: int, limit: int) -> None:
+def test_summarized_history_is_paired_and_keeps_its_end(kinds: list[str], keep: int, limit: int) -> None:
     messages: list[Any] = []
     for number, kind in enumerate(kinds):
         if kind == "prompt":
@@ -245,7 +243,7 @@ def test_what_is_left_is_paired_and_ends_like_before(kinds: list[str], keep: int
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I9")
 @pytest.mark.parametrize("wire", FOUR)
-async def test_calls_that_were_never_answered_have_answers_when_a_summary_is_asked_for(wire: str) -> None:
+async def test_pending_calls_have_results_in_a_summary_request(wire: str) -> None:
     asked = AssistantMessage((ToolCallPart("c1", "ask_user", {"question": "Where?"}),))
     waiting = ToolMessage.from_result(attrs.evolve(ToolResult.pending("q1"), tool_call_id="c1", tool_name="ask_user"))
     state = AgentState.from_messages([PROMPT, asked, waiting])
@@ -263,7 +261,7 @@ async def test_calls_that_were_never_answered_have_answers_when_a_summary_is_ask
 
 
 @pytest.mark.spec("requirements:I8", "requirements:X28", "requirements:I2", "requirements:H16")
-def test_the_threshold_is_the_number_else_a_share_of_the_window_else_a_hundred_thousand() -> None:
+def test_summarize_threshold_defaults_to_share_of_window_or_100k() -> None:
     def acts(policy: summarize, tokens: int, **fields: Any) -> bool:
         said = "x" * (4 * (tokens - len(("overhead",)) * 30))
         return bool(played(policy, context(PROMPT, *exchange(1, said), **fields))[0])
@@ -292,7 +290,7 @@ def test_directives_and_model_are_those_of_the_request() -> None:
     assert "test/small" == asked.model
 
 
-def test_a_summariser_of_the_callers_choice_is_a_function_or_does_io() -> None:
+def test_custom_summarizer_is_a_function_or_a_generator() -> None:
     def plain(messages: Any) -> str:
         return f"{len(messages)} messages"
 
@@ -308,7 +306,7 @@ def test_a_summariser_of_the_callers_choice_is_a_function_or_does_io() -> None:
     assert summarize(max_tokens=10, summarizer=plain) == summarize(10, summarizer=plain)
 
 
-def test_a_summariser_that_gives_no_text_takes_nothing_from_the_conversation() -> None:
+def test_invalid_summarizer_loses_no_conversation() -> None:
     async def waiting(messages: Any) -> str:
         return "text"
 
@@ -322,7 +320,7 @@ def test_a_summariser_that_gives_no_text_takes_nothing_from_the_conversation() -
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:I15")
 @pytest.mark.parametrize("record", [False, True])
-async def test_a_policy_changes_the_view_or_the_record_as_it_says(record: bool) -> None:
+async def test_summarize_changes_view_or_record(record: bool) -> None:
     model = Worker(30)
     lab = engine(model, 3_000)
     events = [e async for e in lab.stream(worker(summarize(replace_record=record)), "dig")]
@@ -337,7 +335,7 @@ async def test_a_policy_changes_the_view_or_the_record_as_it_says(record: bool) 
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:I11")
-async def test_a_handler_compacts_when_it_wants_to() -> None:
+async def test_handler_compacts_on_demand() -> None:
     def handle(ctx: Any) -> Any:
         for _ in range(4):
             turn = yield STEP
@@ -362,7 +360,7 @@ async def test_a_handler_compacts_when_it_wants_to() -> None:
 
 
 @pytest.mark.anyio
-async def test_settings_that_would_keep_a_model_from_writing_text_are_left_out() -> None:
+async def test_summary_request_omits_settings_that_prevent_text() -> None:
     settings = ModelSettings(tool_choice="required", response_schema={"type": "object"}, temperature=0.1)
     model = Worker(40)
     await engine(model, 3_000).run(worker(summarize(), settings=settings, limits=Limits(max_steps=30)), "dig")
@@ -377,7 +375,7 @@ async def test_settings_that_would_keep_a_model_from_writing_text_are_left_out()
 
 
 @pytest.mark.anyio
-async def test_a_model_that_writes_no_summary_leaves_the_history_as_it_is() -> None:
+async def test_missing_summary_leaves_history_unchanged() -> None:
     replies = [tool_call("dig", {"depth": 1}), tool_call("dig", {"depth": 2}), text("done")]
     model = ScriptedModel(replies)
     result = await engine(model).run(worker(summarize(20)), "dig")
@@ -400,7 +398,7 @@ def full(count: int = 8) -> AgentState:
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
-async def test_a_prompt_that_the_provider_refuses_is_summarised_once_and_sent_again() -> None:
+async def test_refused_prompt_is_summarised_once_and_resent() -> None:
     model = ScriptedModel([too_long(), text("the summary"), text("done")])
     journal, agent = MemoryJournal(), worker(summarize())
     result = await engine(model).run(agent, "go on", previous=full(), journal=journal)
@@ -413,7 +411,7 @@ async def test_a_prompt_that_the_provider_refuses_is_summarised_once_and_sent_ag
 
 
 @pytest.mark.spec("reliability:MP02", "generator-contract:G13")
-def test_the_order_of_a_step_holds_when_its_request_is_refused() -> None:
+def test_step_order_holds_when_a_request_is_refused() -> None:
     world = World(replies=[ContextOverflow("full"), reply("the summary"), reply("done")])
     ended = play(agent(hooks=Hooks(pre_step=[summarize()])), world, state=full())
 
@@ -433,7 +431,7 @@ async def test_a_prompt_that_is_refused_twice_fails_the_run() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
-async def test_a_request_for_a_summary_that_is_too_long_is_cut_until_it_fits() -> None:
+async def test_oversized_summary_request_is_cut_until_it_fits() -> None:
     model = ScriptedModel([too_long(), too_long(), too_long(), text("the summary"), text("done")])
     result = await engine(model).run(worker(summarize()), "go on", previous=full(40))
     sizes = [estimated_tokens(request) for request in model.calls[:4]]
@@ -450,7 +448,7 @@ async def test_a_request_for_a_summary_that_is_too_long_is_cut_until_it_fits() -
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:X28", "requirements:I2", "replay:J11")
 @pytest.mark.parametrize("later", [None, 100, 1_000_000])
-async def test_a_replay_goes_by_the_context_length_that_was_recorded_for_root_and_child(later: int | None) -> None:
+async def test_replay_uses_recorded_context_length(later: int | None) -> None:
     def handle(ctx: Any) -> Any:
         yield AgentCall(child, "dig")
         yield STEP_ALL
@@ -469,7 +467,7 @@ async def test_a_replay_goes_by_the_context_length_that_was_recorded_for_root_an
 
 @pytest.mark.anyio
 @pytest.mark.spec("replay:J11")
-async def test_a_resumed_run_keeps_the_context_length_that_it_began_with() -> None:
+async def test_resumed_run_keeps_its_original_context_length() -> None:
     def handle(ctx: Any) -> Any:
         for _ in range(20):
             yield STEP

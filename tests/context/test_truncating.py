@@ -54,14 +54,14 @@ def shown(transcript: Transcript | None) -> list[str]:
         (10, {}, "the task|...|more|rules|...|by the way|..."),
     ],
 )
-def test_the_oldest_exchanges_go_whole_and_one_note_stands_for_each_gap(size: int, options: Any, kept: str) -> None:
+def test_oldest_exchanges_are_dropped_whole_with_one_gap_note(size: int, options: Any, kept: str) -> None:
     shorter = truncate(**options).rewrite(Transcript(HISTORY), ContextLimits(max_tokens=size), NOW)
 
     assert kept == "|".join(shown(shorter))
 
 
 @pytest.mark.spec("requirements:I5")
-def test_gaps_are_not_piled_up_and_the_first_message_stays_first() -> None:
+def test_gap_notes_do_not_accumulate() -> None:
     limits = ContextLimits(max_tokens=3_500)
     view = truncate().rewrite(Transcript(HISTORY), limits, NOW)
     assert view is not None
@@ -96,7 +96,7 @@ def test_system_prompt_tools_and_step_prompt_count_for_the_size() -> None:
 
 
 @pytest.mark.spec("requirements:X45")
-def test_what_the_provider_reported_counts_and_a_history_is_cut_for_how_it_counts() -> None:
+def test_provider_reported_size_scales_the_limit() -> None:
     view = Transcript(HISTORY)
     estimate = limits_for_hook(context(view)).size(view)
     twice = context(view, measured=Measured("", view, 2 * estimate))
@@ -114,7 +114,7 @@ def test_what_the_provider_reported_counts_and_a_history_is_cut_for_how_it_count
 
 @pytest.mark.spec("reliability:MP02")
 @pytest.mark.parametrize("make", [truncate, mask_tool_results])
-def test_a_prompt_that_the_provider_refused_is_halved_although_it_fits_by_estimate(make: Any) -> None:
+def test_refused_prompt_is_halved_even_if_estimate_fits(make: Any) -> None:
     view = Transcript(HISTORY)
     assert make()(context(view)) is None
     change = make(free_ratio=0)(context(view, overflow=ContextOverflow("too long")))
@@ -124,7 +124,7 @@ def test_a_prompt_that_the_provider_refused_is_halved_although_it_fits_by_estima
 
 
 @pytest.mark.spec("generator-contract:P32", "requirements:I15")
-def test_a_policy_changes_the_view_and_on_request_the_record() -> None:
+def test_policy_changes_view_or_record_on_request() -> None:
     record, view = Transcript(HISTORY), Transcript(HISTORY[2:])
     limits = ContextLimits(max_tokens=2_500)
     shown_only, stored = [truncate(2_500, replace_record=r)(context(view, record)) for r in (False, True)]
@@ -153,6 +153,6 @@ def test_a_policy_changes_the_view_and_on_request_the_record() -> None:
         (summarize, {"keep_last": -1}, "summarize: "),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_with_their_name(make: Any, options: Any, said: str) -> None:
+def test_policies_reject_invalid_options(make: Any, options: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         make(**options)

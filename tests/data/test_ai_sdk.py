@@ -65,7 +65,7 @@ EXPECTED = [
 
 
 @pytest.mark.spec("generator-contract:T26")
-def test_a_history_of_codebuff_is_read_with_its_calls_tags_and_images() -> None:
+def test_codebuff_history_is_read_with_calls_tags_and_images() -> None:
     state = AgentState.from_dicts(HISTORY)
     user, reply, result, _ = state.message_history
 
@@ -99,7 +99,7 @@ def test_calls_in_messages_of_their_own_become_one_message() -> None:
 
 
 @pytest.mark.spec("generator-contract:T26")
-def test_a_handler_may_set_messages_of_that_shape() -> None:
+def test_set_messages_accepts_the_ai_sdk_shape() -> None:
     def handle_steps(_: Any) -> Any:
         yield from ToolCall("set_messages", {"messages": HISTORY[1:]}, include_tool_call=False)
 
@@ -118,14 +118,14 @@ def test_a_handler_may_set_messages_of_that_shape() -> None:
     ],
     ids=["address", "base64"],
 )
-def test_an_image_may_be_an_address_a_data_url_or_base64(image: str, kind: tuple[str, str]) -> None:
+def test_image_is_read_from_url_data_url_or_base64(image: str, kind: tuple[str, str]) -> None:
     part = {"type": "image", "image": image, "mediaType": "image/jpeg"}
     (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
 
     assert kind == (message.content[0].mime_type, message.content[0].url or "")
 
 
-def test_a_file_is_a_document() -> None:
+def test_file_part_is_read_as_a_document() -> None:
     part = {"type": "file", "data": PNG, "mediaType": "application/pdf", "filename": "a.pdf"}
     (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
 
@@ -136,7 +136,7 @@ def test_a_file_is_a_document() -> None:
     )
 
 
-def test_dicts_where_messages_are_wanted_are_refused_with_the_name_of_what_reads_them() -> None:
+def test_from_messages_rejects_dicts_and_names_from_dicts() -> None:
     with pytest.raises(TranscriptError, match=r"AgentState\.from_dicts"):
         AgentState.from_messages([{"role": "user", "content": "x", "sentAt": 1}])  # type: ignore[list-item]
 
@@ -152,6 +152,6 @@ def test_dicts_where_messages_are_wanted_are_refused_with_the_name_of_what_reads
     ],
     ids=["a slip", "no id", "unknown", "no image", "tags"],
 )
-def test_what_cannot_be_read_is_refused_with_its_place(message: dict[str, Any]) -> None:
+def test_unreadable_message_is_rejected_with_its_path(message: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"\$\[0\]"):
         AgentState.from_dicts([message])

@@ -27,7 +27,7 @@ def test_up_to_five_names_are_listed_in_their_order() -> None:
 
 
 @pytest.mark.spec("reliability:GN01")
-def test_of_more_names_the_nearest_come_first_and_the_others_are_counted() -> None:
+def test_long_name_lists_start_with_nearest_and_count_the_rest() -> None:
     assert list_names(NAMES, "grap") == "grape, apple, banana, cherry, damson and 2 more"
     assert list_names(NAMES) == "apple, banana, cherry, damson, elder and 2 more"
     assert list_names(NAMES, 7, quoted=True) == "'apple', 'banana', 'cherry', 'damson', 'elder' and 2 more"
@@ -60,7 +60,7 @@ def test_a_call_of_an_unknown_tool_names_the_nearest_five() -> None:
 
 
 @pytest.mark.spec("reliability:GN01")
-def test_an_unknown_agent_is_answered_with_the_nearest_five() -> None:
+def test_unknown_agent_error_names_the_nearest_five() -> None:
     agents = [AgentDefinition(name, model="test/x") for name in NAMES]
     with (
         Engine(agents, models={"test": ScriptedModel([text("x")])}) as engine,
@@ -70,7 +70,7 @@ def test_an_unknown_agent_is_answered_with_the_nearest_five() -> None:
 
 
 @pytest.mark.spec("reliability:GN01")
-def test_tools_and_children_that_an_agent_names_wrongly_are_answered_with_the_nearest_five() -> None:
+def test_unknown_tools_and_children_get_the_nearest_five_names() -> None:
     agents = [AgentDefinition(name, model="test/x") for name in NAMES]
     lead = AgentDefinition("lead", model="test/x", tools=["spawn_agents"], spawnable_agents=["grappe"])
     with pytest.raises(DefinitionError, match=r"known are: .*grape.* and 3 more; did you mean 'grape'"):
@@ -81,7 +81,7 @@ def test_tools_and_children_that_an_agent_names_wrongly_are_answered_with_the_ne
 
 
 @pytest.mark.spec("reliability:GN01")
-def test_an_unknown_skill_is_answered_with_at_most_five(tmp_path: Path) -> None:
+def test_unknown_skill_error_names_at_most_five(tmp_path: Path) -> None:
     for name in NAMES:
         folder = tmp_path / ".agents" / "skills" / name
         folder.mkdir(parents=True)

@@ -35,7 +35,7 @@ PLAIN = Question("q1", "May it?", tool_name="run")
 COLOUR = Question("q2", "Which?", ["red", "blue, dark"], descriptions=["warm"])
 
 
-def test_a_permission_offers_every_lasting_approval_but_the_one_of_any_input() -> None:
+def test_permission_offers_lasting_approvals_except_any_input() -> None:
     assert [
         ("yes", "Allow", "allow", True), ("always", "Always: exactly this call", "always", True),
         ("always1", "Always: all edits of files", "always", True), ("no", "Refuse", "deny", False),
@@ -71,7 +71,7 @@ def test_a_choice_that_is_not_offered_denies_the_call() -> None:
         ({"tool": "x\x1b"}, "own", ""),
     ],
 )
-def test_the_scope_of_a_lasting_approval_is_told_in_words(match: dict[str, Any], short: str, full: str) -> None:
+def test_scope_of_a_lasting_approval_is_described(match: dict[str, Any], short: str, full: str) -> None:
     assert (short, short + full) == tuple(
         [describe_scope(rule("own", match), is_full=is_full) for is_full in (False, True)]
     )
@@ -103,7 +103,7 @@ def test_a_form_has_one_field_for_the_answer(question: Question, schema: dict[st
     assert schema == answer_schema(question)
 
 
-def test_a_form_gives_an_answer_or_declines_with_the_reason() -> None:
+def test_form_value_becomes_an_answer_or_a_reasoned_refusal() -> None:
     several = Question("q", "?", ["a", "b"], True)
 
     assert Answer(selected=("blue, dark",)) == answer_from_form(COLOUR, "blue, dark")
@@ -129,11 +129,11 @@ def test_a_form_gives_an_answer_or_declines_with_the_reason() -> None:
         ("text", ""),
     ],
 )
-def test_the_subject_of_a_call_is_its_command_or_what_it_is_about(given: object, subject: str) -> None:
+def test_call_subject_is_its_command_or_its_target(given: object, subject: str) -> None:
     assert subject == call_subject(given)
 
 
-def test_a_preview_has_its_parts_in_order_and_its_command_once() -> None:
+def test_preview_parts_are_ordered_and_command_is_not_repeated() -> None:
     details = {"cwd": ".", "argv": ["ls", "-l"], "command": "ls -l", "diff": "-a", "unified_diff": 3}
 
     assert [

@@ -79,7 +79,7 @@ def test_every_stored_class_survives_json(name: str, data: st.DataObject) -> Non
 
 
 @given(strategies.stored())
-def test_what_is_stored_is_plain_json_of_its_own(value: Any) -> None:
+def test_stored_form_consists_of_plain_json_types(value: Any) -> None:
     def containers(node: Any) -> Iterator[Any]:
         yield type(node)
         for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
@@ -88,7 +88,7 @@ def test_what_is_stored_is_plain_json_of_its_own(value: Any) -> None:
     assert {dict, list, str, int, float, bool, type(None)} >= set(containers(to_json(value)))
 
 
-def test_the_stored_form_names_type_and_fields_and_leaves_defaults_out() -> None:
+def test_stored_form_names_types_and_omits_defaults() -> None:
     call = ToolCallPart("c1", "add", {"a": 1}, provider_data={"provider": "p", "id": "x"})
     state = AgentState.from_messages(
         [UserMessage("hi", tags=["USER_PROMPT"]), AssistantMessage([call]), ToolMessage("c1", "add", "2")],
@@ -131,7 +131,7 @@ def test_the_stored_form_names_type_and_fields_and_leaves_defaults_out() -> None
 
 @settings(max_examples=30)
 @given(strategies.states)
-def test_a_state_stores_its_view_only_when_it_differs_from_the_record(state: AgentState) -> None:
+def test_state_stores_its_view_only_if_it_differs(state: AgentState) -> None:
     assert ("view" in to_json(state)) == (state.view != state.message_history)
     same = attrs.evolve(state, view=state.message_history)
 
@@ -141,7 +141,7 @@ def test_a_state_stores_its_view_only_when_it_differs_from_the_record(state: Age
     assert loaded.view is loaded.message_history
 
 
-def test_a_value_tells_json_from_stored_objects_and_from_tuples_of_them() -> None:
+def test_value_distinguishes_json_from_stored_objects_and_tuples() -> None:
     lookalike = freeze({"type": "usage", "input_tokens": 5})
 
     for value in (lookalike, Usage(5), (), (Answer("yes"), Answer("no")), freeze([]), None, "text"):
@@ -150,11 +150,11 @@ def test_a_value_tells_json_from_stored_objects_and_from_tuples_of_them() -> Non
         assert (type(value), value) == (type(loaded), loaded)
 
 
-def test_what_hooks_share_as_python_objects_is_never_stored() -> None:
+def test_python_values_of_hooks_are_never_stored() -> None:
     assert to_json(Change(values={"db": object()})) == {"stepengine": FORMAT_VERSION, "type": "change"}
 
 
-def test_the_cause_and_the_result_of_an_error_are_not_stored() -> None:
+def test_cause_and_result_of_an_error_are_not_stored() -> None:
     error = ToolError("boom", tool_name="t", result=ToolResult.error("boom"))
 
     assert to_json(error) == {"stepengine": FORMAT_VERSION, "type": "tool_error", "message": "boom", "tool_name": "t"}
@@ -195,7 +195,7 @@ UNSTORABLE: list[tuple[Any, str]] = [
 
 @pytest.mark.spec("reliability:JR43")
 @pytest.mark.parametrize(("value", "path"), UNSTORABLE, ids=[f"{n}-{path}" for n, (_, path) in enumerate(UNSTORABLE)])
-def test_storing_what_cannot_be_stored_says_where(value: Any, path: str) -> None:
+def test_unstorable_value_is_rejected_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(DataError) as caught:
         to_json(value)
 
@@ -203,7 +203,7 @@ def test_storing_what_cannot_be_stored_says_where(value: Any, path: str) -> None
     assert f" at {path}" in caught.value.message
 
 
-def test_bytes_are_stored_as_base64_text_and_nothing_else_as_bytes() -> None:
+def test_bytes_are_stored_as_base64_text() -> None:
     stored = bare(ImagePart(data=b"\0\1"))
 
     assert "AAE=" == stored["data"]
@@ -212,7 +212,7 @@ def test_bytes_are_stored_as_base64_text_and_nothing_else_as_bytes() -> None:
         restored({**stored, "data": 5})
 
 
-def test_storing_a_value_nested_beyond_all_measure_is_refused() -> None:
+def test_too_deeply_nested_value_is_rejected() -> None:
     value = Value(1)
     for _ in range(2_000):
         value = Value(value)
@@ -282,7 +282,7 @@ def wrong_values(annotation: str) -> list[Any]:
 @pytest.mark.parametrize("name", sorted(STORED))
 @settings(max_examples=2)
 @given(data=st.data())
-def test_a_wrong_value_in_any_field_is_refused_and_its_place_named(name: str, data: st.DataObject) -> None:
+def test_wrong_value_in_any_field_is_rejected_with_its_path(name: str, data: st.DataObject) -> None:
     stored = to_json(data.draw(strategies.STORED[name]))
 
     for field, annotation in annotations_of(STORED[name]).items():
@@ -325,7 +325,7 @@ def test_another_format_is_refused(version: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [None, 5, "text", [], {}, {"type": "text", "text": "a"}])
-def test_what_is_no_stored_value_is_refused(data: Any) -> None:
+def test_data_without_the_stored_form_is_rejected(data: Any) -> None:
     with pytest.raises(DataError, match="not a stored stepengine value"):
         from_json(data)
 
@@ -350,7 +350,7 @@ def test_a_stored_history_that_does_not_pair_is_refused() -> None:
     assert "$.message_history" == caught.value.path
 
 
-def test_an_image_without_a_source_is_refused_with_its_place() -> None:
+def test_image_without_source_is_rejected_with_its_path() -> None:
     stored = {"stepengine": FORMAT_VERSION, "type": "user_message", "content": [{"type": "image"}]}
 
     with pytest.raises(DataError, match=r"exactly one of url=, data= and file_id= at \$\.content\[0\]"):
@@ -395,7 +395,7 @@ def broken(draw: st.DrawFn) -> Any:
 
 @pytest.mark.spec("reliability:R20")
 @given(broken())
-def test_a_broken_stored_form_loads_to_what_it_says_or_is_a_data_error(data: Any) -> None:
+def test_mutated_stored_form_loads_consistently_or_raises_data_error(data: Any) -> None:
     assert_loads_or_says_where(data)
 
 
@@ -403,7 +403,7 @@ def test_a_broken_stored_form_loads_to_what_it_says_or_is_a_data_error(data: Any
 @pytest.mark.spec("reliability:R20")
 @settings(max_examples=250)
 @given(broken())
-def test_so_do_many_more_broken_forms(data: Any) -> None:
+def test_many_mutated_stored_forms_load_consistently_or_raise(data: Any) -> None:
     assert_loads_or_says_where(data)
 
 
@@ -420,7 +420,7 @@ def assert_loads_or_says_where(data: Any) -> None:
 
 
 @given(strategies.json_values() | st.dictionaries(st.sampled_from(["stepengine", "type", "value"]), st.just(1)))
-def test_any_json_is_a_stored_value_or_a_data_error(data: Any) -> None:
+def test_arbitrary_json_raises_a_data_error(data: Any) -> None:
     with pytest.raises(DataError):
         from_json(data)
 
@@ -462,23 +462,23 @@ def test_plain_shows_anything_and_never_fails() -> None:
     json.dumps(shown, allow_nan=False).encode()
 
 
-def test_plain_is_the_stored_form_of_stored_values_without_the_version() -> None:
+def test_plain_equals_stored_form_without_version() -> None:
     assert plain(TextPart("a")) == {"type": "text", "text": "a"}
     assert plain(RunStatus.FAILED) == "failed"
 
 
 @pytest.mark.parametrize("value", [ToolResult.text("x"), (Usage(1), Usage(2)), (), {"a": [1, None]}, "x", None])
-def test_a_value_that_may_be_anything_comes_back_by_itself_as_it_does_inside_an_outcome(value: Any) -> None:
+def test_bare_value_restores_like_a_value_inside_an_outcome(value: Any) -> None:
     inside = bare(Value(value))["value"]
     assert restored_any(inside) == value == restored({"type": "value", "value": inside}).value
 
 
-def test_a_wrong_value_that_may_be_anything_is_refused_with_its_place() -> None:
+def test_unknown_type_inside_a_bare_value_is_rejected_with_path() -> None:
     with pytest.raises(DataError, match=r"unknown type 'Nothing' at \$\.items\[1\]"):
         restored_any({"type": "tuple", "items": [{"type": "usage"}, {"type": "Nothing"}]})
 
 
-def test_a_tool_without_a_time_limit_is_stored():
+def test_tool_without_time_limit_survives_json():
     spec = ToolSpec("wait", timeout=float("inf"))
 
     assert "inf" == to_json(spec)["timeout"]
@@ -495,7 +495,7 @@ def test_a_state_survives_json_by_its_own_methods(state: AgentState) -> None:
     assert AgentState.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False))) == state
 
 
-def test_what_is_no_stored_state_is_refused_with_what_it_is() -> None:
+def test_from_json_names_the_type_it_received_instead() -> None:
     with pytest.raises(
         DataError, match=r"AgentState\.from_json reads what AgentState\.to_json made, not a stored Usage"
     ):
@@ -503,7 +503,7 @@ def test_what_is_no_stored_state_is_refused_with_what_it_is() -> None:
 
 
 @pytest.mark.spec("replay:J34")
-def test_a_member_keeps_its_name_when_its_field_is_renamed() -> None:
+def test_renamed_field_keeps_its_stored_member_name() -> None:
     row = StoredType("text", TextPart, "words:text provider_data")
 
     assert {"words": "text", "provider_data": "provider_data"} == row.names()

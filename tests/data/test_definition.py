@@ -105,7 +105,7 @@ def test_an_unknown_field_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "meant"), sorted(ELSEWHERE.items()))
-def test_a_field_that_other_libraries_have_is_answered_with_ours(name: str, meant: str) -> None:
+def test_field_name_of_another_library_suggests_ours(name: str, meant: str) -> None:
     ours = {field.name for field in attrs.fields(AgentDefinition)}
 
     assert name not in ours
@@ -114,7 +114,7 @@ def test_a_field_that_other_libraries_have_is_answered_with_ours(name: str, mean
         AgentDefinition("a", **{name: "x"})  # type: ignore[arg-type]
 
 
-def test_fields_as_codebuff_writes_them_are_all_answered_at_once_and_a_slip_with_the_nearest_one() -> None:
+def test_camel_case_fields_and_typos_get_suggestions() -> None:
     with pytest.raises(
         DefinitionError,
         match="takes no 'displayName', 'toolNames', 'handleSteps', 'spawnerPrompt'; "
@@ -189,7 +189,7 @@ def test_the_smallest_agent_needs_an_id_and_has_documented_defaults() -> None:
 
 
 @pytest.mark.spec("requirements:A8")
-def test_prompts_are_kept_as_they_were_given() -> None:
+def test_prompts_are_kept_verbatim() -> None:
     agent = AgentDefinition("a", system_prompt=" X\n", instructions_prompt=None, step_prompt=None)
 
     assert (" X\n", "", "") == (agent.system_prompt, agent.instructions_prompt, agent.step_prompt)
@@ -306,7 +306,7 @@ def test_a_definition_that_cannot_work_is_refused(case: str) -> None:
     ],
     ids=lambda fields: "+".join(map(str, fields)) + str(len(str(fields))),
 )
-def test_what_is_allowed_on_purpose_is_accepted(fields: dict[str, Any]) -> None:
+def test_unusual_but_valid_definitions_are_accepted(fields: dict[str, Any]) -> None:
     assert "a" == AgentDefinition("a", **fields).id
 
 
@@ -380,7 +380,7 @@ WRONG: dict[str, tuple[Any, str, int | None]] = {
 
 @pytest.mark.spec("generator-contract:G1", "reliability:GN11")
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_a_handler_that_is_no_generator_function_is_refused_with_file_and_line(case: str) -> None:
+def test_handler_that_is_no_generator_function_is_rejected_with_location(case: str) -> None:
     fn, reason, line = WRONG[case]
 
     with pytest.raises(DefinitionError) as caught:
@@ -439,7 +439,7 @@ def test_a_class_without_source_is_named() -> None:
     assert "nowhere.Made" == location_of(made)
 
 
-def test_a_callable_without_a_known_signature_is_given_the_benefit_of_the_doubt() -> None:
+def test_callable_without_signature_is_accepted() -> None:
     assert accepts_one_argument(getattr)
     assert accepts_one_argument(dict.fromkeys)
     assert not accepts_one_argument(no_argument)
@@ -447,7 +447,7 @@ def test_a_callable_without_a_known_signature_is_given_the_benefit_of_the_doubt(
 
 @pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None, "2"])
-def test_how_often_an_output_is_asked_for_again_is_a_number(wrong):
+def test_output_retries_must_be_a_whole_number(wrong):
     with pytest.raises(DefinitionError, match="output_retries is how often an output is asked for again"):
         AgentDefinition("a", output_retries=wrong)
 
@@ -461,7 +461,7 @@ class Flight(BaseModel):
     ("schema", "wanted"),
     [(list[Flight], "list[Flight]"), (Flight | None, "Flight | None"), (dict[str, Flight], "dict[str, Flight]")],
 )
-def test_an_output_schema_that_is_another_type_names_the_model_to_write(schema, wanted):
+def test_unsupported_output_schema_type_suggests_a_root_model(schema, wanted):
     with pytest.raises(DefinitionError) as caught:
         AgentDefinition("finder", output_schema=schema)
     assert caught.value.message.endswith(f"for {wanted} write RootModel[{wanted}]")

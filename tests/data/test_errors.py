@@ -98,7 +98,7 @@ def test_errors_with_another_class_message_or_field_are_not_equal(error: StepEng
 
 
 @pytest.mark.parametrize("cls", strategies.ERROR_CLASSES, ids=lambda cls: cls.__name__)
-def test_an_error_needs_nothing_and_its_fields_are_keywords(cls: type[StepEngineError]) -> None:
+def test_error_defaults_are_empty_and_fields_are_keyword_only(cls: type[StepEngineError]) -> None:
     assert "" == cls().message == str(cls())
     assert cls() == cls("")
     for field in (*cls.fields, *cls.transient):
@@ -107,19 +107,19 @@ def test_an_error_needs_nothing_and_its_fields_are_keywords(cls: type[StepEngine
         cls("message", "positional")  # type: ignore[call-arg]
 
 
-def test_what_is_transient_is_copied_but_does_not_count() -> None:
+def test_transient_error_fields_are_copied_but_not_compared() -> None:
     error = ToolError("boom", tool_name="t", result=["anything"])
 
     assert ["anything"] == copy.copy(error).result
     assert error == ToolError("boom", tool_name="t")
 
 
-def test_lists_become_tuples() -> None:
+def test_error_fields_turn_lists_into_tuples() -> None:
     error = ToolNotAvailable("no tool 'x'", tool_name="x", available=["a", "b"])
 
     assert ("a", "b") == error.available
 
 
-def test_a_message_about_broken_text_is_itself_sound() -> None:
+def test_error_message_replaces_lone_surrogates() -> None:
     assert "\ufffd and \U0001f600" == DataError("\ud800 and \ud83d\ude00").message
     assert "ascii" == ModelError("ascii").message

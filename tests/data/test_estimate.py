@@ -64,12 +64,12 @@ def test_a_value_has_a_quarter_of_its_characters_rounded_up(value: object, token
         (ToolMessage("c1", "look", (JsonPart({"a": 1}),)), 10),
     ],
 )
-def test_a_message_has_its_texts_calls_and_media_and_a_little_for_itself(message: Message, tokens: int) -> None:
+def test_message_tokens_count_texts_calls_media_and_overhead(message: Message, tokens: int) -> None:
     assert tokens == message_tokens(message)
 
 
 @pytest.mark.spec("requirements:X45")
-def test_a_prompt_is_what_was_reported_plus_the_estimate_of_what_came_after() -> None:
+def test_prompt_size_is_reported_size_plus_estimate_of_additions() -> None:
     view = SENT.append(AssistantMessage("general"))
 
     assert 1_000 + transcript_tokens(view) - transcript_tokens(SENT) == tokens_since(view, SENT, 1_000)
@@ -77,7 +77,7 @@ def test_a_prompt_is_what_was_reported_plus_the_estimate_of_what_came_after() ->
 
 
 @pytest.mark.spec("requirements:I1")
-def test_a_state_and_the_request_made_of_it_are_estimated_alike_with_everything_that_is_sent() -> None:
+def test_state_and_its_request_have_equal_estimates() -> None:
     tools = [ToolSpec(f"tool_{k}", "Do it." * k, {"type": "object", "properties": {"a" * k: {}}}) for k in range(9)]
     state = AgentState(system_prompt="s" * 41, message_history=SENT, tool_definitions={t.name: t for t in tools})
     request = ModelRequest("m", state.system_prompt, state.view, tuple(tools))
@@ -87,7 +87,7 @@ def test_a_state_and_the_request_made_of_it_are_estimated_alike_with_everything_
 
 
 @pytest.mark.speed
-def test_a_tool_is_measured_once_and_a_changed_one_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_size_is_measured_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr("stepengine.data.tools.compact", lambda value: asked.append(value) or "12345678")
     spec = ToolSpec("four")
@@ -99,12 +99,12 @@ def test_a_tool_is_measured_once_and_a_changed_one_anew(monkeypatch: pytest.Monk
 
 
 @pytest.mark.spec("requirements:X45")
-def test_of_a_view_that_does_not_go_on_from_what_was_sent_nothing_is_known() -> None:
+def test_unrelated_view_has_no_known_prompt_size() -> None:
     assert tokens_since(Transcript([UserMessage("other")]), SENT, 1_000) is None
 
 
 @pytest.mark.spec("requirements:X45")
-def test_a_size_that_was_reported_holds_as_long_as_the_prompt_goes_on_from_what_was_sent() -> None:
+def test_reported_size_applies_while_the_sent_prefix_is_kept() -> None:
     state = AgentState(system_prompt="s", message_history=SENT)
     known = Measured("s", SENT, 5_000)
     longer = attrs.evolve(state, view=SENT.append(UserMessage("y" * 40)))
@@ -118,11 +118,11 @@ def test_a_size_that_was_reported_holds_as_long_as_the_prompt_goes_on_from_what_
 
 @pytest.mark.spec("generator-contract:T26")
 @pytest.mark.parametrize("history", [SENT, list(SENT), [*SENT, {"role": "assistant", "content": "hi"}]])
-def test_a_history_inside_a_calls_input_is_stored_and_dicts_stay_as_they_are(history: object) -> None:
+def test_message_history_in_a_call_input_is_stored_as_dicts(history: object) -> None:
     stored = [plain(m) if isinstance(m, UserMessage) else m for m in history]  # type: ignore[attr-defined]
 
     assert {"messages": stored} == ToolCall("set_messages", {"messages": history}).input
 
 
-def test_a_text_under_messages_is_left_alone() -> None:
+def test_text_named_messages_in_an_input_is_unchanged() -> None:
     assert {"messages": "hi"} == ToolCall("other", {"messages": "hi"}).input

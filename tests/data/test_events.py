@@ -77,7 +77,7 @@ def test_types_are_unique_and_in_snake_case() -> None:
         assert cls.__name__ == "".join(word.capitalize() for word in cls.type.split("_"))
 
 
-def test_the_place_in_the_stream_does_not_count_for_equality() -> None:
+def test_event_equality_ignores_its_stream_index() -> None:
     assert ToolStarted(tool_name="t", index=3) == ToolStarted(tool_name="t", index=9)
     assert ToolStarted(tool_name="t") != ToolStarted(tool_name="t", seq=1)
     assert ModelStarted(model="m/x", request=ModelRequest("m/x")) == ModelStarted(model="m/x")
@@ -95,7 +95,7 @@ def test_events_are_frozen_and_take_json_only() -> None:
         LogLine(level="info", message="m", data={"a": object()})
 
 
-def test_an_event_shows_what_cannot_be_stored_as_text() -> None:
+def test_unstorable_values_in_events_are_shown_as_text() -> None:
     shown = ToolFinished(tool_name="\ud800", result=ToolResult("x", credits_used=float("nan"))).to_json()
     result: RunResult[Any] = RunResult(
         status=RunStatus.FAILED, state=AgentState(), error=OSError("gone"), journal=object()

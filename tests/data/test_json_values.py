@@ -45,7 +45,7 @@ def nested(levels: int, inner: Any = 1) -> Any:
 
 
 @given(strategies.json_values())
-def test_a_frozen_value_equals_what_it_was_made_of(value: Any) -> None:
+def test_frozen_value_equals_its_source(value: Any) -> None:
     frozen = freeze(value)
 
     assert frozen == value
@@ -58,7 +58,7 @@ def test_a_frozen_value_equals_what_it_was_made_of(value: Any) -> None:
 
 
 @given(st.dictionaries(strategies.text, strategies.json_values()) | st.lists(strategies.json_values()))
-def test_a_container_is_copied_when_it_is_frozen_and_shared_afterwards(value: Any) -> None:
+def test_freezing_copies_containers_and_copies_of_frozen_are_shared(value: Any) -> None:
     before = copy.deepcopy(value)
     frozen = freeze(value)
     value.clear()
@@ -69,7 +69,7 @@ def test_a_container_is_copied_when_it_is_frozen_and_shared_afterwards(value: An
     assert frozen == rebuilt(*arguments)
 
 
-def test_frozen_containers_are_real_dicts_and_lists_all_the_way_down() -> None:
+def test_nested_frozen_containers_are_dicts_and_lists() -> None:
     frozen = freeze({"a": [{"b": (1, 2)}], "c": MappingProxyType({"d": OrderedDict(e=1)})})
 
     assert isinstance(frozen, dict)
@@ -173,7 +173,7 @@ def test_operators_that_make_new_values_work() -> None:
 
 @pytest.mark.spec("reliability:JR43", "replay:J6", "replay:J7")
 @given(strategies.not_json, st.data())
-def test_what_is_not_json_is_refused_wherever_it_stands(wrong: Any, data: st.DataObject) -> None:
+def test_non_json_value_is_rejected_with_its_path(wrong: Any, data: st.DataObject) -> None:
     value, path = wrong, "$"
     for _ in range(data.draw(st.integers(0, 3))):
         if data.draw(st.booleans()):
@@ -257,7 +257,7 @@ def test_a_full_stack_is_a_data_error_too() -> None:
     assert DataError in outcomes
 
 
-def test_containers_made_by_hand_are_checked_when_they_are_frozen() -> None:
+def test_manually_built_json_containers_are_checked_on_freeze() -> None:
     for by_hand in (JsonDict({"a": object()}), JsonList([object()]), [JsonDict({"a": [object()]})]):
         with pytest.raises(DataError, match="is not JSON"):
             freeze(by_hand)
@@ -284,7 +284,7 @@ def test_objects_and_texts_are_asked_for_by_kind() -> None:
 # --- text forms -----------------------------------------------------------------------------------------------------
 
 
-def test_compact_keeps_order_and_characters() -> None:
+def test_compact_text_keeps_key_order_and_characters() -> None:
     assert '{"b":1,"a":["ä",null,-0.0]}' == compact(freeze({"b": 1, "a": ["ä", None, -0.0]}))
     with pytest.raises(ValueError, match="not JSON compliant"):
         compact(float("nan"))
@@ -292,14 +292,14 @@ def test_compact_keeps_order_and_characters() -> None:
 
 @pytest.mark.spec("replay:J10")
 @given(st.dictionaries(strategies.text, strategies.json_values()))
-def test_the_canonical_form_depends_on_the_value_and_not_on_the_order_of_keys(value: dict[str, Any]) -> None:
+def test_canonical_text_is_independent_of_key_order(value: dict[str, Any]) -> None:
     turned = dict(reversed(value.items()))
 
     assert canonical(value) == canonical(turned) == canonical(freeze(value))
     assert value == json.loads(canonical(value))
 
 
-def test_the_text_of_what_can_still_change_is_never_remembered() -> None:
+def test_text_of_a_mutable_value_is_not_cached() -> None:
     inner: list[int] = [1]
     made_by_hand = JsonDict({"a": inner})
     assert '{"a":[1]}' == compact(made_by_hand) == canonical(made_by_hand)
@@ -308,13 +308,13 @@ def test_the_text_of_what_can_still_change_is_never_remembered() -> None:
 
 
 @pytest.mark.spec("replay:J10")
-def test_the_canonical_form_tells_ints_floats_null_and_absent_apart() -> None:
+def test_canonical_text_distinguishes_int_float_null_and_absent() -> None:
     assert '{"a":[0.0,{"b":1.0}],"z":"é"}' == canonical({"z": "é", "a": [-0.0, {"b": 1.0}]})
     assert 4 == len({canonical(v) for v in ({"a": 1}, {"a": 1.0}, {"a": None}, {})})
     assert 2 == len({canonical("é"), canonical("e\u0301")})
 
 
-def test_thawing_copies_containers_of_every_kind_and_leaves_the_rest_alone() -> None:
+def test_thaw_copies_all_containers_and_nothing_else() -> None:
     class Odd(str):
         __slots__ = ()
 
@@ -332,7 +332,7 @@ MEMBERS = st.one_of(
 
 @pytest.mark.spec("reliability:JR43")
 @given(st.dictionaries(st.one_of(st.text(max_size=3), st.integers(), st.just("\ud800")), MEMBERS, max_size=3))
-def test_an_object_is_frozen_or_refused_as_any_value_is(value):
+def test_freeze_object_agrees_with_freeze(value):
     def outcome(fn):
         try:
             frozen = fn(value)
@@ -351,7 +351,7 @@ PARTS = st.recursive(
 
 
 @given(PARTS, PARTS)
-def test_what_is_said_to_differ_leads_from_one_value_to_the_other(one: Any, other: Any) -> None:
+def test_differences_lead_from_one_value_to_the_other(one: Any, other: Any) -> None:
     found = list(differences(one, other))
 
     assert (compact(freeze(one)) == compact(freeze(other))) or found or canonical(one) == canonical(other)
@@ -371,7 +371,7 @@ def _at(value: Any, pointer: str) -> Any:
 
 
 @given(st.text("ab"), st.text("ab"))
-def test_texts_are_the_same_up_to_where_they_part_and_not_beyond(one: str, other: str) -> None:
+def test_first_difference_is_the_length_of_the_common_prefix(one: str, other: str) -> None:
     same = first_difference(one, other)
 
     assert one[:same] == other[:same]

@@ -19,7 +19,7 @@ PACKAGES = (
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_of_a_package_is_there_and_listed(package: str) -> None:
+def test_every_name_of_a_package_exists_and_is_listed(package: str) -> None:
     module = importlib.import_module(package)
 
     assert [] == [name for name in module.__all__ if getattr(module, name, None) is None]
@@ -36,7 +36,7 @@ def test_a_package_alone_loads_none_of_its_modules(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_name_that_is_not_there_is_told_with_its_package(package: str) -> None:
+def test_missing_name_error_names_its_package(package: str) -> None:
     module = importlib.import_module(package)
 
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nothing'"):
@@ -45,7 +45,7 @@ def test_a_name_that_is_not_there_is_told_with_its_package(package: str) -> None
         exec(f"from {package} import Nothing")
 
 
-def test_a_name_is_looked_up_once() -> None:
+def test_package_name_is_resolved_once() -> None:
     module = importlib.import_module("stepengine.models")
     vars(module).pop("Models", None)
 
@@ -53,7 +53,7 @@ def test_a_name_is_looked_up_once() -> None:
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "stepengine.context", "stepengine.journal", "stepengine.tools.bundled"])
-def test_no_module_has_the_name_of_what_its_package_gives(package: str) -> None:
+def test_no_module_shadows_a_name_its_package_exports(package: str) -> None:
     """
     Importing such a module would put it in the place of the function: which of them a user gets would be a matter of order.
     """

@@ -112,7 +112,7 @@ def data_urls(kind: str, data: bytes) -> list[str]:
 
 @pytest.mark.spec("providers:PV140")
 @given(st.sampled_from(IMAGES), st.sampled_from(["image/jpg", "image/png"]), st.binary(max_size=9))
-def test_data_urls_are_data_in_every_place(kind, stated, more):
+def test_data_urls_become_data_in_every_message_form(kind, stated, more):
     data = FILES[kind] + more
     for url in data_urls(stated, data):
         made = ImagePart(data=data, mime_type=kind)
@@ -128,7 +128,7 @@ def test_data_urls_are_data_in_every_place(kind, stated, more):
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64", "data:image/png;base64,a", "data:image/png;base64,%%%"])
-def test_a_broken_data_url_is_an_error_that_says_so(url):
+def test_broken_data_url_raises_a_clear_error(url):
     with pytest.raises(DataError, match="data: address"):
         ImagePart(url=url)
 

@@ -76,7 +76,7 @@ PARTS = (
 
 @pytest.mark.spec("requirements:B14", "requirements:B12", "requirements:B15")
 @pytest.mark.parametrize("kind", list(CONTENTS), ids=lambda kind: kind.__name__)
-def test_a_message_takes_strings_and_its_own_parts_and_nothing_else(kind: Any) -> None:
+def test_message_accepts_strings_and_its_own_parts_only(kind: Any) -> None:
     for part in PARTS:
         if type(part) in CONTENTS[kind]:
             assert (part,) == kind(part).content == kind([part]).content == kind((part,)).content
@@ -91,7 +91,7 @@ def test_a_message_takes_strings_and_its_own_parts_and_nothing_else(kind: Any) -
     assert (TextPart("text"),) == kind("text").content
 
 
-def test_an_empty_string_is_no_part_of_a_message_but_a_result() -> None:
+def test_empty_string_is_a_part_of_results_only() -> None:
     assert () == UserMessage("").content == AssistantMessage("").content
     assert (TextPart(""),) == ToolResult("").content == ToolMessage("c1", "t", "").content
 
@@ -107,7 +107,7 @@ def test_media_have_one_source(kind: Any) -> None:
 
 
 @pytest.mark.spec("reliability:JR43", "replay:J7")
-def test_text_that_no_encoding_can_store_is_refused_where_it_comes_in() -> None:
+def test_unencodable_text_is_rejected_on_construction() -> None:
     makers: list[Callable[[Any], Any]] = [
         TextPart,
         ThinkingPart,
@@ -161,7 +161,7 @@ def test_parts_are_hashable_values() -> None:
 
 @pytest.mark.spec("requirements:B16", "requirements:B13")
 @pytest.mark.parametrize("given", [0, 1], ids=["defaults", "everything set"])
-def test_a_numbered_call_and_a_named_result_are_otherwise_what_they_were(given: int) -> None:
+def test_numbering_a_call_or_result_changes_nothing_else(given: int) -> None:
     part = [
         ToolCallPart("", "look"),
         ToolCallPart("", "look", {"at": 1}, raw_input="{", input_error="cut", provider_data={"id": "x"}),
@@ -269,7 +269,7 @@ def test_a_state_evolves_and_the_old_one_stays(state: AgentState) -> None:
 
 
 @pytest.mark.spec("requirements:D18")
-def test_a_state_from_messages_numbers_its_next_call_after_those_it_holds() -> None:
+def test_state_from_messages_continues_call_numbering() -> None:
     def history(*call_ids: str) -> list[Any]:
         return [m for i in call_ids for m in (AssistantMessage([ToolCallPart(i, "t")]), ToolMessage(i, "t", ""))]
 

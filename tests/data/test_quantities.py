@@ -37,7 +37,7 @@ def test_another_text_is_no_age(text: str) -> None:
 
 
 @pytest.mark.spec("studio:SV32")
-def test_a_size_is_a_number_of_bytes_or_of_a_binary_unit() -> None:
+def test_size_is_bytes_or_a_binary_unit() -> None:
     assert [0, 7, 2048, 3 << 20, 2 << 30] == [parse_size(text) for text in ("0", "7", "2KiB", "3 mib", "2GiB")]
 
 
@@ -56,7 +56,7 @@ def test_an_age_is_shown_in_its_largest_unit() -> None:
 
 
 @given(st.timedeltas(min_value=timedelta(), max_value=timedelta(36_500)))
-def test_a_shown_age_can_be_parsed_and_is_never_longer_than_the_real_one(age: timedelta) -> None:
+def test_formatted_age_parses_and_never_exceeds_the_age(age: timedelta) -> None:
     shown = parse_age(format_age(age))
 
     assert shown <= age < 2 * shown + timedelta(seconds=1)
@@ -71,7 +71,7 @@ def test_a_shown_age_can_be_parsed_and_is_never_longer_than_the_real_one(age: ti
     ],
     ids=["tokens add", "deploy gc"],
 )
-def test_every_command_refuses_a_text_that_is_no_age_with_the_same_examples(command: list[str]) -> None:
+def test_commands_reject_invalid_ages_with_the_same_examples(command: list[str]) -> None:
     refused = CliRunner().invoke(app, [*command, "1h30m"])
 
     assert 2 == refused.exit_code

@@ -38,7 +38,7 @@ def test_a_reference_with_a_target_is_accepted(schema):
         ({"$ref": "#/parts/A", "parts": {"A": {"$ref": "#/parts/C"}}}, "#/parts/A/$ref"),
     ],
 )
-def test_a_reference_without_a_target_is_refused_with_its_place(schema, at):
+def test_reference_without_target_is_rejected_with_its_place(schema, at):
     with pytest.raises(DataError, match="does not exist; define its target") as caught:
         check_references("x", schema)
     assert caught.value.message.startswith(f"x at {at}: ")

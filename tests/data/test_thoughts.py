@@ -54,20 +54,20 @@ SAID = [
 
 @pytest.mark.spec("requirements:X53")
 @pytest.mark.parametrize(("text", "thoughts", "said"), THOUGHT)
-def test_thoughts_begin_a_reply_or_end_at_a_tag_of_their_own(text, thoughts, said):
+def test_thoughts_start_a_reply_or_end_at_their_own_tag(text, thoughts, said):
     assert (thoughts, said) == split_thoughts(text)
 
 
 @pytest.mark.spec("requirements:X53")
 @pytest.mark.parametrize("text", SAID)
-def test_a_text_that_only_mentions_tags_is_said_as_it_is(text):
+def test_text_that_mentions_think_tags_is_unchanged(text):
     assert ((), text) == split_thoughts(text)
 
 
 @pytest.mark.spec("requirements:X53")
 @pytest.mark.parametrize("tag", TAGS)
 @given(thought=st.text("ab <>/`\n"), said=st.text("ab ."))
-def test_what_follows_the_thoughts_is_never_lost(tag, thought, said):
+def test_text_after_thoughts_is_never_lost(tag, thought, said):
     told = split_thoughts(f"<{tag}>{thought}</{tag}>\n\n{said}")
 
     assert said.strip() == told.said
@@ -75,13 +75,13 @@ def test_what_follows_the_thoughts_is_never_lost(tag, thought, said):
 
 @pytest.mark.spec("requirements:X53")
 @given(st.text("ab .\n`~").map(str.strip))
-def test_nothing_is_taken_from_a_text_without_tags(text):
+def test_text_without_tags_is_unchanged(text):
     assert ((), text) == split_thoughts(text)
     assert text.strip() == split_thoughts(f"<think>x</think>{text}").said
 
 
 @pytest.mark.spec("requirements:X53")
-def test_messages_and_replies_keep_their_text_and_say_what_is_said():
+def test_messages_keep_raw_text_and_expose_said_text():
     parts = (ThinkingPart("hm"), TextPart("<think>a"), TextPart("b</think>c"))
     for whole in (AssistantMessage(parts), ModelReply(parts)):
         assert ("<think>ab</think>c", "c") == (whole.text, whole.said)

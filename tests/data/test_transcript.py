@@ -174,7 +174,7 @@ def test_a_history_that_only_grows_copies_no_message(copies: list[int]) -> None:
 
 
 @pytest.mark.spec("reliability:RS02")
-def test_an_empty_transcript_keeps_nothing_of_the_conversations_that_begin_with_it() -> None:
+def test_empty_transcript_keeps_no_reference_to_its_extensions() -> None:
     """
     A module may have one as a constant, which lives as long as the process.
     """
@@ -360,7 +360,7 @@ def test_a_memo_travels_with_its_messages_into_other_transcripts(messages: list[
     assert [s + 1 for s in sizes] == list(first.memo("other", lambda message: size(message) + 1))
 
 
-def test_a_memo_of_one_version_does_not_grow_with_the_next() -> None:
+def test_memo_of_a_version_does_not_grow_with_later_versions() -> None:
     old = Transcript([UserMessage("a"), UserMessage("bb")])
     sizes = old.memo("size", lambda message: len(message.text))
     old.append(UserMessage("ccc")).memo("size", lambda message: len(message.text))
@@ -384,7 +384,7 @@ def test_a_memo_that_fails_is_not_kept() -> None:
     assert [1] == list(transcript.memo("size", lambda message: 1))
 
 
-def test_a_fold_goes_on_where_an_earlier_version_stopped() -> None:
+def test_fold_resumes_from_an_earlier_version() -> None:
     calls: list[str] = []
 
     def count(value: int, message: Any) -> int:
@@ -400,14 +400,14 @@ def test_a_fold_goes_on_where_an_earlier_version_stopped() -> None:
     assert ["a", "b", "c", "d"] == calls
 
 
-def test_strangers_share_no_known_prefix_though_they_are_equal() -> None:
+def test_equal_unrelated_transcripts_share_no_prefix() -> None:
     one, other = Transcript([text]), Transcript([text])
 
     assert one == other
     assert 0 == one.shared_prefix(other)
 
 
-def test_a_long_line_of_forks_still_knows_its_nearest_ancestors() -> None:
+def test_deep_forks_still_know_their_nearest_ancestors() -> None:
     versions = [Transcript([UserMessage(str(n)) for n in range(20)])]
     for n in range(20):
         last = versions[-1]
@@ -418,7 +418,7 @@ def test_a_long_line_of_forks_still_knows_its_nearest_ancestors() -> None:
     assert all(versions[-1].shared_prefix(v) in (0, len(v)) for v in versions)
 
 
-def test_it_is_a_sequence_and_nothing_else() -> None:
+def test_transcript_behaves_as_an_immutable_sequence() -> None:
     transcript = Transcript([text, *step("c1")])
 
     assert "<Transcript of 3 messages>" == repr(transcript)
@@ -459,9 +459,7 @@ def test_every_version_knows_its_own_calls_and_no_others(actions: list[tuple[int
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8), st.integers(0, 8))
-def test_what_a_shorter_transcript_leaves_out_is_found_as_often_as_it_is_missing(
-    before: list[str], after: list[str], shared: int
-) -> None:
+def test_left_out_of_returns_each_missing_message_in_order(before: list[str], after: list[str], shared: int) -> None:
     whole = Transcript([UserMessage(word) for word in before])
     for shorter, words in (
         (Transcript([UserMessage(word) for word in after]), after),

@@ -126,7 +126,7 @@ def test_gaps_of_limits_are_filled_from_below(run: Limits, agent: Limits, engine
 
 
 @given(strategies.limits, strategies.limits)
-def test_no_limit_is_above_its_cap_and_what_is_below_stays(own: Limits, most: Limits) -> None:
+def test_cap_lowers_limits_above_it_and_keeps_the_others(own: Limits, most: Limits) -> None:
     names = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth")
     capped = own.cap({name: getattr(most, name) for name in names})
 
@@ -155,7 +155,7 @@ def test_the_default_limits_are_the_documented_ones() -> None:
 
 
 @given(strategies.settings, strategies.settings)
-def test_merged_settings_take_what_is_set_on_top(base: ModelSettings, over: ModelSettings) -> None:
+def test_merged_settings_prefer_values_of_the_override(base: ModelSettings, over: ModelSettings) -> None:
     merged = base.merged(over)
 
     for name in (a.name for a in attrs.fields(ModelSettings)):
@@ -165,7 +165,7 @@ def test_merged_settings_take_what_is_set_on_top(base: ModelSettings, over: Mode
     assert merged.merged(over) == merged
 
 
-def test_one_stop_sequence_may_be_given_as_a_string() -> None:
+def test_single_stop_sequence_may_be_a_string() -> None:
     assert ("END",) == ModelSettings(stop_sequences="END").stop_sequences
     assert ("END",) == ModelSettings(stop_sequences=["END"]).stop_sequences
 
@@ -205,7 +205,7 @@ def test_a_hook_context_shows_the_state_of_its_moment() -> None:
     assert JsonDict is type(context.metadata)
 
 
-def test_a_step_context_tells_the_recorded_time_and_passes_notes_on() -> None:
+def test_step_context_returns_recorded_time_and_forwards_notes() -> None:
     created = datetime(2026, 1, 2, tzinfo=UTC)
     sent: list[Any] = []
     elapsed = iter([0, 1_500])
@@ -233,7 +233,7 @@ def test_a_step_context_tells_the_recorded_time_and_passes_notes_on() -> None:
         context.prompt = "other"  # type: ignore[misc]
 
 
-def test_a_change_freezes_what_it_is_given() -> None:
+def test_change_freezes_its_arguments() -> None:
     change = Change(messages=[UserMessage("hi")], view=Transcript(), context={"a": [1]}, tail=[UserMessage("x")])
 
     assert Transcript([UserMessage("hi")]) == change.messages
@@ -251,7 +251,7 @@ def test_a_change_freezes_what_it_is_given() -> None:
 
 
 @given(strategies.questions, st.booleans() | strategies.text)
-def test_what_a_caller_answers_becomes_a_choice_or_free_text(question: Question, given_answer: bool | str) -> None:
+def test_callers_answer_becomes_a_choice_or_free_text(question: Question, given_answer: bool | str) -> None:
     answer = to_answer(given_answer, question)
     text = {True: "yes", False: "no"}.get(given_answer) if isinstance(given_answer, bool) else given_answer
 
@@ -269,14 +269,14 @@ def test_bools_are_yes_and_no() -> None:
 
 
 @pytest.mark.parametrize("text", ["yes", "y", "YES", " Allow ", "true"])
-def test_words_that_agree(text: str) -> None:
+def test_agreeing_words_count_as_approval(text: str) -> None:
     assert Answer(text=text).agrees
     assert Answer(selected=(text,)).agrees
     assert not Answer(text=text, declined=True).agrees
 
 
 @given(strategies.text)
-def test_nothing_else_agrees(text: str) -> None:
+def test_other_words_do_not_count_as_approval(text: str) -> None:
     assume(text.strip().lower() not in {"yes", "y", "allow", "true"})
 
     assert not Answer(text=text).agrees
@@ -307,7 +307,7 @@ def test_decisions_have_one_maker_each() -> None:
 
 
 @pytest.mark.spec("ecosystem:EC97")
-def test_stop_reasons_are_a_closed_set_with_a_default_by_content() -> None:
+def test_stop_reasons_are_closed_and_default_by_content() -> None:
     assert ["end_turn", "tool_use", "max_tokens", "stop_sequence", "refusal", "pause", "error"] == list(StopReason)
     call = ToolCallPart("", "t")
     assert StopReason.TOOL_USE is ModelReply(["text", call]).stop_reason
@@ -325,14 +325,14 @@ def test_a_reply_reads_like_a_message() -> None:
     assert () == ModelReply("").content
 
 
-def test_a_request_shows_history_and_tail_as_the_model_sees_them() -> None:
+def test_request_lists_history_followed_by_tail() -> None:
     request = ModelRequest("m/x", messages=Transcript([UserMessage("a")]), tail=[UserMessage("b")])
 
     assert (UserMessage("a"), UserMessage("b")) == request.all_messages
 
 
 @pytest.mark.spec("requirements:B15")
-def test_tool_result_text_makes_a_result_on_the_class_and_reads_one_on_a_result() -> None:
+def test_tool_result_text_builds_on_class_and_reads_on_instance() -> None:
     made = ToolResult.text("fine", tool_name="t")
 
     assert ToolResult((TextPart("fine"),), tool_name="t") == made
@@ -345,7 +345,7 @@ def test_tool_result_text_makes_a_result_on_the_class_and_reads_one_on_a_result(
 
 
 @pytest.mark.spec("requirements:B15")
-def test_results_say_whether_they_failed_and_what_they_hold() -> None:
+def test_results_expose_error_state_and_data() -> None:
     assert ToolResult.error("no").is_error
     assert "denied" == ToolResult.error("no", status="denied").status
     assert not ToolResult.pending("q1").is_error
@@ -359,7 +359,7 @@ def test_results_say_whether_they_failed_and_what_they_hold() -> None:
     assert JsonList is type(SideEffect("k", details=[1]).details)
 
 
-def test_a_run_result_gives_its_output_or_raises() -> None:
+def test_unwrap_returns_the_output_or_raises() -> None:
     state = AgentState(agent_id="a")
     cause = ValueError("broken")
     waiting = RunResult[str](
@@ -438,7 +438,7 @@ def test_thinking_is_shown_and_changed_by_its_public_words(thinking: Thinking) -
 
 
 @given(strategies.spendings)
-def test_a_child_says_what_it_used_and_cost_in_the_words_of_a_run(spending: Spending) -> None:
+def test_child_result_reports_usage_and_cost_like_a_run(spending: Spending) -> None:
     child = ChildResult(agent_id="kid", spending=spending)
     run = RunResult(status=RunStatus.COMPLETED, state=AgentState(), spending=spending)
 

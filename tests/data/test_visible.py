@@ -39,7 +39,7 @@ ATTACKS = {
 @pytest.mark.spec("reliability:UI01", "reliability:UI02")
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 @pytest.mark.parametrize("strict", [False, True])
-def test_nothing_that_steers_a_terminal_is_left(attack: str, strict: bool) -> None:
+def test_terminal_control_sequences_are_escaped(attack: str, strict: bool) -> None:
     shown = visible(attack, strict=strict)
 
     assert "\\" in shown
@@ -48,7 +48,7 @@ def test_nothing_that_steers_a_terminal_is_left(attack: str, strict: bool) -> No
 
 @pytest.mark.spec("reliability:UI01", "reliability:UI02")
 @given(st.text(st.characters()), st.booleans())
-def test_whatever_the_text_only_line_ends_tabs_and_joiners_stay(text: str, strict: bool) -> None:
+def test_any_text_keeps_only_newlines_tabs_and_joiners_hidden(text: str, strict: bool) -> None:
     shown = visible(text, strict=strict)
     kept = {c for c in shown if unicodedata.category(c) in HIDDEN}
 
@@ -62,7 +62,7 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 
 
 @pytest.mark.spec("reliability:UI01")
-def test_escapes_say_what_was_there() -> None:
+def test_escapes_show_the_original_code_points() -> None:
     assert r"\x1b[2J \x9b \u202e \U000e0041" == visible("\x1b[2J \x9b \u202e \U000e0041")
     assert r"a\nb\tc\r" == visible("a\nb\tc\r", strict=True)
     assert "a\nb\tc" == visible("a\r\nb\tc")

@@ -97,7 +97,7 @@ MESSAGES = [
 
 
 @pytest.mark.spec("requirements:B18")
-def test_a_foreign_history_is_read() -> None:
+def test_foreign_history_is_read() -> None:
     assert Transcript(MESSAGES) == Transcript.from_dicts(DICTS)
     assert Transcript(MESSAGES) == Transcript.from_dicts([*MESSAGES[:1], DICTS[1], *MESSAGES[2:]])
 
@@ -131,7 +131,7 @@ def without_provider_data(message: Any) -> Any:
 @pytest.mark.spec("requirements:B18")
 @settings(max_examples=40)
 @given(strategies.transcripts)
-def test_what_is_written_is_read_back_but_for_provider_data(transcript: Transcript) -> None:
+def test_foreign_form_round_trips_except_provider_data(transcript: Transcript) -> None:
     dicts = json.loads(json.dumps(transcript.to_dicts()))
 
     assert [without_provider_data(m) for m in transcript] == list(Transcript.from_dicts(dicts))
@@ -147,7 +147,7 @@ def test_results_that_follow_each_other_share_one_user_message() -> None:
 
 @settings(max_examples=40)
 @given(strategies.transcripts)
-def test_messages_in_our_own_stored_form_lose_nothing(transcript: Transcript) -> None:
+def test_our_stored_form_round_trips_through_from_dicts(transcript: Transcript) -> None:
     stored = [to_json(m) for m in transcript]
     for message in stored:
         del message["stepengine"]
@@ -208,7 +208,7 @@ BROKEN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "path"), BROKEN, ids=[f"{n}-{path}" for n, (_, path) in enumerate(BROKEN)])
-def test_a_history_that_cannot_be_read_says_where(messages: list[Any], path: str) -> None:
+def test_unreadable_history_is_rejected_with_its_path(messages: list[Any], path: str) -> None:
     with pytest.raises(DataError) as caught:
         read_history(messages)
 
@@ -217,13 +217,13 @@ def test_a_history_that_cannot_be_read_says_where(messages: list[Any], path: str
 
 
 @pytest.mark.parametrize("messages", [DICTS[:2], DICTS[2:3], [to_json(Usage()) | {"type": "usage"}]])
-def test_a_foreign_history_that_does_not_pair_is_refused(messages: list[Any]) -> None:
+def test_unpaired_foreign_history_is_rejected(messages: list[Any]) -> None:
     with pytest.raises((TranscriptError, DataError)):
         AgentState.from_dicts(messages)
 
 
 @given(st.data())
-def test_a_broken_foreign_history_is_one_of_our_errors(data: st.DataObject) -> None:
+def test_mutated_foreign_history_loads_or_raises_our_errors(data: st.DataObject) -> None:
     dicts = copy.deepcopy(DICTS)
     node: Any = dicts
     while isinstance(node, (dict, list)) and node:
@@ -271,7 +271,7 @@ CALLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.spec("requirements:B18")
-def test_calls_and_results_in_the_form_of_chat_completions_are_read() -> None:
+def test_chat_completions_calls_and_results_are_read() -> None:
     state = AgentState.from_dicts(CALLS)
     user_message, assistant_message, *results, refused = state.message_history
     first, second, third, cut, listed = assistant_message.tool_calls
@@ -328,14 +328,14 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.spec("requirements:B18")
 @pytest.mark.parametrize(("messages", "path"), REFUSED, ids=[f"{n}-{path}" for n, (_, path) in enumerate(REFUSED)])
-def test_what_is_neither_form_is_refused_by_name_and_never_dropped(messages: list[Any], path: str) -> None:
+def test_content_of_neither_form_is_rejected_not_dropped(messages: list[Any], path: str) -> None:
     with pytest.raises(DataError) as caught:
         read_history(messages)
 
     assert path == caught.value.path
 
 
-def test_arguments_that_are_nested_beyond_all_measure_are_kept_as_text() -> None:
+def test_too_deeply_nested_arguments_are_kept_as_text() -> None:
     history = called(id="t1", function={"name": "add", "arguments": '{"a":' * 100_000})
     history.append({"role": "tool", "tool_call_id": "t1", "content": ""})
     (call,) = read_history(history).messages[1].tool_calls
@@ -346,7 +346,7 @@ def test_arguments_that_are_nested_beyond_all_measure_are_kept_as_text() -> None
 @pytest.mark.spec("requirements:B18")
 @settings(max_examples=40)
 @given(st.data())
-def test_a_member_that_holds_something_is_read_or_refused(data: st.DataObject) -> None:
+def test_unknown_non_empty_member_is_rejected_with_its_path(data: st.DataObject) -> None:
     role = data.draw(st.sampled_from(["user", "assistant", "system"]))
     name = data.draw(st.text(min_size=1).filter(lambda n: n not in {*MEMBERS[role], *ABOUT_A_REPLY, "role", "content"}))
 

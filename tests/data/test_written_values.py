@@ -55,9 +55,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.spec("requirements:A15", "requirements:A16")
 @pytest.mark.parametrize(("kind", "written", "said"), WRONG)
-def test_a_value_of_the_wrong_kind_is_refused_where_it_is_written(
-    kind: Any, written: dict[str, Any], said: str
-) -> None:
+def test_value_of_the_wrong_kind_is_rejected_with_its_field(kind: Any, written: dict[str, Any], said: str) -> None:
     (field,) = written
 
     with pytest.raises(DefinitionError, match=said) as caught:
@@ -79,7 +77,7 @@ def test_a_value_of_the_wrong_kind_is_refused_where_it_is_written(
         (Complete, {"tools": 3}),
     ],
 )
-def test_what_a_handler_yields_is_refused_where_it_is_made(kind: Any, written: dict[str, Any]) -> None:
+def test_invalid_yieldable_fields_are_rejected_on_construction(kind: Any, written: dict[str, Any]) -> None:
     (field,) = written
 
     with pytest.raises(BadYield, match=rf"{kind.__name__}\({field}=...\) is .*, not "):
@@ -96,12 +94,12 @@ def test_what_a_handler_yields_is_refused_where_it_is_made(kind: Any, written: d
         ("output_schema", "a number"),
     ],
 )
-def test_a_field_of_a_definition_is_refused_also_when_it_is_empty(field: str, value: Any) -> None:
+def test_empty_definition_field_of_the_wrong_kind_is_rejected(field: str, value: Any) -> None:
     with pytest.raises(DefinitionError, match=rf"agent 'a': {field} is .*, not "):
         AgentDefinition("a", **{field: value})
 
 
-def test_an_extra_that_is_no_object_is_named() -> None:
+def test_extra_that_is_no_object_is_rejected() -> None:
     with pytest.raises(DataError, match="expected a JSON object at extra, not a list"):
         ModelSettings(extra=[1])  # type: ignore[arg-type]
 
@@ -120,7 +118,7 @@ def test_prompt_and_params_in_one_dict_are_an_input_schema(params: Any, prompt: 
 
 
 @pytest.mark.parametrize("schema", [{"properties": {"prompt": {"type": "string"}}}, {}])
-def test_any_other_schema_is_that_of_params_alone(schema: Any) -> None:
+def test_other_input_schemas_describe_params_alone(schema: Any) -> None:
     assert AgentDefinition("a", input_schema=schema).input_schema == InputSchema(params=schema)
 
 

@@ -94,7 +94,7 @@ UNPACKED: dict[str, tuple[Any, dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(UNPACKED))
-def test_a_yieldable_yields_itself_once_and_gives_its_own_value(name: str) -> None:
+def test_yieldable_yields_itself_once_and_unpacks_its_value(name: str) -> None:
     yieldable, answer, expected = UNPACKED[name]
 
     assert expected == sent(yieldable, **answer)
@@ -130,7 +130,7 @@ def test_a_tool_call_without_any_result_raises() -> None:
 
 
 @pytest.mark.parametrize("status", [RunStatus.FAILED, RunStatus.SUSPENDED])
-def test_a_child_that_did_not_complete_raises_with_its_error_as_cause(status: RunStatus) -> None:
+def test_incomplete_child_raises_with_its_error_as_cause(status: RunStatus) -> None:
     cause = ModelError("no credit")
     result: ChildResult[Any] = ChildResult(agent_id="kid", status=status, error=cause)
 
@@ -223,7 +223,7 @@ def test_a_wrong_field_fails_where_the_author_builds_the_object(case: str) -> No
     ],
     ids=["ToolCall", "AgentCall", "Ask", "StepText", "prompt", "option"],
 )
-def test_what_is_not_json_fails_where_the_author_builds_the_object(make: Callable[[], Any], path: str) -> None:
+def test_non_json_value_in_a_yieldable_is_rejected_on_construction(make: Callable[[], Any], path: str) -> None:
     with pytest.raises(DataError) as caught:
         make()
 
@@ -302,7 +302,7 @@ def test_every_error_of_an_author_is_one_of_ours() -> None:
     assert all(issubclass(e, StepEngineError) for e in (BadYield, ChildError, DataError, PerformError, ToolError))
 
 
-def test_the_text_of_a_step_is_what_the_newest_reply_says_without_thoughts() -> None:
+def test_step_text_is_the_newest_reply_without_thoughts() -> None:
     call = ToolCallPart("c1", "look")
     history = [UserMessage("q"), AssistantMessage(" <think>hm</think> said \n")]
     called = [*history, AssistantMessage([call]), ToolMessage("c1", "look", "result")]
@@ -314,7 +314,7 @@ def test_the_text_of_a_step_is_what_the_newest_reply_says_without_thoughts() -> 
 
 @pytest.mark.spec("requirements:X69")
 @pytest.mark.parametrize("other", ["yes", "", True, 0, 1.5, {}, {"a": 1}, [], ["yes"], (), (1,)], ids=repr)
-def test_a_step_result_refuses_to_be_compared_with_what_yield_from_gives(other: Any) -> None:
+def test_comparing_a_step_result_with_a_value_raises(other: Any) -> None:
     for compare in (lambda a, b: a == b, lambda a, b: a != b, lambda a, b: b == a, lambda a, b: a in [b, b]):
         with pytest.raises(TypeError, match="yield from"):
             compare(StepResult(state), other)
@@ -328,7 +328,7 @@ def test_a_step_result_is_neither_true_nor_false() -> None:
 
 
 @pytest.mark.spec("requirements:X69")
-def test_an_unknown_attribute_of_a_step_result_gives_the_hint_and_what_asks_for_it_goes_on_to_work() -> None:
+def test_step_result_attribute_error_hints_at_yield_from() -> None:
     result = StepResult(state, (ok,), value="yes")
 
     with pytest.raises(AttributeError, match=r"'lower'; .*yield from") as caught:

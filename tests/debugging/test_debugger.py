@@ -69,7 +69,7 @@ def debugger(journal: MemoryJournal, agent: Any = AGENT) -> Any:
 
 
 @pytest.mark.spec("evaluation:JG6", "evaluation:JG3", "evaluation:JG35")
-def test_wherever_it_came_from_a_position_is_always_the_same_moment(journal: MemoryJournal) -> None:
+def test_moving_to_a_position_gives_the_same_moment_from_anywhere(journal: MemoryJournal) -> None:
     """
     A walk back and forth over all pairs of positions finds at each one what a walk from the start finds there.
     """
@@ -89,7 +89,7 @@ def test_wherever_it_came_from_a_position_is_always_the_same_moment(journal: Mem
 
 
 @pytest.mark.spec("evaluation:JG6", "evaluation:JG20", "evaluation:JG22")
-def test_it_gives_the_real_objects_and_says_whether_it_found_what_it_looked_for(journal: MemoryJournal) -> None:
+def test_run_until_returns_real_objects_and_reports_whether_it_matched(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         assert one.run_until("len(seen) == 2")
         assert ["text of a0", "text of a1"] == one.moment().frames[0].locals["seen"]
@@ -105,7 +105,7 @@ def test_it_gives_the_real_objects_and_says_whether_it_found_what_it_looked_for(
 
 
 @pytest.mark.spec("evaluation:JG30")
-def test_evaluating_changes_nothing_with_and_without_a_process_of_its_own(
+def test_evaluate_changes_no_recorded_value_with_or_without_fork(
     journal: MemoryJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for forks in (True, False):
@@ -123,7 +123,7 @@ def test_evaluating_changes_nothing_with_and_without_a_process_of_its_own(
                 one.evaluate("seen", 9)
 
 
-def test_only_looking_is_harmless() -> None:
+def test_is_harmless_accepts_reads_and_rejects_calls_and_assignments() -> None:
     looks = ["a", "a.b[0]", "len(a) == 2 and not b", "a + 1 > -2", "x in (1, 2)"]
     acts = ["a.pop()", "f(a)", "[x for x in a]", "(a := 1)", "(yield)", "open('f')", "len(f())"]
 
@@ -131,7 +131,7 @@ def test_only_looking_is_harmless() -> None:
 
 
 @pytest.mark.spec("evaluation:JG21", "evaluation:JG110")
-def test_places_that_there_are_not_are_refused_and_the_position_stays(journal: MemoryJournal) -> None:
+def test_goto_unknown_position_raises_and_keeps_the_position(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         one.goto(2)
         for place in (9, "99999999999999", "#77", "3#1", "x", "#5.5", ""):
@@ -144,7 +144,7 @@ def test_places_that_there_are_not_are_refused_and_the_position_stays(journal: M
 
 
 @pytest.mark.spec("evaluation:JG38")
-def test_code_that_does_something_else_is_stood_at_the_last_good_place(journal: MemoryJournal) -> None:
+def test_diverging_code_stops_at_the_last_matching_position(journal: MemoryJournal) -> None:
     def edited(ctx: Any) -> Any:
         for number in range(4):
             yield STEP
@@ -161,7 +161,7 @@ def test_code_that_does_something_else_is_stood_at_the_last_good_place(journal: 
 
 
 @pytest.mark.spec("evaluation:JG24")
-def test_a_difference_tells_what_came_went_and_changed(journal: MemoryJournal) -> None:
+def test_diff_lists_added_removed_and_changed_values(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         one.goto(2)
         lines = one.diff(1, "#5")
@@ -177,7 +177,7 @@ def test_a_difference_tells_what_came_went_and_changed(journal: MemoryJournal) -
 
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
-async def test_a_fork_goes_on_with_another_outcome_and_an_open_question_with_an_answer(journal: MemoryJournal) -> None:
+async def test_fork_continues_with_another_outcome_or_an_answer(journal: MemoryJournal) -> None:
     lines = journal.content()
     with Engine([AGENT], models=ScriptedModel([])) as engine, debug(engine, journal) as one:
         one.goto("#7")
@@ -194,7 +194,7 @@ async def test_a_fork_goes_on_with_another_outcome_and_an_open_question_with_an_
 
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG7")
-async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the_record(journal: MemoryJournal) -> None:
+async def test_served_fork_runs_no_tool_and_reuses_recorded_results(journal: MemoryJournal) -> None:
     @tool(name="read")
     def refused(path: str) -> str:
         """Read."""
@@ -216,7 +216,7 @@ async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the
 
 
 @pytest.mark.spec("evaluation:JG6", "evaluation:JG32")
-def test_a_place_is_told_of_as_json_and_its_handlers_are_closed_with_the_debugger(journal: MemoryJournal) -> None:
+def test_position_converts_to_json_and_closing_closes_handlers(journal: MemoryJournal) -> None:
     closed: list[int] = []
 
     def closing(ctx: Any) -> Any:
@@ -240,7 +240,7 @@ def test_a_place_is_told_of_as_json_and_its_handlers_are_closed_with_the_debugge
 
 
 @pytest.mark.spec("evaluation:JG4")
-def test_hooks_and_the_request_of_a_moment_are_those_of_its_step(journal: MemoryJournal) -> None:
+def test_moment_has_hooks_and_request_of_its_step(journal: MemoryJournal) -> None:
     def noted(ctx: Any) -> Change:
         return Change(context={"size": len(ctx.state.message_history)})
 
@@ -254,7 +254,7 @@ def test_hooks_and_the_request_of_a_moment_are_those_of_its_step(journal: Memory
 
 
 @pytest.mark.spec("evaluation:JG113")
-def test_a_hook_of_the_engine_that_changed_nothing_is_not_shown(journal: MemoryJournal) -> None:
+def test_engine_hooks_without_changes_are_not_shown(journal: MemoryJournal) -> None:
     def mine(ctx: Any) -> None:
         """Change nothing."""
 
@@ -266,7 +266,7 @@ def test_a_hook_of_the_engine_that_changed_nothing_is_not_shown(journal: MemoryJ
 
 
 @pytest.mark.spec("evaluation:JG35")
-def test_a_process_with_threads_is_not_forked() -> None:
+def test_process_with_threads_is_not_forked() -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
@@ -310,7 +310,7 @@ agent = AgentDefinition("big", model="openai/m", tools=[read], handle_steps=hand
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG34")
-def test_ten_thousand_steps_are_gone_through_both_ways_and_forked_and_the_times_are_printed(tmp_path: Path) -> None:
+def test_ten_thousand_steps_can_be_walked_both_ways_and_forked(tmp_path: Path) -> None:
     """
     Every position and value is asserted; how long each command took is printed, and decides nothing.
     """
@@ -395,7 +395,7 @@ with Engine([agent]) as engine:
 
 @pytest.mark.speed
 @pytest.mark.spec("evaluation:JG34")
-def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_early_one(tmp_path: Path) -> None:
+def test_long_walk_executes_each_step_once_at_constant_cost(tmp_path: Path) -> None:
     """
     Calls of Python functions are counted, in all processes that went there one after the other, and compared with those of
     a stepper that keeps no places to go back to.
@@ -465,7 +465,7 @@ walk._wait_for_forks = twice
 """
 
 
-def test_a_process_that_is_woken_once_more_at_the_end_lives_on() -> None:
+def test_forked_walk_survives_an_extra_wakeup_signal() -> None:
     assert ("went on with 3\n", 0) == walked_by(WOKEN_TWICE)
 
 
@@ -489,5 +489,5 @@ walk._fork_active_process = slowly
 
 
 @pytest.mark.deep
-def test_a_signal_that_a_thread_of_a_library_gets_ends_nothing_and_is_not_missed() -> None:
+def test_signal_delivered_to_native_thread_is_not_lost() -> None:
     assert ("went on with 3\n", 0) == walked_by(BESIDE_NATIVE_THREADS)

@@ -90,7 +90,7 @@ def variables(found: MomentPreview) -> dict[str, str]:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
-def test_the_same_place_is_seen_under_the_code_of_each_save_and_this_process_imports_none_of_it(project: Path) -> None:
+def test_each_save_is_previewed_in_a_fresh_process(project: Path) -> None:
     """
     All saves have one size, and come within a second: what is known by second and size would be the old code.
     """
@@ -110,7 +110,7 @@ def test_the_same_place_is_seen_under_the_code_of_each_save_and_this_process_imp
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_a_prompt_that_is_edited_is_walked_on_with_what_the_model_said(project: Path) -> None:
+def test_edited_prompt_is_replayed_with_the_recorded_replies(project: Path) -> None:
     (project / "tally.py").write_text(CODE.replace("Be brief.", "Be loud."))
     found = seen()
 
@@ -121,7 +121,7 @@ def test_a_prompt_that_is_edited_is_walked_on_with_what_the_model_said(project: 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.parametrize(("at", "is_before", "total"), [("#0", False, "0"), ("#5", True, "40")])
 @pytest.mark.deep
-def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_it(
+def test_divergence_is_reported_before_and_after_the_shown_position(
     project: Path, at: str, is_before: bool, total: str
 ) -> None:
     (project / "tally.py").write_text(
@@ -144,7 +144,7 @@ def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_
     ids=["on the way", "at the end"],
 )
 @pytest.mark.deep
-def test_code_that_raises_tells_what_it_raised_and_where(
+def test_exception_in_edited_code_is_reported_with_its_line(
     project: Path, line: str, told: Callable[[MomentPreview], str]
 ) -> None:
     broken = CODE.replace(line, line.replace("=", "= 1 / 0 +").replace("return", "return 1 / 0 +"))
@@ -157,7 +157,7 @@ def test_code_that_raises_tells_what_it_raised_and_where(
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_a_saved_file_that_is_also_watched_by_another_name_is_told_once(project: Path) -> None:
+def test_file_watched_under_two_names_is_reported_once(project: Path) -> None:
     watched = WatchedMoment(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
     try:
         watched.look()
@@ -171,7 +171,7 @@ def test_a_saved_file_that_is_also_watched_by_another_name_is_told_once(project:
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_a_run_that_begins_in_another_way_has_no_place(project: Path) -> None:
+def test_run_that_starts_differently_has_no_position(project: Path) -> None:
     (project / "tally.py").write_text(CODE.replace("    total = 0\n", "    total = 0\n    yield STEP\n"))
     found = seen()
 
@@ -194,7 +194,7 @@ def test_a_run_that_begins_in_another_way_has_no_place(project: Path) -> None:
     ids=["syntax", "a file", "an exit", "an end", "an end later", "a loop later", "a loop", "no agent"],
 )  # fmt: skip
 @pytest.mark.deep
-def test_code_that_cannot_be_walked_is_a_sentence_and_the_next_save_is_seen(
+def test_code_that_cannot_be_replayed_gives_an_error_and_recovers(
     project: Path, change: Callable[[str], str], problem: str
 ) -> None:
     (project / "tally.py").write_text(change(CODE))
@@ -208,7 +208,7 @@ def test_code_that_cannot_be_walked_is_a_sentence_and_the_next_save_is_seen(
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_code_that_is_looked_at_has_no_network_no_keys_and_no_word_on_the_screen(
+def test_previewed_code_has_no_network_keys_or_terminal_output(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
@@ -232,6 +232,6 @@ print("printed")
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
-def test_a_place_that_the_run_does_not_have_is_refused(project: Path) -> None:
+def test_preview_of_a_missing_step_raises(project: Path) -> None:
     with pytest.raises(JournalError, match="so there is no step 12"):
         seen("12")

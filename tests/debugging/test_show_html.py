@@ -72,7 +72,7 @@ def typed(*words: str) -> Result:
 
 
 @pytest.mark.spec("evaluation:JG11", "evaluation:JG41", "evaluation:JG12")
-def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: Path) -> None:
+def test_page_is_written_next_to_the_journal_without_overwriting(recorded: Path) -> None:
     first = typed("run.jsonl")
     again = typed("run.jsonl")
     forced = typed("run.jsonl", "--force")
@@ -87,7 +87,7 @@ def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: P
 
 
 @pytest.mark.spec("evaluation:JG40")
-def test_options_of_a_page_and_of_the_terminal_do_not_mix(recorded: Path) -> None:
+def test_page_and_terminal_options_cannot_be_combined(recorded: Path) -> None:
     show = [
         CliRunner().invoke(app, ["show", "run.jsonl", *words]) for words in (["run.jsonl"], ["--open"], ["--serve"])
     ]
@@ -100,7 +100,7 @@ def test_options_of_a_page_and_of_the_terminal_do_not_mix(recorded: Path) -> Non
 
 
 @pytest.mark.spec("evaluation:JG41")
-def test_a_page_is_its_owners_as_the_journal_is_and_one_that_was_shared_stays_shared(recorded: Path) -> None:
+def test_page_is_private_and_keeps_the_mode_when_overwritten(recorded: Path) -> None:
     page = recorded / "run.html"
 
     assert 0 == typed("run.jsonl").exit_code
@@ -112,7 +112,7 @@ def test_a_page_is_its_owners_as_the_journal_is_and_one_that_was_shared_stays_sh
 
 
 @pytest.mark.spec("evaluation:JG12")
-def test_no_page_is_written_over_the_journal_that_it_shows(recorded: Path) -> None:
+def test_page_never_overwrites_the_journal_it_shows(recorded: Path) -> None:
     (recorded / "old.html").write_bytes((recorded / "run.jsonl").read_bytes())
     (recorded / "link.html").symlink_to("run.jsonl")
     before = (recorded / "run.jsonl").read_bytes()
@@ -129,7 +129,7 @@ def test_no_page_is_written_over_the_journal_that_it_shows(recorded: Path) -> No
 
 
 @pytest.mark.spec("evaluation:JG41", "evaluation:JG12")
-def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> None:
+def test_omissions_are_reported_and_strict_exits_with_5(recorded: Path) -> None:
     without = typed("run.jsonl", "--no-code", "-o", "a.html")
     strict = typed("run.jsonl", "--no-code", "-o", "b.html", "--strict")
     lines = typed("run.jsonl", "--no-locals", "-o", "c.html", "--strict")
@@ -161,7 +161,7 @@ def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> No
         ([], "name a run"),
     ],
 )
-def test_wrong_use_is_told_and_leaves_with_2(words: list[str], part: str, recorded: Path) -> None:
+def test_invalid_arguments_exit_with_2_and_a_message(words: list[str], part: str, recorded: Path) -> None:
     (recorded / "empty.jsonl").touch()
     (recorded / "notes.txt").write_text("hello\nthere\n")
 
@@ -173,7 +173,7 @@ def test_wrong_use_is_told_and_leaves_with_2(words: list[str], part: str, record
 
 
 @pytest.mark.spec("evaluation:JG119")
-def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says_where_it_is(recorded: Path) -> None:
+def test_force_shows_the_records_before_damage_and_reports_its_place(recorded: Path) -> None:
     lines = (recorded / "run.jsonl").read_bytes().splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if b'"Three."' in line and b'"kind":"result"' in line)
     lines[number] = lines[number].replace(b"Three.", b"Seven.")
@@ -194,7 +194,7 @@ def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says
 
 
 @pytest.mark.spec("evaluation:JG43", "evaluation:JG12")
-def test_a_page_over_its_size_leaves_with_1_and_writes_nothing(recorded: Path) -> None:
+def test_page_over_max_size_exits_with_1_and_writes_nothing(recorded: Path) -> None:
     def make(number: int) -> Any:
         return said(os.urandom(3_000).hex(), tool_call("read_file", {"path": f"{number}"}), number=number)
 
@@ -237,7 +237,7 @@ def served(following: FollowedJournal) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.spec("evaluation:JG50")
-def test_only_who_knows_the_address_reads_and_nobody_writes(tmp_path: Path) -> None:
+def test_page_server_requires_the_secret_address_and_is_read_only(tmp_path: Path) -> None:
     journal = reviewed(FileJournal(tmp_path / "run.jsonl", sync="write"))
     with served(FollowedJournal(journal, "run.jsonl")) as (page, ask):
         statuses = [
@@ -288,7 +288,7 @@ def resolved(value: Any, texts: list[Any], name: str = "") -> Any:
 
 
 @pytest.mark.spec("evaluation:JG50")
-def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
+def test_completing_the_last_line_is_no_change_for_the_page(tmp_path: Path) -> None:
     whole = b"".join(reviewed().lines())
     path = tmp_path / "run.jsonl"
     path.write_bytes(whole[:-1])
@@ -302,9 +302,7 @@ def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
 
 @pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize("step", [1, 700, 5_000])
-def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_made_at_the_end(
-    step: int, tmp_path: Path
-) -> None:
+def test_incremental_page_updates_equal_a_page_rendered_at_the_end(step: int, tmp_path: Path) -> None:
     """
     Whatever the moments at which the file is read, a line that is not whole yet waits.
     """
@@ -344,7 +342,7 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
 
 @pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize("link", [True, False])
-def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_place(
+def test_follower_reads_only_new_bytes_and_rereads_a_replaced_journal(
     link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = reviewed(MemoryJournal(link=link)).lines()
@@ -370,9 +368,7 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
 
 
 @pytest.mark.spec("evaluation:JG50")
-def test_the_page_is_answered_while_other_connections_say_nothing(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_is_served_while_other_connections_are_idle(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waited for one of them would wait for longer than a test may take.
     monkeypatch.setattr(live_page._PageHandler, "timeout", 3_000)
     with served(FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")) as (page, ask), ExitStack() as idle:
@@ -384,7 +380,7 @@ def test_the_page_is_answered_while_other_connections_say_nothing(
 
 
 @pytest.mark.spec("evaluation:JG50", "evaluation:JG119")
-def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_leaves_with_2(recorded: Path) -> None:
+def test_damage_during_following_and_a_used_port_are_reported(recorded: Path) -> None:
     following = FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")
     with served(following) as (page, ask), socket.create_server(("127.0.0.1", 0)) as taken:
         content = Path("run.jsonl").read_bytes()
@@ -399,7 +395,7 @@ def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_lea
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_ctrl_c_ends_the_server_well(number: int, code: int, recorded: Path) -> None:
+def test_sigint_and_sigterm_stop_the_page_server(number: int, code: int, recorded: Path) -> None:
     command = [sys.executable, "-m", "stepengine.cli", "show", "run.jsonl", "--html", "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -122,13 +122,13 @@ class Model(BaseModel):
         (lambda: {1: {2: {3: {4: {5: 6}}}}}, "{1: {2: {3: {4: {...}}}}}"),
     ],
 )
-def test_values_are_shown_by_what_they_hold_and_no_code_of_theirs_runs(value: Any, shown: str) -> None:
+def test_values_are_rendered_without_running_their_code(value: Any, shown: str) -> None:
     assert shown == SafeTexts().value(value()) == SafeTexts().named("it", value())
     assert [shown] == SafeTexts().lines(value())
 
 
 @pytest.mark.spec("evaluation:JG32")
-def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> None:
+def test_custom_reprs_run_only_when_allowed() -> None:
     class Said:
         def __repr__(self) -> str:
             return "<it said so>"
@@ -143,7 +143,7 @@ def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> N
 
 @pytest.mark.spec("evaluation:JG32", "evaluation:JG21")
 @pytest.mark.spec("evaluation:JG113")
-def test_a_field_without_a_value_is_left_out_and_no_placeholder_of_ours_is_shown() -> None:
+def test_absent_fields_and_internal_placeholders_are_not_rendered() -> None:
     said = SafeTexts().value(Answer(text="x"))
     assert said.startswith("Answer(selected=(), text='x', declined=False, ")
     assert "result=" not in said
@@ -151,7 +151,7 @@ def test_a_field_without_a_value_is_left_out_and_no_placeholder_of_ours_is_shown
     assert "(absent)" == SafeTexts().value(ABSENT)
 
 
-def test_texts_are_cut_in_every_direction() -> None:
+def test_rendered_texts_are_bounded_in_width_depth_and_lines() -> None:
     texts = SafeTexts()
     deep: Any = 1
     for _ in range(100):
@@ -165,7 +165,7 @@ def test_texts_are_cut_in_every_direction() -> None:
 
 
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
-def test_no_text_tells_a_secret_by_its_shape_its_name_or_at_a_cut() -> None:
+def test_secrets_are_redacted_by_shape_by_name_and_at_cuts() -> None:
     texts = SafeTexts()
     for place in range(2 * WIDTH):
         shown = texts.value(f"{'z ' * (place // 2)}{' ' * (place % 2)}{KEY}")
@@ -185,7 +185,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_one_line_of_printable_characters(value: Any) -> None:
+def test_any_json_renders_as_one_printable_line(value: Any) -> None:
     shown = SafeTexts().value(value)
 
     assert visible(shown, strict=True) == shown

@@ -92,7 +92,7 @@ def assert_requests_are_recorded(journal: Journal) -> int:
 
 @pytest.mark.spec("evaluation:JG40", "evaluation:JG42")
 @pytest.mark.parametrize("name", ["reviewer", "reader", "continued", "inheriting"])
-def test_each_request_of_the_page_is_the_recorded_one(name: str, reviewer: Journal, reader: Journal) -> None:
+def test_page_requests_equal_the_recorded_requests(name: str, reviewer: Journal, reader: Journal) -> None:
     made = {"reviewer": lambda: reviewer, "reader": lambda: reader, "continued": continued, "inheriting": inheriting}
     assert assert_requests_are_recorded(made[name]()) > 0
 
@@ -128,7 +128,7 @@ def inheriting() -> Journal:
 
 
 @pytest.mark.spec("evaluation:JG40")
-def test_every_journal_of_the_repository_is_a_page() -> None:
+def test_every_cassette_of_the_repository_renders_as_a_page() -> None:
     files = sorted((Path(__file__).parents[2] / "cassettes").rglob("*.jsonl"))
 
     assert len(files) > 10
@@ -141,7 +141,7 @@ def shown(message: Any) -> list[Any]:
 
 
 @pytest.mark.spec("evaluation:JG42")
-def test_a_text_stands_once_although_the_journal_has_it_as_result_and_in_requests(reader: Journal) -> None:
+def test_page_stores_each_text_once(reader: Journal) -> None:
     data = opened(render_run(reader))
     written = json.dumps(data)
     lines = b"".join(reader.lines()).decode()
@@ -152,7 +152,7 @@ def test_a_text_stands_once_although_the_journal_has_it_as_result_and_in_request
 
 
 @pytest.mark.spec("evaluation:JG40")
-def test_the_page_has_replies_thinking_usage_calls_attempts_questions_times_and_children(reviewer: Journal) -> None:
+def test_page_has_replies_usage_calls_questions_times_and_children(reviewer: Journal) -> None:
     data = opened(render_run(reviewer))
     texts, steps = data["texts"], data["steps"]
     first = next(row for row in steps if row["kind"] == "model")
@@ -184,9 +184,7 @@ def test_the_page_has_replies_thinking_usage_calls_attempts_questions_times_and_
         (b"<svg onload=alert(1)>", None), (b"%PDF-1.7", None), (PNG + bytes(2 * 1024 * 1024), None), (b"", None),
     ],
 )  # fmt: skip
-def test_a_picture_is_in_the_page_only_if_its_bytes_are_one_whatever_it_is_called(
-    data: bytes, kind: str | None
-) -> None:
+def test_picture_is_embedded_only_if_its_bytes_are_an_image(data: bytes, kind: str | None) -> None:
     texts = PageTexts()
     texts.parts([ImagePart(data=data, mime_type="image/svg+xml")])
 
@@ -195,7 +193,7 @@ def test_a_picture_is_in_the_page_only_if_its_bytes_are_one_whatever_it_is_calle
 
 
 @pytest.mark.spec("evaluation:JG110", "evaluation:JG111")
-def test_a_suspended_run_shows_its_question_and_what_never_finished_has_no_time() -> None:
+def test_suspended_run_shows_its_question_and_unfinished_calls_without_time() -> None:
     data = opened(render_run(reviewed(answered=False)))
     (asked,) = data["texts"][data["run"]["questions"]]
 
@@ -204,7 +202,7 @@ def test_a_suspended_run_shows_its_question_and_what_never_finished_has_no_time(
 
 
 @pytest.mark.spec("evaluation:JG110", "evaluation:JG111")
-async def test_what_came_from_outside_stands_at_the_address_of_its_record() -> None:
+async def test_inputs_are_shown_at_the_address_of_their_record() -> None:
     """
     An end that somebody asked for, of a run that was waiting for its second effect.
     """
@@ -231,7 +229,7 @@ async def test_what_came_from_outside_stands_at_the_address_of_its_record() -> N
 
 
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
-def test_no_secret_of_any_kind_reaches_the_page() -> None:
+def test_no_secret_reaches_the_page() -> None:
     """
     The journal's own rules leave a key that nobody told it of; the page's do not.
     """
@@ -267,7 +265,7 @@ def test_no_secret_of_any_kind_reaches_the_page() -> None:
 
 
 @pytest.mark.spec("provenance:PV13", "evaluation:JG13")
-def test_each_call_of_the_page_says_where_its_arguments_come_from_without_secrets() -> None:
+def test_calls_show_the_origin_of_their_arguments_without_secrets() -> None:
     """
     What a member of the input hides because of its name is hidden in the sentence about it, too.
     """
@@ -309,7 +307,7 @@ def test_each_call_of_the_page_says_where_its_arguments_come_from_without_secret
 
 
 @pytest.mark.spec("provenance:PV15")
-def test_a_value_in_every_result_is_looked_up_in_few_of_them_and_many_arguments_are_counted() -> None:
+def test_origins_of_frequent_values_and_many_arguments_are_bounded() -> None:
     @tool(in_thread=False)
     def read(path: str, lines: list[int]) -> str:
         """
@@ -331,7 +329,7 @@ def test_a_value_in_every_result_is_looked_up_in_few_of_them_and_many_arguments_
 
 
 @pytest.mark.spec("evaluation:JG40")
-def test_whole_numbers_that_a_browser_would_change_keep_their_digits() -> None:
+def test_integers_beyond_javascript_precision_are_rendered_as_strings() -> None:
     large = {"id": 2**53 + 1, "below": -(2**63), "most": 2**53 - 1, "many": [10**40], "yes": True}
     texts = PageTexts()
 
@@ -351,7 +349,7 @@ def test_whole_numbers_that_a_browser_would_change_keep_their_digits() -> None:
 
 
 @pytest.mark.spec("evaluation:JG42")
-def test_a_journal_whose_name_is_no_utf_8_is_a_page(tmp_path: Path) -> None:
+def test_journal_with_a_non_utf8_name_renders_as_a_page(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
     MemoryJournal(reviewed().lines()).copy_to(FileJournal(path))
 
@@ -362,7 +360,7 @@ def test_a_journal_whose_name_is_no_utf_8_is_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("evaluation:JG45")
-def test_nothing_hostile_stands_in_the_page_but_packed() -> None:
+def test_hostile_text_appears_only_in_the_packed_payload() -> None:
     page = render_run(hostile_run())
     data = opened(page)
 
@@ -374,7 +372,7 @@ def test_nothing_hostile_stands_in_the_page_but_packed() -> None:
 
 
 @pytest.mark.spec("evaluation:JG45")
-def test_a_title_is_text_and_fills_no_place_of_the_page(reviewer: Journal, tmp_path: Path) -> None:
+def test_page_title_is_escaped(reviewer: Journal, tmp_path: Path) -> None:
     page = render_sources(PageSource(journal=reviewer, file="run.jsonl"), title=HOSTILE).html
 
     assert 2 == page.count("<script")
@@ -383,7 +381,7 @@ def test_a_title_is_text_and_fills_no_place_of_the_page(reviewer: Journal, tmp_p
 
 
 @pytest.mark.spec("evaluation:JG45")
-def test_only_the_pages_own_script_and_style_may_run_and_nothing_may_be_loaded(reviewer: Journal) -> None:
+def test_content_policy_allows_only_the_pages_script_and_style(reviewer: Journal) -> None:
     page = render_run(reviewer)
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -407,7 +405,7 @@ def test_only_the_pages_own_script_and_style_may_run_and_nothing_may_be_loaded(r
 
 @pytest.mark.spec("evaluation:JG42", "evaluation:JG50")
 @pytest.mark.parametrize("name", ["reviewer", "reader"])
-def test_a_run_that_is_taken_record_by_record_comes_to_the_same(name: str, reviewer: Journal, reader: Journal) -> None:
+def test_incremental_payload_equals_the_payload_of_the_whole_run(name: str, reviewer: Journal, reader: Journal) -> None:
     journal = {"reviewer": reviewer, "reader": reader}[name]
     lines = list(journal.lines())
     whole = RunPayload(PageTexts(), "run.jsonl")
@@ -427,7 +425,7 @@ def test_a_run_that_is_taken_record_by_record_comes_to_the_same(name: str, revie
 
 
 @pytest.mark.spec("evaluation:JG41")
-def test_lines_and_variables_are_those_of_the_handler_where_it_waited(reviewer: Journal) -> None:
+def test_handler_lines_and_variables_match_the_stepper(reviewer: Journal) -> None:
     data = opened(render_run(reviewer, agent=engine([])))
     numbers = {row["a"]: n for n, row in enumerate(data["steps"])}
     safe = SafeTexts()
@@ -453,7 +451,7 @@ def test_lines_and_variables_are_those_of_the_handler_where_it_waited(reviewer: 
 
 
 @pytest.mark.spec("evaluation:JG41")
-def test_lines_end_where_the_code_does_something_else_and_the_page_says_from_where_on(reviewer: Journal) -> None:
+def test_handler_lines_end_at_divergence_with_a_message(reviewer: Journal) -> None:
     def other(ctx: Any) -> Any:
         yield from Perform(today)
         yield STEP
@@ -469,7 +467,7 @@ def test_lines_end_where_the_code_does_something_else_and_the_page_says_from_whe
 
 
 @pytest.mark.spec("evaluation:JG41")
-def test_of_several_engines_that_may_have_made_a_run_the_one_that_repeats_it_tells_its_lines(reviewer: Journal) -> None:
+def test_handler_lines_come_from_the_engine_that_replays_the_run(reviewer: Journal) -> None:
     other = attrs.evolve(REVIEWER, system_prompt="Something else.")
     wrong, right = (partial(Engine([agent]).stepper, reviewer, agent=agent) for agent in (other, REVIEWER))
     found = [
@@ -484,7 +482,7 @@ def test_of_several_engines_that_may_have_made_a_run_the_one_that_repeats_it_tel
 
 
 @pytest.mark.spec("evaluation:JG41")
-def test_without_an_agent_the_page_says_why_there_are_no_lines(reviewer: Journal) -> None:
+def test_page_without_agent_explains_missing_handler_lines(reviewer: Journal) -> None:
     data = opened(render_run(reviewer))
     (reason,) = [each["text"] for each in data["missing"] if each.get("handler")]
 
@@ -509,9 +507,7 @@ def content(view: RunPayload, number: int) -> Any:
 @pytest.mark.parametrize(
     "change", [{}, {"last": "Other."}, {"paths": ["a.py", "c.py", "gone.py"]}, {"paths": ["gone.py"]}]
 )
-def test_two_runs_are_paired_as_the_difference_of_their_journals_says(
-    change: dict[str, Any], reviewer: Journal
-) -> None:
+def test_two_runs_are_paired_by_their_journal_diff(change: dict[str, Any], reviewer: Journal) -> None:
     other = reviewed(**change)
     a, b = viewed(reviewer), viewed(other)
     difference = diff(reviewer, other)
@@ -536,7 +532,7 @@ def test_two_runs_are_paired_as_the_difference_of_their_journals_says(
 
 
 @pytest.mark.spec("evaluation:JG49", "replay:D13")
-def test_a_difference_with_fewer_details_has_the_same_changes_and_those_of_the_first_requests(reader: Journal) -> None:
+def test_diff_with_fewer_details_has_the_same_changes(reader: Journal) -> None:
     def make(number: int) -> Any:
         word = "Now" if number > 3 else "Then"
         return said(
@@ -554,7 +550,7 @@ def test_a_difference_with_fewer_details_has_the_same_changes_and_those_of_the_f
 
 
 @pytest.mark.spec("evaluation:JG49", "evaluation:JG42")
-def test_a_page_of_two_runs_has_their_common_texts_once(reviewer: Journal) -> None:
+def test_page_of_two_runs_stores_common_texts_once(reviewer: Journal) -> None:
     page = opened(render_run(reviewer, other=reviewed(last="Other.")))
 
     assert 1 == json.dumps(page).count("Small steps.")
@@ -567,7 +563,7 @@ def test_a_page_of_two_runs_has_their_common_texts_once(reviewer: Journal) -> No
 
 
 @pytest.mark.spec("evaluation:JG43")
-def test_a_page_that_would_be_too_large_keeps_the_ends_of_long_results_and_says_how_to_see_them() -> None:
+def test_oversized_page_truncates_long_results_and_names_the_command() -> None:
     @tool(in_thread=False)
     def dump(n: int) -> str:
         """
@@ -591,7 +587,7 @@ def test_a_page_that_would_be_too_large_keeps_the_ends_of_long_results_and_says_
 
 
 @pytest.mark.spec("evaluation:JG42")
-def test_a_page_is_the_same_each_time_it_is_made(reviewer: MemoryJournal, tmp_path: Path) -> None:
+def test_rendering_a_page_twice_gives_equal_pages(reviewer: MemoryJournal, tmp_path: Path) -> None:
     """
     Two processes hash texts differently, and with them the order of sets.
     """

@@ -81,9 +81,7 @@ def settled(chromium: Browser) -> None:
 
 
 @pytest.mark.spec("evaluation:JG42", "evaluation:JG43", "evaluation:JG44", "evaluation:JG133")
-def test_a_run_of_5000_steps_opens_scrolls_and_searches_with_few_rows(
-    page: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any, capsys: pytest.CaptureFixture[str]) -> None:
     filler = " ".join(f"word{k}" for k in range(60))
 
     def make(number: int) -> Any:
@@ -139,7 +137,7 @@ def test_a_run_of_5000_steps_opens_scrolls_and_searches_with_few_rows(
 @pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG45", "evaluation:JG133")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_hostile_runs_loads_or_becomes_a_node(page: Any, scheme: str) -> None:
+def test_hostile_text_runs_loads_and_creates_nothing_in_the_browser(page: Any, scheme: str) -> None:
     journal = hostile_run()
     text = render_run(journal, other=hostile_run())
     for shown in (render_run(journal), text):
@@ -198,7 +196,7 @@ def shape(node: str) -> str:
 
 
 @pytest.mark.spec("evaluation:JG45", "evaluation:JG46", "evaluation:JG47")
-def test_what_a_model_writes_in_markdown_is_formatted_and_m_shows_it_as_it_is_written(page: Any) -> None:
+def test_model_markdown_is_formatted_and_m_toggles_the_source(page: Any) -> None:
     journal = read_all(2, lambda number: said(REPORT, tool_call("read_file", {"path": "a.py"})))
     chromium = page(render_run(journal), "#step=1&tab=reply")
     settled(chromium)
@@ -223,7 +221,7 @@ def test_what_a_model_writes_in_markdown_is_formatted_and_m_shows_it_as_it_is_wr
 
 
 @pytest.mark.spec("evaluation:JG45")
-def test_markdown_is_read_as_another_projects_reader_reads_it_and_no_word_is_lost(page: Any) -> None:
+def test_page_markdown_matches_markdown_it_and_loses_no_word(page: Any) -> None:
     """
     The other one is markdown-it; what the page leaves alone, links and the like, is switched off there.
     """
@@ -321,7 +319,7 @@ def written(chance: random.Random) -> str:
 @pytest.mark.parametrize(
     "sign", ["*", "**", "_", "`", "`` ` ", "* a *b ", "**a *b_ ", "- ", "  - ", "```\n", "|", "\\", "1. a\n"]
 )
-def test_signs_without_end_stop_no_page(page: Any, sign: str) -> None:
+def test_pathological_markdown_does_not_hang_the_page(page: Any, sign: str) -> None:
     text = sign * (19_000 // len(sign))
     shuffled = list(text)
     random.Random(1).shuffle(shuffled)
@@ -348,7 +346,7 @@ def test_signs_without_end_stop_no_page(page: Any, sign: str) -> None:
     ("options", "shown"),
     [(None, ""), (3, " 3"), ({"a": 1}, ' {"a":1}'), ("abc", " abc"), (["a", None, "b"], " a b")],
 )
-def test_a_call_has_a_row_whatever_its_input_looks_like(page: Any, options: Any, shown: str) -> None:
+def test_call_has_a_row_for_every_type_of_input(page: Any, options: Any, shown: str) -> None:
     @tool(in_thread=False)
     def draw(text: str, options: Any) -> str:
         """
@@ -368,7 +366,7 @@ def test_a_call_has_a_row_whatever_its_input_looks_like(page: Any, options: Any,
 
 
 @pytest.mark.spec("evaluation:JG46", "evaluation:JG111")
-def test_what_waits_is_gone_on_with_and_what_ended_is_forked_from(page: Any) -> None:
+def test_page_offers_resume_for_suspended_and_fork_for_ended_runs(page: Any) -> None:
     chromium = page(render_run(reviewed(answered=False)))
     begun = text_of(chromium, "#head .command")
     chromium.run("[...document.querySelectorAll('#list .row')].findLast(n => n.querySelector('.call.ask')).click()")
@@ -379,7 +377,7 @@ def test_what_waits_is_gone_on_with_and_what_ended_is_forked_from(page: Any) -> 
 
 
 @pytest.mark.spec("evaluation:JG47", "evaluation:JG46", "evaluation:JG44")
-def test_keys_move_choose_find_and_copy_and_are_letters_while_one_types(page: Any, reviewer: Journal) -> None:
+def test_keys_navigate_search_and_copy_but_type_in_search(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))
 
     def press(*keys: str) -> str:
@@ -420,7 +418,7 @@ def test_keys_move_choose_find_and_copy_and_are_letters_while_one_types(page: An
 
 
 @pytest.mark.spec("evaluation:JG46")
-def test_an_address_of_a_step_and_a_tab_opens_there(page: Any, reviewer: Journal) -> None:
+def test_link_to_step_and_tab_opens_there(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer), "#step=2&tab=request")
 
     assert "Step 2" == text_of(chromium, "#head h2")
@@ -434,7 +432,7 @@ def test_an_address_of_a_step_and_a_tab_opens_there(page: Any, reviewer: Journal
 
 @pytest.mark.spec("evaluation:JG40", "evaluation:JG42")
 @pytest.mark.parametrize("name", ["reviewer", "base2-max"])
-def test_the_script_puts_each_request_together_as_the_journal_does(name: str, page: Any, reviewer: Journal) -> None:
+def test_page_script_assembles_each_request_as_recorded(name: str, page: Any, reviewer: Journal) -> None:
     (file,) = (Path(__file__).parents[2] / "cassettes" / "agents").rglob("base2-max.jsonl")
     journal = reviewer if name == "reviewer" else FileJournal(file)
     history = load_stored_history(journal)
@@ -489,9 +487,7 @@ def test_each_tab_shows_its_part_of_the_step(page: Any, reviewer: Journal) -> No
 
 
 @pytest.mark.spec("evaluation:JG41", "evaluation:JG46")
-def test_the_line_and_the_variables_of_a_step_are_shown_and_what_changed_between_two(
-    page: Any, reviewer: Journal
-) -> None:
+def test_handler_tab_shows_line_variables_and_changes_between_steps(page: Any, reviewer: Journal) -> None:
     text = render_run(reviewer, agent=engine([]))
     data = opened(text)
     number = next(n for n, row in enumerate(data["steps"]) if row["kind"] == "model" and row["n"] == 2)
@@ -520,7 +516,7 @@ def test_the_line_and_the_variables_of_a_step_are_shown_and_what_changed_between
 
 
 @pytest.mark.spec("evaluation:JG49")
-def test_two_runs_stand_side_by_side_equal_steps_folded_the_first_difference_open(page: Any, reviewer: Journal) -> None:
+def test_two_runs_show_equal_steps_folded_and_first_difference_open(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer, other=reviewed(last="Another end.")))
     settled(chromium)
     rows = chromium.run("[...document.querySelectorAll('#list .row .what')].map(n => n.textContent)")
@@ -543,7 +539,7 @@ def test_two_runs_stand_side_by_side_equal_steps_folded_the_first_difference_ope
 
 
 @pytest.mark.spec("evaluation:JG50", "evaluation:JG133")
-def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browser, tmp_path: Path) -> None:
+def test_served_page_shows_records_written_meanwhile(chromium: Browser, tmp_path: Path) -> None:
     lines = list(reviewed().lines())
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"".join(lines[:8]))
@@ -606,7 +602,7 @@ PAINTED = """(() => {
 
 
 @pytest.mark.spec("waiting:WT3")
-def test_runs_that_went_on_beside_each_other_stand_in_lanes_side_by_side_by_time(page: Any) -> None:
+def test_concurrent_children_are_drawn_in_parallel_lanes(page: Any) -> None:
     journal = beside_each_other()
     chromium = page(render_run(journal))
 
@@ -638,7 +634,7 @@ def test_runs_that_went_on_beside_each_other_stand_in_lanes_side_by_side_by_time
 
 @pytest.mark.spec("evaluation:JG48")
 @pytest.mark.parametrize(("width", "height"), [(360, 225), (700, 900), (1440, 900)])
-def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
+def test_no_width_scrolls_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
     """
     A window of 1,440 at 400 % is one of 360.
     """
@@ -656,9 +652,7 @@ def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: i
 )
 @pytest.mark.spec("evaluation:JG48", "evaluation:JG133")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 420)])
-def test_a_machine_that_checks_accessibility_finds_nothing(
-    page: Any, scheme: str, width: int, reviewer: Journal
-) -> None:
+def test_axe_finds_no_accessibility_violation(page: Any, scheme: str, width: int, reviewer: Journal) -> None:
     assert AXE is not None
     chromium: Browser = page(render_run(reviewer, agent=engine([])), "#step=2&tab=request")
     chromium.scheme(scheme)
@@ -710,7 +704,7 @@ def lines_shown(chromium: Browser) -> list[str]:
 
 
 @pytest.mark.spec("programs:PG38")
-def test_a_program_is_shown_with_its_calls_below_their_lines_and_the_line_that_waits_marked(page: Any) -> None:
+def test_program_shows_calls_below_lines_and_marks_the_waiting_line(page: Any) -> None:
     """
     Of many calls of one line the first ones stand there, those that failed, and a button for the others.
     """
@@ -743,7 +737,7 @@ def test_a_program_is_shown_with_its_calls_below_their_lines_and_the_line_that_w
 
 
 @pytest.mark.spec("programs:PG38")
-def test_a_call_of_a_program_leads_to_its_step_which_shows_its_line(page: Any) -> None:
+def test_call_of_a_program_links_to_its_step_and_line(page: Any) -> None:
     """
     There the program stands where a handler would.
     """
@@ -762,7 +756,7 @@ def test_a_call_of_a_program_leads_to_its_step_which_shows_its_line(page: Any) -
 
 
 @pytest.mark.spec("programs:PG38")
-def test_a_long_program_opens_around_its_calls_and_shows_all_lines_when_asked(page: Any) -> None:
+def test_long_program_opens_around_its_calls_and_expands_on_request(page: Any) -> None:
     """
     Nor does one whose lines were lost with a secret put calls at lines that are others now.
     """
@@ -794,7 +788,7 @@ def test_a_long_program_opens_around_its_calls_and_shows_all_lines_when_asked(pa
 )
 @pytest.mark.spec("evaluation:JG48", "programs:PG38")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 420)])
-def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: Any, scheme: str, width: int) -> None:
+def test_axe_finds_no_accessibility_violation_in_a_program(page: Any, scheme: str, width: int) -> None:
     assert AXE is not None
     chromium: Browser = page(render_run(waiting()), "#step=1&tab=calls")
     chromium.scheme(scheme)
@@ -805,7 +799,7 @@ def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: An
 
 
 @pytest.mark.spec("evaluation:JG48")
-def test_rows_and_charts_can_be_understood_without_seeing_them(page: Any, reviewer: Journal) -> None:
+def test_rows_and_charts_have_accessible_names_and_a_table(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))
     chromium.press("j")
     settled(chromium)

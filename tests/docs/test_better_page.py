@@ -21,7 +21,7 @@ SECONDS = re.compile(r"[\d.]+ s of CPU")
 @pytest.mark.deep
 @pytest.mark.spec("replay:J19", "replay:J20")
 @pytest.mark.parametrize("topic", list(TOPICS))
-def test_our_side_runs_and_prints_what_the_page_shows(
+def test_our_example_prints_the_shown_lines(
     topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
@@ -36,12 +36,12 @@ def test_our_side_runs_and_prints_what_the_page_shows(
     assert [SECONDS.sub("", line) for line in shown] == [SECONDS.sub("", line) for line in said]
 
 
-def test_the_page_shows_what_both_sides_printed() -> None:
+def test_the_page_shows_the_recorded_output_of_both_sides() -> None:
     assert filled(TEXT, SAID) == TEXT
     assert all(len(said.splitlines()) > 1 for said in SAID.values())
 
 
-def test_every_topic_stands_on_the_page_under_its_name_and_has_a_peer() -> None:
+def test_every_topic_has_a_section_and_a_peer() -> None:
     named = re.findall(r"^`(\w+)`: ", TEXT, re.MULTILINE)
 
     assert list(TOPICS) == named == list(SAID)

@@ -21,11 +21,11 @@ def shapes_in(form: Form) -> set[str]:
     return {form.shape, *[name for one in inner for name in shapes_in(one)]} - {""}
 
 
-def test_the_page_says_what_the_tools_say() -> None:
+def test_the_page_matches_the_documentation_of_the_tools() -> None:
     assert script("make_bundled_tools").page() == PAGE.read_text(encoding="utf-8"), "python docs/make_bundled_tools.py"
 
 
-def test_every_key_of_a_result_has_its_name_at_codebuff_or_none() -> None:
+def test_every_result_key_has_its_codebuff_name_or_none() -> None:
     known = script("make_bundled_tools").CODEBUFF
     given = {name for one in document_tools() for form in one.forms for name in shapes_in(form)}
     without = {name for name, keys in known.items() if not keys}

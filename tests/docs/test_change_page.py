@@ -22,7 +22,7 @@ PAGE = page(NAME)
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG70", "evaluation:JG76", "evaluation:JG80")
-def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     In one folder and in order; what is edited is what the block before it names.
     """
@@ -55,7 +55,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.spec("evaluation:JG12")
-def test_the_line_for_bisecting_is_the_one_of_the_command_and_its_test() -> None:
+def test_the_bisect_line_matches_command_help_and_test() -> None:
     """
     The page, the help and the test that runs it agree.
     """

@@ -91,7 +91,7 @@ RETURNED = [
 ]
 
 
-def test_no_agent_of_the_page_is_passed_over() -> None:
+def test_all_agents_of_the_page_are_parsed() -> None:
     assert len(RETURNED) == 11
 
 
@@ -156,7 +156,7 @@ VALID = {
 
 @pytest.mark.spec("generator-contract:T39")
 @pytest.mark.parametrize(("name", "key", "bound"), BOUNDS)
-def test_a_bound_is_that_of_the_schema_and_of_the_reference_and_more_is_reported(
+def test_bounds_in_schema_and_reference_match_and_excess_is_reported(
     name: str, key: str, bound: int, tmp_path: Path
 ) -> None:
     tools = [*file_tools(tmp_path), *search_tools(tmp_path), *web_tools(docs=Docs(), fetch=Docs())]
@@ -867,14 +867,14 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_each_line_of_what_was_decided_otherwise_is_tested() -> None:
+def test_each_documented_difference_has_a_check() -> None:
     lines = rows("Decided otherwise")
 
     assert [line[0] for line in lines] == [*OTHERWISE]
     assert all(len(line) == 2 and line[1] for line in lines)
 
 
-def test_strings_fail_the_run(tmp_path: Path) -> None:
+def test_yielding_a_string_fails_the_run(tmp_path: Path) -> None:
     strings_are_refused(tmp_path)
 
 
@@ -888,5 +888,5 @@ SLOW = [pytest.mark.deep]
         for line, check in OTHERWISE.items()
     ],
 )
-def test_what_was_decided_otherwise_is_so(line: str, tmp_path: Path) -> None:
+def test_each_documented_difference_holds(line: str, tmp_path: Path) -> None:
     OTHERWISE[line](tmp_path)

@@ -32,11 +32,11 @@ def rows() -> list[Any]:
 
 
 @pytest.mark.spec("ecosystem:EC230")
-def test_the_page_says_what_the_contract_tests_say() -> None:
+def test_the_page_matches_the_contract_tests() -> None:
     assert MADE.page() == page("reference/works-with.md"), "python docs/make_counterparts.py"
 
 
-def test_every_counterpart_has_a_registry_a_version_a_verdict_and_words_and_stands_once_in_a_test() -> None:
+def test_every_counterpart_entry_is_complete_and_unique_per_test() -> None:
     wrong = [
         row
         for row in rows()
@@ -50,7 +50,7 @@ def test_every_counterpart_has_a_registry_a_version_a_verdict_and_words_and_stan
     assert {1} == set(often.values())
 
 
-def test_a_counterpart_has_one_version_for_each_major_one_that_is_tried() -> None:
+def test_a_counterpart_has_one_version_per_major_version() -> None:
     """
     Two tests that name different versions of one package cannot both have the one that is installed.
     """

@@ -21,7 +21,7 @@ NAME = "debugging.md"
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG6", "evaluation:JG28")
-def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     project, said = Project(tmp_path), ""

@@ -24,7 +24,7 @@ def script() -> ModuleType:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:P13")
-def test_the_picture_of_the_demo_is_what_the_demo_shows_today() -> None:
+def test_the_demo_picture_shows_the_current_demo_output() -> None:
     """
     Compared are the words, line by line: colours and shapes are the rendering library's.
     """
@@ -41,7 +41,7 @@ def test_the_picture_of_the_demo_is_what_the_demo_shows_today() -> None:
     assert shown == in_picture, "python docs/make_demo_picture.py"
 
 
-def test_what_was_wiped_while_text_streamed_is_not_shown() -> None:
+def test_lines_erased_during_streaming_are_not_shown() -> None:
     said = (
         "step 1\r\n\x1b[?25lIt is\r\nwriting\r\x1b[2K\x1b[1A\x1b[2KIt is so.\r\nreading, 3 s\r\x1b[2K\r\nend\x1b[?25h"
     )
@@ -57,7 +57,7 @@ def words_of(lines: list[str]) -> list[str]:
     return [line for each in plain if (line := re.sub(r"\s", "", each))]
 
 
-def test_the_picture_needs_nothing_from_elsewhere() -> None:
+def test_the_picture_loads_nothing_from_the_network() -> None:
     text = (DOCS / "demo.svg").read_text(encoding="utf-8")
 
     assert "@font-face" not in text

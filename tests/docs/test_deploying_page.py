@@ -17,7 +17,7 @@ BLOCKS = blocks_of(page("deploying.md"))
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X58", "requirements:X54", "reliability:R2", "requirements:K12")
-def test_every_block_runs_and_every_command_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_and_command_runs_with_its_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     project, names = Project(tmp_path), dict[str, Any](__name__="page")
     for block in BLOCKS:

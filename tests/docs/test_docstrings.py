@@ -76,11 +76,11 @@ def importable(name: str) -> bool:
         f"In /{'root'}/x.",
     ],
 )
-def test_a_citation_that_nobody_can_open_is_found(text: str) -> None:
+def test_an_inaccessible_citation_is_found(text: str) -> None:
     assert private(text)
 
 
-def test_docstrings_that_users_see_cite_nothing_that_they_cannot_open() -> None:
+def test_public_docstrings_cite_only_accessible_sources() -> None:
     told = dict(documented())
 
     assert len(told) > 900

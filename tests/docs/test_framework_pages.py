@@ -86,7 +86,7 @@ async def test_failed_run_returns_its_status() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "later"), [("Base", "Base+"), ("", "+++")])
-async def test_prompt_of_a_hook_is_sent_for_the_rest_of_the_run(prompt: str, later: str) -> None:
+async def test_prompt_of_a_hook_stays_for_the_run(prompt: str, later: str) -> None:
     adding = Hooks(pre_step=lambda ctx: Change(system_prompt=f"{ctx.system_prompt}+"))
     desk = agent(system_prompt=prompt, tools=[look], hooks=adding)
     model = ScriptedModel([tool_call("look"), text("Hello."), text("Again.")])
@@ -186,7 +186,7 @@ async def test_cut_replies_are_continued_and_thoughts_are_no_output(
     assert (status, output) == (result.status, result.output)
 
 
-async def test_denials_in_a_row_get_advice_and_then_end_the_run() -> None:
+async def test_repeated_denials_get_advice_and_end_the_run() -> None:
     def deny(ctx: Any, call: Any) -> Decision:
         return Decision.deny("No.")
 
@@ -310,7 +310,7 @@ async def test_calls_after_one_that_ends_the_turn_are_skipped() -> None:
     assert [("stop", "ok"), ("look", "skipped")] == [(c.tool_name, c.result.status) for c in result.tool_calls]
 
 
-async def test_agent_without_model_uses_the_model_of_the_agent_before_it() -> None:
+async def test_agent_without_model_inherits_the_previous_model() -> None:
     desk = agent(
         tools=["hand_off", agent_tool(AgentDefinition("child"))], spawnable_agents=[AgentDefinition("billing")]
     )
@@ -322,7 +322,7 @@ async def test_agent_without_model_uses_the_model_of_the_agent_before_it() -> No
     assert not any(spec.strict for call in model.calls for spec in call.tools)
 
 
-async def test_system_message_of_a_history_is_for_agents_without_a_prompt() -> None:
+async def test_system_message_of_a_history_needs_an_empty_prompt() -> None:
     state = AgentState.from_dicts([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}])
     model = ScriptedModel(["Hello.", "Hello."])
     async with Engine([agent(system_prompt="You help."), agent("plain")], models=model) as engine:
@@ -344,7 +344,7 @@ async def test_two_users_with_one_session_id_share_a_session() -> None:
     assert ["user:I am Ann.", "assistant:One.", "user:Who am I?"] == said(model.calls[1])
 
 
-async def test_workflow_agent_that_takes_over_has_no_prompt_and_keeps_the_conversation() -> None:
+async def test_workflow_agent_that_takes_over_keeps_the_conversation() -> None:
     told = []
 
     def handle_steps(ctx: Any) -> Any:
@@ -380,7 +380,7 @@ async def test_pre_run_hook_of_the_engine_reaches_agents_as_tools() -> None:
     assert ["Global for desk", "Global for child", "Global for desk"] == [call.system_prompt for call in model.calls]
 
 
-async def test_all_hooks_of_a_point_run_one_on_the_result_of_the_other() -> None:
+async def test_hooks_of_a_point_run_as_a_chain() -> None:
     adds = [
         lambda ctx, call, result: ToolResult.text(f"{result.text}1"),
         lambda ctx, call, result: ToolResult.text(f"{result.text}2"),

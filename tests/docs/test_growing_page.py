@@ -152,7 +152,7 @@ def shell(durable_forks: None) -> Iterator[Shell]:
     "durable:U36",
     "durable:U38",
 )
-def test_every_block_runs_and_every_command_shows_what_it_says(shell: Shell) -> None:
+def test_every_block_and_command_runs_with_its_shown_output(shell: Shell) -> None:
     for name, block in BLOCKS:
         if block.path is not None:
             shell.project.paste(block.path, block.text)
@@ -197,46 +197,40 @@ def table(head: str) -> list[list[str]]:
 
 HELD = {
     "agents, tools, hooks, permissions, limits, `run`, `start`, `stream`, `resume`": (
-        "test_same_agent.py::test_the_journal_of_a_durable_run_is_that_of_one_in_the_process",
-        "test_bounds.py::test_parallel_children_share_a_budget_and_never_exceed_it",
-        "test_kills.py::test_a_worker_is_killed_in_and_after_every_effect",
-        "test_bounds.py::test_values_are_the_same_in_a_process_and_in_the_database",
-        "test_sessions.py::test_a_message_is_the_answer_to_what_the_session_waits_for",
+        "test_same_agent.py::test_durable_journal_equals_the_in_process_journal",
+        "test_bounds.py::test_parallel_children_never_exceed_a_shared_budget",
+        "test_kills.py::test_worker_killed_in_every_effect_repeats_nothing_committed",
+        "test_bounds.py::test_values_are_equal_in_process_and_in_the_database",
+        "test_sessions.py::test_message_answers_the_sessions_open_question",
     ),
-    "tools that yield": (
-        "test_bodies.py::test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end",
-    ),
-    "depth of a run tree": ("test_bounds.py::test_a_tree_of_depth_three_needs_one_slot_per_depth",),
-    "`result.journal`": ("test_moving.py::test_a_run_goes_on_in_a_process_where_the_database_ends",),
+    "tools that yield": ("test_bodies.py::test_parallel_bodies_are_separate_runs",),
+    "depth of a run tree": ("test_bounds.py::test_tree_of_depth_three_needs_one_slot_per_depth",),
+    "`result.journal`": ("test_moving.py::test_run_continues_in_process_from_the_database",),
     '`replay`, `resume(on_divergence="extend")`, `step`': (
-        "test_same_agent.py::test_the_journal_of_a_durable_run_is_that_of_one_in_the_process",
+        "test_same_agent.py::test_durable_journal_equals_the_in_process_journal",
     ),
-    "`fork`": ("test_upkeep.py::test_runs_move_to_another_release_out_into_journals_and_back",),
-    "events": ("test_events.py::test_events_follow_a_run_of_another_process",),
-    "`rate_limits=`": (
-        "test_rates.py::test_requests_under_way_are_counted_over_all_workers_and_those_of_the_dead_are_not",
-    ),
+    "`fork`": ("test_upkeep.py::test_runs_move_to_another_release_and_into_journals",),
+    "events": ("test_events.py::test_events_of_a_run_can_be_followed_from_another_process",),
+    "`rate_limits=`": ("test_rates.py::test_concurrency_limit_is_shared_and_dead_workers_are_not_counted",),
     "concurrent turns of a session": (
-        "test_sessions.py::test_a_session_goes_on_as_it_does_in_one_process",
-        "test_sessions.py::test_the_same_submission_twice_is_one_turn",
+        "test_sessions.py::test_durable_session_equals_an_in_process_session",
+        "test_sessions.py::test_duplicate_submission_is_one_turn",
     ),
     "message to another agent during a question": (
-        "test_sessions.py::test_what_is_said_to_another_agent_waits_until_the_question_is_answered",
+        "test_sessions.py::test_message_for_another_agent_waits_for_the_answer",
     ),
-    "cancelled turn": ("test_sessions.py::test_a_turn_that_is_cancelled_is_gone_on_without",),
+    "cancelled turn": ("test_sessions.py::test_cancelled_turn_is_skipped",),
     "`Answer(remember=...)`, `remembered`, `forget`": (
-        "test_sessions.py::test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers",
+        "test_sessions.py::test_remembered_approval_applies_to_later_turns_on_other_workers",
     ),
     "`Sleep`, `Receive`, `Race`, `Start`, `Wait`, `Send`, `Cancel`": (
-        "test_waiting.py::test_a_nightly_run_of_two_workers_that_are_killed_does_everything_once",
+        "test_waiting.py::test_killed_workers_do_everything_once_in_a_nightly_run",
     ),
     "`post`, `handle.send_input`": (
-        "test_waiting.py::test_messages_come_once_and_in_order_and_what_does_not_fit_is_left_out",
-        "test_sessions.py::test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal",
+        "test_waiting.py::test_messages_arrive_once_in_order_and_invalid_ones_are_skipped",
+        "test_sessions.py::test_message_is_delivered_once_and_journaled",
     ),
-    "[schedules](../schedules.md)": (
-        "test_waiting.py::test_a_time_of_a_schedule_is_started_once_whoever_looks_and_whoever_dies",
-    ),
+    "[schedules](../schedules.md)": ("test_waiting.py::test_scheduled_time_starts_one_run_across_schedulers",),
     "`id=`, `priority=`, `release=`": ("test_releases.py::test_smaller_priorities_are_taken_first",),
 }
 """Rows that tests of the durable floor hold."""
@@ -291,9 +285,7 @@ def durable(**options: Any) -> Any:
         ("headless", True, "waits until somebody answers"),
     ],
 )
-def test_what_the_table_calls_refused_is_refused_and_told_what_would_be_fine(
-    name: str, value: object, instead: str
-) -> None:
+def test_options_refused_by_the_table_are_refused_with_an_alternative(name: str, value: object, instead: str) -> None:
     with pytest.raises(DefinitionError, match=re.escape(instead)):
         durable(**{name: value})
 
@@ -304,7 +296,7 @@ def test_what_the_table_calls_refused_is_refused_and_told_what_would_be_fine(
     ("options", "instead"),
     [({"journal": "run.jsonl"}, "engine.export"), ({"on_divergence": "keep"}, "keeps the release")],
 )
-async def test_a_run_takes_neither_a_journal_nor_an_edit_under_way(options: dict[str, Any], instead: str) -> None:
+async def test_durable_run_refuses_a_journal_and_on_divergence(options: dict[str, Any], instead: str) -> None:
     engine = durable()
 
     with pytest.raises(InputError, match=instead):
@@ -313,7 +305,7 @@ async def test_a_run_takes_neither_a_journal_nor_an_edit_under_way(options: dict
 
 
 @needs_the_extra
-def test_what_the_table_says_is_missing_is_missing_and_the_rest_is_there() -> None:
+def test_durable_engine_lacks_only_the_methods_that_the_table_omits() -> None:
     from stepengine.durable import DurableEngine
 
     twins = [name for name in dir(Engine) if name.endswith("_sync")]
@@ -338,7 +330,7 @@ def said(pattern: str) -> float:
 
 
 @pytest.mark.spec("durable:UK3", "durable:UT20")
-def test_what_stands_on_paper_follows_from_what_was_measured() -> None:
+def test_extrapolated_figures_follow_from_the_measured_ones() -> None:
     """
     Whoever measures again and changes one cell is told which others no longer fit.
     """

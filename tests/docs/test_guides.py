@@ -77,7 +77,7 @@ def test_no_kind_of_block_is_passed_over() -> None:
         assert block.kind in {"python", "{toctree}"} | shown.get(name, set()), name
 
 
-def test_the_table_of_options_of_tools_is_complete_and_says_their_defaults() -> None:
+def test_the_table_of_tool_options_is_complete_with_defaults() -> None:
     """
     So does the docstring next to it; the guide has some of them.
     """

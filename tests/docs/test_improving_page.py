@@ -16,9 +16,7 @@ from .pages import ROOT
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG147")
 @pytest.mark.parametrize("task", TASKS)
-def test_on_each_task_a_better_version_is_found_where_there_is_one_and_the_table_has_what_was_found(
-    task: str, tmp_path: Path
-) -> None:
+def test_improve_finds_a_better_version_as_the_table_shows(task: str, tmp_path: Path) -> None:
     """
     With ten seeds, of which three are searched again; on the task where none exists none is told.
     """

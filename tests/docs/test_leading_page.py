@@ -13,7 +13,7 @@ NAME = "leading-other-agents.md"
 PROGRAM, BOXED, REMOTE = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
 
 
-def test_the_program_of_the_page_makes_an_engine_whose_calls_and_categories_the_table_has() -> None:
+def test_tools_and_categories_of_the_engine_match_the_table() -> None:
     names: dict[str, Any] = {"__name__": "page"}
     execute(PROGRAM, NAME, names)
     made = {tool.spec.name: tool.spec.category for tool in names["claude"].tools if tool.spec.name != "claude"}
@@ -23,7 +23,7 @@ def test_the_program_of_the_page_makes_an_engine_whose_calls_and_categories_the_
     assert made == table
 
 
-def test_the_other_program_of_the_page_leads_an_agent_of_another_server() -> None:
+def test_the_second_program_leads_an_agent_of_another_server() -> None:
     names: dict[str, Any] = {"__name__": "page"}
     for block in (PROGRAM, REMOTE):
         execute(block, NAME, names)
@@ -33,7 +33,7 @@ def test_the_other_program_of_the_page_leads_an_agent_of_another_server() -> Non
     assert {"reviewer", "reviewer_edit", "reviewer_execute"} <= kinds
 
 
-def test_the_agent_of_the_page_that_runs_in_a_container_is_one() -> None:
+def test_the_container_example_makes_an_agent() -> None:
     names: dict[str, Any] = {"__name__": "page"}
     for block in (PROGRAM, BOXED):
         execute(block, NAME, names)

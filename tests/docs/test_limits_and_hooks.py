@@ -31,13 +31,13 @@ def test_the_defaults_of_the_limits_are_so() -> None:
 
 
 @pytest.mark.spec("requirements:A17")
-def test_the_first_answer_about_limits_names_the_default_of_steps_and_actions() -> None:
+def test_first_questions_page_names_the_default_step_limits() -> None:
     page = " ".join((DOCS / "first-questions.md").read_text(encoding="utf-8").split())
 
     assert "a run has 50 steps, 1,000 other actions of its handler" in page
 
 
-def test_the_page_about_hooks_names_what_a_hook_may_yield() -> None:
+def test_the_hooks_page_names_the_yieldables_hooks_may_not_use() -> None:
     page = " ".join((DOCS / "hooks.md").read_text(encoding="utf-8").split())
     names = re.search(r"It may yield everything except (.*?) \(", page)
 

@@ -19,7 +19,7 @@ PAGE = page("mcp.md")
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:P13")
-def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
@@ -27,7 +27,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
     follow("mcp.md", tmp_path)
 
 
-def test_every_option_is_told_and_no_other() -> None:
+def test_exactly_the_options_of_mcp_tools_are_documented() -> None:
     known = set(inspect.signature(mcp_tools).parameters) - {"server", "name"}
     told = set(re.findall(r"`(?:mcp_tools\(\.\.\., )?(\w+)=", PAGE)) | set(re.findall(r"`(timeout)`", PAGE))
 

@@ -59,7 +59,7 @@ def test_every_block_of_a_page_runs_after_those_before_it(name: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:A15", "providers:PV53")
-async def test_what_the_page_uploads_is_used_twice_and_deleted(tmp_path: Path) -> None:
+async def test_an_uploaded_file_is_used_twice_and_deleted(tmp_path: Path) -> None:
     names = names_of("multimodal.md")
     (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
     async with media_server() as server:
@@ -72,7 +72,7 @@ async def test_what_the_page_uploads_is_used_twice_and_deleted(tmp_path: Path) -
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:A15", "providers:PV99")
-async def test_what_the_page_asks_in_batches_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_batch_example_gets_its_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = names_of("cost.md")
     # Only what the page waits for is shortened.
     names["Batched"] = lambda provider, file, **_: Batched(provider, file, wait=0, poll=0.01)

@@ -90,7 +90,7 @@ def test_every_block_runs_and_shows_what_it_says(
         assert expected == found, pattern
 
 
-def test_it_begins_with_what_is_not_stopped_and_names_every_rule() -> None:
+def test_page_starts_with_its_limits_and_names_every_rule() -> None:
     text = page("prompt-injection.md")
 
     assert text.partition("\n## ")[2].startswith("What this does not stop")

@@ -27,7 +27,7 @@ def test_the_table_has_every_recorder_and_case() -> None:
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20")
 @pytest.mark.parametrize("recorder", list(MADE["RECORDERS"]))
-def test_a_recorder_does_what_the_table_shows(recorder: str) -> None:
+def test_a_recorder_behaves_as_the_table_shows(recorder: str) -> None:
     if find_spec("reeltime") is None or find_spec("pytest_recording") is None:
         pytest.skip(
             "all recorders run beside each other, which needs the extra 'recorders' in an environment of its own"

@@ -111,7 +111,7 @@ def found(tab: Browser, site: Path, words: str) -> list[str]:
 @pytest.mark.deep
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH")
-def test_what_people_type_finds_its_page_first_or_among_the_first_three(site: Path, tmp_path: Path) -> None:
+def test_site_search_finds_the_expected_page_among_three_results(site: Path, tmp_path: Path) -> None:
     with browser(tmp_path) as tab:
         results = {words: found(tab, site, words) for words, _, _ in TYPED}
 
@@ -121,7 +121,7 @@ def test_what_people_type_finds_its_page_first_or_among_the_first_three(site: Pa
     assert [] == [page for pages in results.values() for page in pages if page.startswith("spec/")]
 
 
-def test_each_word_that_people_type_is_that_of_one_page() -> None:
+def test_each_search_word_belongs_to_one_page() -> None:
     pages = tomllib.loads((DOCS / "search_words.toml").read_text(encoding="utf-8"))
     words = [word for typed in pages.values() for word in typed]
 

@@ -152,7 +152,7 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
     "interfaces:IF6", "requirements:E27", "interfaces:IF13", "interfaces:IF15", "interfaces:IF16", "interfaces:IF18"
 )
 @pytest.mark.deep
-def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Path) -> None:
+def test_reconnecting_clients_lose_no_event(tmp_path: Path) -> None:
     server, got = Server(tmp_path), list[dict[str, Any]]()
     with server.running():
         path = server.start("Rome")
@@ -190,7 +190,7 @@ def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Pa
     "studio:SV3",
     "interfaces:IF18",
 )
-def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_off(tmp_path: Path) -> None:
+def test_a_killed_application_resumes_waiting_runs_and_cancelled_ones_stay(tmp_path: Path) -> None:
     server, before = Server(tmp_path), list[dict[str, Any]]()
     with server.running(end=signal.SIGKILL):
         waiting, cancelled = server.start("Oslo"), server.start("Bonn")
@@ -223,7 +223,7 @@ def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_o
 
 
 @pytest.mark.spec("requirements:N4")
-def test_every_other_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_about_handles_and_events_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     others = [block for block in blocks_of(page("handles-and-events.md")) if block.kind == "python"]

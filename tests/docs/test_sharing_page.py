@@ -15,7 +15,7 @@ from .pages import ROOT, Project, assert_shown, blocks_of, page
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK3", "packages:PK6", "packages:PK8", "packages:PK9", "packages:PK11")
-def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path) -> None:
     project, site, said = Project(tmp_path / "page"), tmp_path / "site", ""
     project.folder.mkdir()
     for block in blocks_of(page("sharing-an-agent.md")):

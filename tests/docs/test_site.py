@@ -38,7 +38,7 @@ def script(name: str) -> Any:
 
 
 @pytest.mark.deep
-def test_the_reference_holds_every_public_name_and_the_options_of_runs(site: Path) -> None:
+def test_the_reference_has_every_public_name_and_run_option(site: Path) -> None:
     from sphinx.util.inventory import InventoryFile
 
     inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
@@ -62,7 +62,7 @@ def test_pages_of_modules_name_the_pydoc_command() -> None:
 
 
 @pytest.mark.deep
-def test_what_llms_txt_names_is_on_the_site_as_text(site: Path) -> None:
+def test_pages_of_llms_txt_are_on_the_site_as_text(site: Path) -> None:
     listed = LINK.findall((site / "llms.txt").read_text(encoding="utf-8"))
 
     assert listed
@@ -75,7 +75,7 @@ def test_what_llms_txt_names_is_on_the_site_as_text(site: Path) -> None:
 
 
 @pytest.mark.deep
-def test_the_site_shows_below_a_row_the_tests_that_hold_it(site: Path) -> None:
+def test_the_site_lists_the_tests_below_each_row(site: Path) -> None:
     for name in spec_rows.PAGES:
         shown = html.unescape((site / "spec" / f"{name}.html").read_text(encoding="utf-8"))
         rows = spec_rows.rows_of((DOCS / "spec" / f"{name}.md").read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def test_the_site_is_complete_without_a_network(site: Path) -> None:
     assert {"step.svg", "run.svg", "exchange.svg", "floors.svg"} <= {p.name for p in (site / "_images").iterdir()}
 
 
-def test_every_page_stands_in_one_toctree_and_in_llms_txt() -> None:
+def test_every_page_is_in_one_toctree_and_in_llms_txt() -> None:
     made = script("make_llms")
     listed = [page for _, pages in made.sections() for page in pages]
 
@@ -129,7 +129,7 @@ def test_pages_that_are_linked_exist() -> None:
                 assert (page.parent / target.partition("#")[0]).exists(), (page.name, target)
 
 
-def test_the_pages_of_the_command_line_are_what_help_says() -> None:
+def test_command_line_pages_match_the_help_output() -> None:
     made = script("make_command_line").pages()
 
     assert len(made) > 5
@@ -137,7 +137,7 @@ def test_the_pages_of_the_command_line_are_what_help_says() -> None:
     assert made == shown, "python docs/make_command_line.py"
 
 
-def test_every_command_names_the_public_function_that_it_calls_or_none() -> None:
+def test_every_command_maps_to_a_callable_public_name_or_none() -> None:
     """
     A name is one of ``__all__`` of a public module, or a method of such a class without an underscore, and can be called.
     """
@@ -158,9 +158,7 @@ def test_every_command_names_the_public_function_that_it_calls_or_none() -> None
             assert callable(getattr(getattr(public, owner) if owner else public, last)), command
 
 
-def test_variables_of_settings_set_what_the_page_of_the_command_line_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_documented_environment_variables_set_their_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     rows = re.findall(
         r"^\| `([a-z_.<>]+)` \| (`STEPENGINE_[^|]+) \|",
@@ -182,7 +180,7 @@ def test_variables_of_settings_set_what_the_page_of_the_command_line_says(
             assert name.replace("<", "").replace(">", "") in found.values, variable
 
 
-def test_the_pictures_are_made_from_what_they_show() -> None:
+def test_the_diagrams_match_their_sources() -> None:
     made = script("make_diagrams").pictures()
 
     assert made == {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "diagrams").iterdir()}

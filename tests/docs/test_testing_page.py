@@ -21,7 +21,7 @@ pytestmark = pytest.mark.deep
 
 
 @pytest.mark.spec("requirements:P13", "replay:Y3", "evaluation:JG99")
-def test_who_follows_the_page_records_and_replays(tmp_path: Path) -> None:
+def test_following_the_page_records_and_replays(tmp_path: Path) -> None:
     project = Project(tmp_path)
     for block in BLOCKS:
         if block.path is not None:
@@ -58,13 +58,13 @@ def test_the_table_says_which_record_is_for_which_test() -> None:
     assert all(name in tests for kit in told for name in re.findall(r"`(\w+)`", kit))
 
 
-def test_the_extra_that_is_installed_has_what_the_page_uses() -> None:
+def test_the_test_extra_has_the_packages_of_the_page() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert {"pytest", "syrupy"} <= {re.split(r"\W", r)[0] for r in project["optional-dependencies"]["test"]}
 
 
-def test_what_ci_runs_is_run_here() -> None:
+def test_ci_commands_match_the_workflow_of_the_tutorial() -> None:
     """
     The workflow is that of the tutorial, with these commands in place of its last two.
     """
@@ -77,7 +77,7 @@ def test_what_ci_runs_is_run_here() -> None:
     assert [line.partition(" --")[0] for line in commands if not line.startswith("stepengine test ")] == checks
 
 
-def test_python_that_is_no_file_runs_on_its_own() -> None:
+def test_blocks_without_a_file_run_on_their_own() -> None:
     alone = [b for b in BLOCKS if b.kind == "python" and b.path is None]
 
     assert alone

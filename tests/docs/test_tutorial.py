@@ -18,7 +18,7 @@ PAGES = [f"tutorial/{name}.md" for name in re.findall(r"^(\d-.+)$", page("tutori
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:P13")
-def test_who_follows_the_pages_sees_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_the_tutorial_gives_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "project").mkdir()
     project, said = Project(tmp_path / "project"), ""
@@ -49,7 +49,7 @@ def test_who_follows_the_pages_sees_what_they_show(tmp_path: Path, monkeypatch: 
         project.run(line)
 
 
-def test_every_block_that_a_reader_runs_says_what_to_save_it_as_and_what_to_type() -> None:
+def test_every_tutorial_program_has_a_filename_and_a_command() -> None:
     """
     One that only asserts shows nothing, so that somebody who does not know how to run it learns nothing.
     """
@@ -60,7 +60,7 @@ def test_every_block_that_a_reader_runs_says_what_to_save_it_as_and_what_to_type
         assert re.search(r"`(\w+\.py)`.*`python\s\1`", block.before, re.DOTALL), block.before
 
 
-def test_it_is_six_short_pages() -> None:
+def test_the_tutorial_has_six_short_pages() -> None:
     assert 6 == len(PAGES)
     for name in PAGES:
         assert len(page(name).splitlines()) <= 80, name

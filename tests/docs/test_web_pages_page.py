@@ -96,7 +96,7 @@ def posted(port: int, token: str, path: str, body: Any) -> tuple[int, list[Any]]
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF42", "interfaces:IF43", "interfaces:IF44")
-def test_the_application_of_the_page_asks_over_both_protocols_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_the_application_serves_both_protocols_and_resumes_after_a_restart(tmp_path: Path) -> None:
     assert "(../examples/web_page/app.py)" in page("web-pages.md")
     assert {"ts", "sh"} == {block.kind for block in blocks_of(page("web-pages.md"))}
     user = {"id": "1", "role": "user", "content": "Paint."}
@@ -184,7 +184,7 @@ def browser(folder: Path, address: str) -> Iterator[Browser]:
 @pytest.mark.deep
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium on PATH")
 @pytest.mark.spec("interfaces:IF20", "interfaces:IF43", "evaluation:JG45")
-def test_a_question_is_answered_in_a_browser_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_question_answered_in_a_browser_resumes_the_run(tmp_path: Path) -> None:
     with served(tmp_path) as (port, link), browser(tmp_path, f"http://127.0.0.1:{port}{link}") as tab:
         until(lambda: tab.value("document.readyState === 'complete' && document.forms.length === 1"))
         assert "/" == tab.value("location.pathname")
@@ -309,7 +309,7 @@ def odd_requests() -> list[tuple[str, str, dict[str, Any]]]:
 
 @pytest.mark.spec("interfaces:IF43", "interfaces:IF44")
 @pytest.mark.deep
-def test_no_odd_request_is_an_error_of_the_server(application: dict[str, Any]) -> None:
+def test_malformed_requests_cause_no_server_error(application: dict[str, Any]) -> None:
     requests = odd_requests()
 
     found = answered(application, requests[::3])

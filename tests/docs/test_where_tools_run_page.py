@@ -69,7 +69,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def test_the_agent_of_the_page_has_tools_that_its_program_gives(tmp_path: Path) -> None:
+def test_the_agent_of_the_page_gets_all_its_tools(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "agent"}
     execute(AGENT_FILE, PAGE, names)
     given = [*file_tools(tmp_path, write=True), *search_tools(tmp_path), *shell_tools(tmp_path)]
@@ -81,9 +81,7 @@ def test_the_agent_of_the_page_has_tools_that_its_program_gives(tmp_path: Path) 
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1")
-def test_the_program_and_the_command_of_the_page_work_in_a_container(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_and_command_of_the_page_work_in_a_container(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     With an agent in the place of the page's, whose handler needs no model.
     """
@@ -103,7 +101,7 @@ def test_the_program_and_the_command_of_the_page_work_in_a_container(
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS9", "reliability:WS10")
-def test_what_the_page_keeps_and_copies_is_there_and_what_it_throws_away_is_not(project: Path) -> None:
+def test_the_container_example_keeps_its_snapshot_and_discards_the_rest(project: Path) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     execute(KEPT, PAGE, names)
     inspect = ["docker", "container", "inspect", "ann-project"]
@@ -124,7 +122,7 @@ PLACES = {
 
 @pytest.mark.spec("reliability:WS3")
 @pytest.mark.parametrize("place", [*PLACES, "bubblewrap(folder)"])
-def test_each_place_begins_with_the_words_of_the_table(place: str, tmp_path: Path) -> None:
+def test_each_workspace_starts_with_the_documented_command(place: str, tmp_path: Path) -> None:
     rows = dict(re.findall(r"^\| `Workspace\.(\w+\([^`]*\))` \| `([^`]+) \.\.\.` \|$", page(PAGE), re.MULTILINE))
     made = PLACES[place] if place in PLACES else Workspace.bubblewrap(tmp_path)
     assert made.system is not None

@@ -41,7 +41,7 @@ def found(folder: Path, *files: Path) -> list[str]:
 
 
 @pytest.mark.spec("reliability:GN19")
-def test_each_way_around_the_engine_is_named_and_what_the_context_gives_is_not(tmp_path: Path) -> None:
+def test_the_ruff_rule_flags_bypasses_but_not_the_context(tmp_path: Path) -> None:
     pytest.importorskip("ruff")
     for name, code in FOUND.items():
         (tmp_path / f"{name.replace(' ', '_')}.py").write_text(f"{code}\n")
@@ -53,7 +53,7 @@ def test_each_way_around_the_engine_is_named_and_what_the_context_gives_is_not(t
 
 
 @pytest.mark.spec("reliability:GN19")
-def test_the_agents_that_ship_look_at_nothing_behind_the_engine(tmp_path: Path) -> None:
+def test_bundled_agents_bypass_nothing_of_the_engine(tmp_path: Path) -> None:
     pytest.importorskip("ruff")
 
     assert [] == found(tmp_path, ROOT / "agents")

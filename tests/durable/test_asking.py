@@ -45,7 +45,7 @@ PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U37")
-async def test_of_many_who_answer_the_moment_they_can_one_is_told_that_it_counts(db: str):
+async def test_first_of_concurrent_answers_wins(db: str):
     """
     They ask again and again from the run's first moment on, also while it is being put away for want of an answer.
     """
@@ -74,7 +74,7 @@ async def test_of_many_who_answer_the_moment_they_can_one_is_told_that_it_counts
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U37")
-async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
+async def test_invalid_answer_is_rejected_and_not_sent(db: str):
     async with worker_of([ASKS], db) as worker:
         waiting = await worker.run(ASKS, "")
         key = waiting.pending_questions[0].id
@@ -94,7 +94,7 @@ async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U20", "durable:U37")
-async def test_questions_that_are_asked_together_are_answered_in_any_order(db: str, until):
+async def test_parallel_questions_can_be_answered_in_any_order(db: str, until):
     async with worker_of([TWICE], db) as worker:
         handle = worker.start(TWICE, "")
         run = await handle.id()
@@ -110,7 +110,7 @@ async def test_questions_that_are_asked_together_are_answered_in_any_order(db: s
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U5", "durable:U37")
-async def test_a_childs_question_is_answered_through_its_root(db: str):
+async def test_childs_question_is_answered_through_its_root(db: str):
     async with worker_of([PARENT], db) as worker:
         waiting = await worker.run(PARENT, "")
         result = await worker.resume(waiting.journal, answers={"How large?": "large"})
@@ -120,7 +120,7 @@ async def test_a_childs_question_is_answered_through_its_root(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U37")
-async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
+async def test_answers_given_at_start_prevent_waiting(db: str):
     async with worker_of([ASKS], db) as worker:
         result = await worker.run(ASKS, "", answers={"How large?": "small"})
 
@@ -129,7 +129,7 @@ async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U37")
-async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_does(db: str):
+async def test_answer_sent_without_workers_is_received_by_the_next(db: str):
     async with worker_of([ASKS], db) as worker:
         run = (await worker.run(ASKS, "")).journal
     async with await Operator.connect(db) as operator:
@@ -158,7 +158,7 @@ async def sent(operator: Operator, run: str) -> list[dict]:
 
 @pytest.mark.memory
 @pytest.mark.spec("durable:UF11")
-async def test_a_run_that_waits_keeps_nothing_that_it_does_not_need_until_it_goes_on(db: str):
+async def test_waiting_run_keeps_only_the_memory_it_needs(db: str):
     """
     Not what it was ordered with in the form of the database, no random source, and nothing that all runs of the worker may share.
     """
@@ -189,7 +189,7 @@ def drawn_by(waiting):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF11")
-async def test_what_is_secret_when_a_run_begins_is_taken_out_of_its_questions(db: str, monkeypatch):
+async def test_secrets_known_at_start_are_redacted_from_questions(db: str, monkeypatch):
     def asks_for(ctx: StepContext):
         return (yield from Ask(f"May I use {SECRET}?"))
 
@@ -236,13 +236,13 @@ async def five_hundred(db: str, until) -> float:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF11", "durable:U21", "durable:U37")
-async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
+async def test_five_hundred_waiting_runs_are_answered_at_once(db: str, until):
     await five_hundred(db, until)
 
 
 @pytest.mark.memory
 @pytest.mark.spec("durable:UF11")
-async def test_a_run_that_waits_costs_little_memory(db: str, until):
+async def test_waiting_run_costs_little_memory(db: str, until):
     assert await five_hundred(db, until) < 50_000
 
 

@@ -179,7 +179,7 @@ async def run_in_every_way(agent: AgentDefinition, answers: dict[str, str], db: 
 
 @pytest.mark.spec("programs:PG7", "durable:U48")
 @pytest.mark.deep
-async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(db: str):
+async def test_single_body_runs_inside_its_caller_and_resumes(db: str):
     runs = await run_in_every_way(ONE, {"Release 1.0?": "yes"}, db)
     expected, result, replayed = runs.results
 
@@ -195,7 +195,7 @@ async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(
 
 @pytest.mark.spec("programs:PG7")
 @pytest.mark.deep
-async def test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end(db: str):
+async def test_parallel_bodies_are_separate_runs(db: str):
     runs = await run_in_every_way(THREE, {"Release 2?": "no"}, db)
     run, (_, result, replayed) = runs.id, runs.results
 
@@ -231,7 +231,7 @@ BELOW = AgentDefinition("below", tools=[asked_below], spawnable_agents=[ASKER], 
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:U37")
-async def test_a_child_of_a_body_asks_through_the_root_alone_and_beside_others(db: str, until):
+async def test_child_of_a_body_asks_through_the_root(db: str, until):
     async with worker_of([BELOW], db) as worker:
         waiting = await worker.run(BELOW, "")
         run = waiting.journal
@@ -275,7 +275,7 @@ LEVELS = AgentDefinition("levels", tools=[two_questions, one_question], handle_s
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:U20")
-async def test_a_body_in_a_body_asks_in_the_same_run_under_a_number_of_its_own(db: str):
+async def test_nested_bodies_ask_in_the_same_run_with_own_numbers(db: str):
     answers = {"Inner?": "a", "Outer?": "b", "Own?": "c"}
     texts = []
     async with worker_of([LEVELS], db) as worker:
@@ -292,7 +292,7 @@ async def test_a_body_in_a_body_asks_in_the_same_run_under_a_number_of_its_own(d
 
 
 @pytest.mark.spec("programs:PG7", "programs:PG5")
-async def test_what_bodies_of_one_reply_leave_is_their_callers(db: str):
+async def test_bodies_leave_todos_output_and_values_to_their_caller(db: str):
     """Todos and output, in the order of the calls; what hooks share as far as it is JSON."""
     script = [
         tool_calls(tool_call("kept", {"name": "a"}), tool_call("kept", {"name": "b"})),
@@ -379,7 +379,7 @@ BOTH = AgentDefinition("both", tools=[release, noted_twice, note], handle_steps=
 @pytest.mark.deep
 @pytest.mark.parametrize("answered", [(), ("Release 1?",)], ids=["in_a_body_alone", "in_one_of_two"])
 @pytest.mark.spec("programs:PG7", "durable:U42")
-async def test_a_run_moves_in_the_middle_of_a_body_from_a_journal_and_back(db: str, answered: tuple[str, ...]):
+async def test_run_moves_from_a_journal_in_mid_body_and_back(db: str, answered: tuple[str, ...]):
     DONE.clear()
     answers = {"Release 1?": "yes", "Release 2?": "no"}
     first = {text: answers[text] for text in answered}
@@ -409,7 +409,7 @@ async def test_a_run_moves_in_the_middle_of_a_body_from_a_journal_and_back(db: s
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:U42")
-async def test_a_run_moves_into_a_journal_in_the_middle_of_a_body(db: str):
+async def test_run_moves_into_a_journal_in_mid_body(db: str):
     DONE.clear()
     answers = {"Release 1?": "yes", "Release 2?": "no"}
     async with worker_of([BOTH], db, models=notes(9)) as worker:
@@ -454,7 +454,7 @@ def calls_with_others(ctx: StepContext) -> Steps[Any]:
 @pytest.mark.parametrize("handler", [calls_alone, calls_with_others])
 @pytest.mark.parametrize("edit", ["effect", "result"])
 @pytest.mark.spec("programs:PG7", "durable:UT9", "replay:D1")
-async def test_an_edited_body_stops_where_it_differs_and_goes_on_as_it_was(db: str, handler: Any, edit: str):
+async def test_edited_body_diverges_and_resumes_with_the_original(db: str, handler: Any, edit: str):
     DONE.clear()
     EDITED.clear()
     agent = AgentDefinition("edited", tools=[changing, note], handle_steps=handler)
@@ -504,7 +504,7 @@ def cuts_others(ctx: StepContext) -> Steps[Any]:
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7")
-async def test_a_body_that_fails_cuts_those_that_it_was_called_with(db: str):
+async def test_failed_body_cancels_its_siblings(db: str):
     agent = AgentDefinition("cutter", tools=[waits_long, fails_at_once, note], handle_steps=cuts_others)
     DONE.clear()
     async with worker_of([agent], db) as worker:
@@ -523,7 +523,7 @@ async def test_a_body_that_fails_cuts_those_that_it_was_called_with(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:U5")
-async def test_a_run_that_is_cancelled_ends_its_bodies(db: str):
+async def test_cancelled_run_ends_its_bodies(db: str):
     agent = AgentDefinition("patient", tools=[waits_long, note], handle_steps=waits_in_bodies)
     async with worker_of([agent], db) as worker:
         waiting = await worker.run(agent, "")
@@ -577,7 +577,7 @@ def priced(count: int) -> ScriptedModel:
 @pytest.mark.deep
 @pytest.mark.parametrize("handler", [writes_alone, writes_beside])
 @pytest.mark.spec("programs:PG7", "programs:PG3", "durable:U23")
-async def test_children_of_bodies_share_the_budget_of_their_caller(db: str, handler: Any):
+async def test_children_of_bodies_share_the_callers_budget(db: str, handler: Any):
     agent = AgentDefinition("writing", tools=[many_notes], handle_steps=handler)
     async with worker_of([agent], db, models=priced(99), pricing=None) as worker:
         poor = await worker.run(agent, "", limits=Limits(max_tokens=450))
@@ -612,7 +612,7 @@ def goes_deep(ctx: StepContext) -> Steps[Any]:
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "programs:PG2", "durable:U5")
-async def test_bodies_in_bodies_need_a_slot_for_each_depth_and_no_more(db: str):
+async def test_nested_bodies_use_one_slot_per_depth(db: str):
     agent = AgentDefinition("deep", tools=[deeper, note], handle_steps=goes_deep)
     async with worker_of([agent], db, concurrency=1) as worker:
         fine = await worker.run(agent, "3")
@@ -624,7 +624,7 @@ async def test_bodies_in_bodies_need_a_slot_for_each_depth_and_no_more(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:U44")
-async def test_events_of_bodies_are_followed_from_elsewhere(db: str):
+async def test_events_of_bodies_can_be_followed_elsewhere(db: str):
     answers = {"Release 1?": "yes", "Release 2?": "no"}
     async with worker_of([BOTH], db, models=notes(9)) as worker:
         run = await worker.submit(BOTH, "", answers=answers)
@@ -665,7 +665,7 @@ HEARS = AgentDefinition(
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
-async def test_what_is_said_while_a_body_or_a_child_is_under_way_stands_in_the_journal(db: str, until):
+async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
     said = ["left", "right", "straight on"]
     async with worker_of([HEARS], db, models=ScriptedModel([repeated] * 9)) as worker:
         result = await worker.run(HEARS, "go")
@@ -700,7 +700,7 @@ def calls_given(ctx: StepContext) -> Steps[Any]:
 
 
 @pytest.mark.spec("programs:PG7", "durable:U48")
-async def test_a_tool_that_only_its_run_has_is_called_alone(db: str):
+async def test_tool_added_by_a_hook_cannot_run_in_parallel(db: str):
     agent = AgentDefinition("given", tools=[note], hooks=Hooks(pre_run=[given]), handle_steps=calls_given)
     async with worker_of([agent], db) as worker:
         result = await worker.run(agent, "")
@@ -725,7 +725,7 @@ def carrying() -> Steps[str]:
 
 @pytest.mark.spec("programs:PG4", "programs:PG7")
 @pytest.mark.parametrize("made", [CARRIED, carrying], ids=["alone", "in a body"])
-async def test_an_agent_that_a_tool_carries_runs_in_a_workflow_of_its_own(made: Any, db: str):
+async def test_agent_tool_runs_as_its_own_workflow(made: Any, db: str):
     def handler(ctx: StepContext) -> Steps[Any]:
         answer = yield ToolCall(made.name, {"prompt": "x"} if made is CARRIED else {})
         return answer.tool_result.text

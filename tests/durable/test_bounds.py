@@ -90,7 +90,7 @@ def replies() -> ScriptedModel:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U23", "reliability:R6", "reliability:I8")
-async def test_parallel_children_share_a_budget_and_never_exceed_it(db: str):
+async def test_parallel_children_never_exceed_a_shared_budget(db: str):
     async with engine([FAN], db, models=replies()) as worker:
         poor = await worker.run(FAN, "", limits=Limits(max_tokens=1_000))
         rich = await worker.run(FAN, "", limits=Limits(max_tokens=10_000))
@@ -103,7 +103,7 @@ async def test_parallel_children_share_a_budget_and_never_exceed_it(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U5", "durable:U28", "durable:U21")
-async def test_a_tree_of_depth_three_needs_one_slot_per_depth(db: str):
+async def test_tree_of_depth_three_needs_one_slot_per_depth(db: str):
     async with engine([DEEPER], db, concurrency=1) as worker:
         result = await worker.run(DEEPER, "3")
         too_deep = await worker.run(DEEPER, "5")
@@ -135,7 +135,7 @@ def odd(name: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U12", "durable:U13")
-async def test_values_are_the_same_in_a_process_and_in_the_database(db: str):
+async def test_values_are_equal_in_process_and_in_the_database(db: str):
     agents = [
         AgentDefinition("echo", tools=[echo], handle_steps=echoes),
         AgentDefinition("odd", handle_steps=unspeakable),
@@ -158,7 +158,7 @@ class Planted:
 
 
 @pytest.mark.spec("durable:U32", "reliability:R20")
-async def test_a_planted_pickle_is_refused_and_not_executed(db: str, tmp_path: Path):
+async def test_planted_pickle_is_rejected_and_not_executed(db: str, tmp_path: Path):
     Planted.place = str(tmp_path / "executed")
     row = base64.b64encode(pickle.dumps(Planted())).decode()
     agent = AgentDefinition("echo", tools=[echo], handle_steps=echoes)
@@ -198,7 +198,7 @@ async def test_everything_in_the_database_is_portable_json(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U31", "durable:U33")
-async def test_the_id_of_a_closed_worker_is_free_before_the_server_notices_that_it_left(db: str, monkeypatch):
+async def test_executor_id_is_free_as_soon_as_its_worker_closes(db: str, monkeypatch):
     left = []
     close = psycopg.AsyncConnection.close
 
@@ -216,7 +216,7 @@ async def test_the_id_of_a_closed_worker_is_free_before_the_server_notices_that_
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U31", "durable:UC5", "durable:U30")
-async def test_a_second_worker_with_the_same_id_refuses_to_start(db: str):
+async def test_second_worker_with_the_same_id_refuses_to_start(db: str):
     async with engine([DEEPER], db):
         code = f"""
 import asyncio
@@ -237,7 +237,7 @@ asyncio.run(main())
 
 
 @pytest.mark.spec("durable:UF34", "durable:U46")
-async def test_a_database_that_is_away_is_told_without_the_password():
+async def test_unreachable_database_error_hides_the_password():
     for act in (
         DurableEngine(db="postgresql://me:secret@127.0.0.1:9/none", executor="worker-1").open,
         lambda: Operator.connect("postgresql://me:secret@127.0.0.1:9/none"),
@@ -250,7 +250,7 @@ async def test_a_database_that_is_away_is_told_without_the_password():
 
 
 @pytest.mark.spec("durable:U27", "durable:U30", "durable:U33", "durable:U46")
-def test_what_cannot_be_used_is_refused_before_anything_is_connected():
+def test_invalid_options_are_rejected_before_connecting():
     for wrong in (
         {"db": "mysql://host/x"},
         {"db": "@/no/such/file"},
@@ -263,7 +263,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_connected():
 
 
 @pytest.mark.spec("durable:U27", "durable:UC2")
-async def test_the_same_id_is_the_same_run(db: str):
+async def test_same_run_id_is_the_same_run(db: str):
     async with engine([DEEPER], db) as worker:
         first = await worker.run(DEEPER, "0", id="order-17")
         again = await worker.run(DEEPER, "3", id="order-17")
@@ -278,7 +278,7 @@ async def test_the_same_id_is_the_same_run(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U1", "durable:U40")
-def test_nothing_of_the_extra_is_imported_before_it_is_asked_for():
+def test_optional_packages_are_imported_only_on_use():
     code = """
 import sys
 import stepengine, stepengine.durable
@@ -295,7 +295,7 @@ except stepengine.errors.StepEngineError as error:
 
 
 @pytest.mark.spec("durable:UF18", "durable:U32")
-def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_wrong():
+def test_only_connection_errors_are_retried():
     from dbos import _sys_db
     from sqlalchemy.exc import DBAPIError
 
@@ -314,20 +314,20 @@ def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_
 
 @pytest.mark.spec("durable:U36")
 @pytest.mark.parametrize("option", ["journal", "on_divergence", "keep_open", "nonsense"])
-async def test_what_a_durable_run_does_not_take_is_refused_with_what_to_do_instead(option: str):
+async def test_unsupported_run_option_is_rejected_with_an_alternative(option: str):
     with pytest.raises(InputError, match=f"takes no '{option}'"):
         await engine([DEEPER], "postgresql://host/x").submit(DEEPER, "", **{option: "x"})
 
 
 @pytest.mark.spec("studio:ST12")
-def test_a_script_that_counts_the_replies_of_each_run_is_refused_with_what_to_use_instead():
+def test_run_script_is_rejected_with_an_alternative():
     for given in ({"models": RunScript(["a", "b"])}, {"on": Engine([DEEPER], models=RunScript(["a", "b"]))}):
         with pytest.raises(DefinitionError, match=r"takes no RunScript.*ScriptedModel\(function\)"):
             DurableEngine([DEEPER] if "models" in given else (), db="postgresql://host/x", **given)
 
 
 @pytest.mark.spec("reliability:LA6")
-async def test_limits_that_ask_for_more_are_refused_where_they_are_written():
+async def test_limits_that_ask_are_rejected_on_construction():
     url, asking = "postgresql://host/x", Limits(max_steps=3, ask=True)
     for agents, options in (([DEEPER], {"limits": asking}), ([attrs.evolve(DEEPER, limits=asking)], {})):
         with pytest.raises(DefinitionError, match=r"agent 'deeper' has Limits\(ask=True\)"):

@@ -111,7 +111,7 @@ def transactions() -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("agent", "steps"), [(COUNTING, 1), (FIRING, 2)], ids=["may be repeated", "must not be repeated"]
 )
-async def test_an_effect_is_one_step_of_dbos_and_one_more_where_it_must_not_be_repeated(db: str, agent, steps: int):
+async def test_effect_is_one_dbos_step_or_two_if_not_repeatable(db: str, agent, steps: int):
     from dbos import DBOS
 
     async with engine(db) as worker:
@@ -138,7 +138,7 @@ async def test_an_effect_is_one_step_of_dbos_and_one_more_where_it_must_not_be_r
 
 @pytest.mark.speed
 @pytest.mark.spec("durable:UF20")
-async def test_going_on_reads_recorded_steps_in_large_pieces(db: str):
+async def test_resume_reads_recorded_steps_in_pages(db: str):
     count = 600
     async with engine(db) as worker:
         waiting = await worker.run(RESUMING, str(count))
@@ -155,7 +155,7 @@ async def test_going_on_reads_recorded_steps_in_large_pieces(db: str):
 
 
 @pytest.mark.spec("durable:UT20", "durable:U28")
-async def test_a_worker_has_no_thread_that_asks_for_runs_where_there_are_none(db: str):
+async def test_worker_has_no_polling_thread_for_empty_queues(db: str):
     async with engine(db) as worker:
         result = await worker.run(MIXED, "", answers={"How large?": "large"})
         asking = {thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker")}
@@ -167,7 +167,7 @@ async def test_a_worker_has_no_thread_that_asks_for_runs_where_there_are_none(db
 
 
 @pytest.mark.spec("durable:UT20", "durable:U15", "durable:U18")
-async def test_there_is_one_marker_for_a_spawn_a_question_and_the_end_and_none_for_the_rest(db: str):
+async def test_markers_exist_only_for_spawn_question_and_end(db: str):
     async with engine(db) as worker:
         result = await worker.run(MIXED, "", answers={"How large?": "large"})
         own = await worker.operator.steps(result.journal)
@@ -180,7 +180,7 @@ async def test_there_is_one_marker_for_a_spawn_a_question_and_the_end_and_none_f
 
 
 @pytest.mark.spec("durable:U4")
-async def test_a_name_holds_the_kind_and_32_digits_and_nothing_that_was_said(db: str):
+async def test_step_name_holds_kind_and_hash_only(db: str):
     async with engine(db) as worker:
         result = await worker.run(MIXED, "s3cret prompt", answers={"How large?": "large"})
         names = [step.name for step in await worker.operator.steps(result.journal)]
@@ -195,7 +195,7 @@ async def test_a_name_holds_the_kind_and_32_digits_and_nothing_that_was_said(db:
 
 
 @pytest.mark.spec("durable:UK3")
-async def test_a_worker_holds_no_more_connections_than_the_page_says(db: str):
+async def test_worker_holds_at_most_the_documented_connections(db: str):
     look = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     async with await Operator.connect(db) as operator:
         ((before,),) = await operator.rows(look)
@@ -212,7 +212,7 @@ async def test_a_worker_holds_no_more_connections_than_the_page_says(db: str):
 
 
 @pytest.mark.spec("durable:U45")
-async def test_a_database_that_may_lose_commits_is_refused_unless_it_is_allowed(db: str):
+async def test_asynchronous_commits_are_rejected_unless_allowed(db: str):
     import psycopg
 
     with psycopg.connect(db, autocommit=True) as connection:
@@ -227,7 +227,7 @@ async def test_a_database_that_may_lose_commits_is_refused_unless_it_is_allowed(
 
 
 @pytest.mark.spec("durable:UK8")
-async def test_migrating_leaves_room_beside_the_rows_that_are_written_often(db: str):
+async def test_migration_sets_fillfactor_and_autovacuum(db: str):
     await migrate(db)
 
     async with await Operator.connect(db) as operator:
@@ -239,7 +239,7 @@ async def test_migrating_leaves_room_beside_the_rows_that_are_written_often(db: 
 
 
 @pytest.mark.spec("durable:U38", "durable:UF18")
-def test_the_database_package_says_one_line_for_each_place_and_none_of_its_frames():
+def test_database_package_logs_one_line_without_traceback():
     from dbos._error import DBOSAwaitedWorkflowCancelledError, DBOSWorkflowCancelledError
 
     from stepengine.durable.database import import_dbos
@@ -268,7 +268,7 @@ def test_the_database_package_says_one_line_for_each_place_and_none_of_its_frame
 
 
 @pytest.mark.spec("durable:U35")
-async def test_a_process_is_one_worker(db: str):
+async def test_process_can_be_one_worker_only(db: str):
     async with engine(db) as worker:
         with pytest.raises(StepEngineError, match="a process is one worker"):
             await engine(db, executor="worker-2").open()
@@ -279,7 +279,7 @@ async def test_a_process_is_one_worker(db: str):
 
 
 @pytest.mark.spec("durable:U2")
-def test_the_database_package_is_bounded_to_the_release_whose_private_names_are_used():
+def test_dbos_version_is_pinned_to_one_minor_release():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert "dbos>=3.4,<3.5" in project["optional-dependencies"]["durable"]

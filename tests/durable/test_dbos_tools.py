@@ -51,7 +51,7 @@ async def told(db: str, *arguments: str) -> Any:
 
 
 @pytest.mark.spec("durable:UC20")
-async def test_dbos_finds_runs_by_their_agent_and_shows_what_they_did_without_any_code_of_ours(db: str, until) -> None:
+async def test_dbos_tools_list_runs_by_agent_with_readable_steps(db: str, until) -> None:
     from dbos import DBOSClient
 
     client = await asyncio.to_thread(DBOSClient, system_database_url=db)

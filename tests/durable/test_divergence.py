@@ -112,7 +112,7 @@ def engine(handler, db: str) -> DurableEngine:
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: getattr(edit, "__name__", None))
 @pytest.mark.spec("durable:UT9", "durable:U4", "durable:U15", "durable:UC3", "replay:D1")
 @pytest.mark.deep
-async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db: str, edit):
+async def test_edited_handler_diverges_and_resumes_with_the_original(db: str, edit):
     DONE.clear()
     async with engine(original, db) as worker:
         run = (await worker.run("parent", "")).journal
@@ -135,7 +135,7 @@ async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U15", "durable:UT9")
-async def test_another_child_is_not_given_the_result_of_the_one_that_is_under_way(db: str):
+async def test_different_child_does_not_get_another_childs_result(db: str):
     async with engine(waits_for_child, db) as worker:
         waiting = await worker.run("parent", "")
     async with engine(waits_for_another_child, db) as worker:
@@ -150,7 +150,7 @@ async def test_another_child_is_not_given_the_result_of_the_one_that_is_under_wa
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U15", "durable:UT9")
-async def test_a_run_whose_child_does_something_else_has_not_ended_and_goes_on_with_it(db: str):
+async def test_run_with_a_diverged_child_can_be_retried(db: str):
     """
     The child is the one that was edited; its parent waits for a result that nobody can give now.
     """

@@ -97,7 +97,7 @@ def appear(folder: Path, many: int) -> None:
 
 @pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes by Linux's /proc")
-def test_a_private_database_is_gone_with_the_last_process_that_uses_it(folder: Path) -> None:
+def test_private_database_stops_with_its_last_process(folder: Path) -> None:
     """
     One that is killed, one that is killed while another goes on, and one whose watcher was killed with it.
     """
@@ -131,7 +131,7 @@ def test_a_private_database_is_gone_with_the_last_process_that_uses_it(folder: P
     assert goes(third)
 
 
-def test_users_that_are_gone_are_forgotten_and_those_that_live_are_not() -> None:
+def test_dead_users_are_removed_from_the_user_list() -> None:
     class Users:
         pids = [1, os.getpid()]
 
@@ -152,7 +152,7 @@ def test_users_that_are_gone_are_forgotten_and_those_that_live_are_not() -> None
 
 
 @pytest.mark.deep
-def test_nothing_watches_a_private_database_that_was_given_back(folder: Path) -> None:
+def test_returned_private_database_leaves_no_watcher(folder: Path) -> None:
     async def used() -> None:
         async with embedded(folder) as url:
             assert url.startswith("postgresql://")

@@ -45,7 +45,7 @@ def seen(events):
 
 
 @pytest.mark.spec("durable:U44")
-async def test_events_follow_a_run_of_another_process(db: str):
+async def test_events_of_a_run_can_be_followed_from_another_process(db: str):
     expected = [
         event async for event in Engine([AGENT], models=model()).stream(AGENT, "go", answers={"How large?": "l"})
     ]
@@ -75,7 +75,7 @@ async def the_only(worker) -> str:
 
 
 @pytest.mark.spec("durable:U44", "durable:U26")
-async def test_leaving_a_stream_cancels_its_run(db: str, until):
+async def test_closing_a_stream_cancels_its_run(db: str, until):
     async with worker_of([AGENT], db, models=model()) as worker:
         events = worker.stream(AGENT, "go")
         async for event in events:

@@ -20,7 +20,7 @@ def done(ctx: StepContext):
 
 
 @pytest.mark.spec("reliability:SS14")
-async def test_a_forked_child_is_told_to_open_an_engine_of_its_own_and_the_parent_goes_on(db: str) -> None:
+async def test_forked_child_must_open_its_own_engine(db: str) -> None:
     agent = AgentDefinition("quick", handle_steps=done)
     async with DurableEngine([agent], db=db, works=False) as engine:
         read, write = os.pipe()

@@ -17,7 +17,7 @@ DESK = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_age
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_a_durable_run_hands_its_conversation_over(db: str) -> None:
+async def test_durable_run_hands_its_conversation_over(db: str) -> None:
     billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
     models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
     async with worker_of([DESK], db, models=models) as worker:
@@ -67,7 +67,7 @@ async def test_durable_inline_child_leaves_its_messages_to_its_parent(db: str) -
 
 @pytest.mark.deep
 @pytest.mark.spec("generator-contract:L41")
-async def test_a_durable_session_stays_with_the_agent_that_has_the_conversation(db: str) -> None:
+async def test_durable_session_continues_with_the_agent_it_was_handed_to(db: str) -> None:
     billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
     models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
     async with worker_of([DESK], db, models=models) as worker:
@@ -85,7 +85,7 @@ def work(ctx):
 
 
 @pytest.mark.spec("requirements:X9")
-async def test_a_durable_run_starts_the_children_of_several_calls(db: str) -> None:
+async def test_durable_run_starts_children_of_several_calls(db: str) -> None:
     kid = AgentDefinition("kid", description="Works.", handle_steps=work)
     boss = AgentDefinition("boss", model="t/m", tools=[task_tool([kid])])
     calls = [tool_call("task", {"agent": "kid", "prompt": n}) for n in "123"]

@@ -59,7 +59,7 @@ async def restarted_until_done(workers: Workers, operator: Operator, run: str, r
 @pytest.mark.smoke
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF5", "durable:U18", "durable:U30", "reliability:R1", "reliability:R3")
-async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tmp_path: Path, monkeypatch):
+async def test_worker_killed_in_every_effect_repeats_nothing_committed(workers: Workers, tmp_path: Path, monkeypatch):
     expected = await undisturbed("parent", "go", tmp_path, monkeypatch)
     async with await Operator.connect(workers.db) as operator:
         run = await operator.submit("parent", "go")
@@ -81,9 +81,7 @@ async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tm
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF7", "durable:U26", "reliability:R1")
-async def test_a_worker_that_wakes_up_after_its_run_was_taken_over_changes_nothing(
-    workers: Workers, tmp_path: Path, until
-):
+async def test_worker_that_resumes_after_takeover_changes_nothing(workers: Workers, tmp_path: Path, until):
     async with await Operator.connect(workers.db) as operator:
         zombie = workers.start("worker-1", SLOW="0.5")
         run = await operator.submit("parent", "go")
@@ -128,7 +126,7 @@ AROUND = [
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UF5", "durable:U18", "reliability:R1", "durable:U48")
-async def test_workers_are_killed_in_and_after_every_effect_of_bodies_alone_and_at_once(
+async def test_workers_killed_in_every_effect_of_bodies_repeat_nothing_committed(
     workers: Workers, tmp_path: Path, monkeypatch
 ):
     expected = await undisturbed("yielding", "go", tmp_path, monkeypatch)
@@ -155,7 +153,7 @@ async def test_workers_are_killed_in_and_after_every_effect_of_bodies_alone_and_
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:UF5", "durable:U26")
-async def test_a_run_that_is_killed_in_the_middle_of_a_body_goes_on_elsewhere(workers: Workers, until):
+async def test_run_killed_in_mid_body_resumes_on_another_worker(workers: Workers, until):
     async with await Operator.connect(workers.db) as operator:
         first = workers.start("worker-1", SLOW="0.3")
         run = await operator.submit("yielding", "go")
@@ -185,7 +183,7 @@ def spoken(session: str) -> RunInfo:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF5", "reliability:R1", "reliability:SS01", "requirements:L3")
-async def test_turns_of_a_session_run_on_one_worker_after_the_other(workers: Workers, until):
+async def test_session_turns_continue_on_another_worker_in_order(workers: Workers, until):
     async with await Operator.connect(workers.db) as operator:
         first = workers.start("worker-1", SLOW="0.3")
         runs = [await operator.submit("talking", f"t{n}", info=spoken("s")) for n in range(3)]
@@ -212,7 +210,7 @@ async def test_turns_of_a_session_run_on_one_worker_after_the_other(workers: Wor
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF5", "reliability:SS01", "reliability:SS06", "requirements:L3")
-async def test_sessions_keep_their_order_while_both_workers_are_killed_in_and_after_every_effect(workers: Workers):
+async def test_sessions_keep_order_while_both_workers_are_killed(workers: Workers):
     async with await Operator.connect(workers.db) as operator, await Operator.connect(workers.db) as other:
         runs = {
             session: [
@@ -243,7 +241,7 @@ async def test_sessions_keep_their_order_while_both_workers_are_killed_in_and_af
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF18", "durable:UF5", "reliability:I11")
-def test_runs_among_kills_of_workers_and_restarts_of_the_database_end_as_if_nothing_had_happened():
+def test_runs_survive_worker_kills_and_database_restarts():
     said = subprocess.run(
         [sys.executable, "-m", "benchmarks.kills", "--runs", "40", "--kills", "6", "--restarts", "3", "--pace", "2"],
         cwd=WORKER.parents[2],

@@ -17,7 +17,7 @@ from stepengine.journal.questions import in_doubt
 from .shared import worker_of
 
 
-async def test_the_list_of_workers_says_who_works_and_nobody_misses_it_where_it_is_not(db: str) -> None:
+async def test_worker_list_is_optional_and_lists_live_workers(db: str) -> None:
     import psycopg
 
     async with await psycopg.AsyncConnection.connect(db, autocommit=True) as own:
@@ -37,7 +37,7 @@ async def test_the_list_of_workers_says_who_works_and_nobody_misses_it_where_it_
     assert ({}, {"one": "r2", "two": "r1"}, {"one": "r2"}) == (missing, both, left)
 
 
-def test_a_journal_that_ends_in_the_middle_keeps_of_what_has_no_result_only_what_had_begun() -> None:
+def test_truncated_journal_keeps_only_started_effects_in_doubt() -> None:
     """And what was asked for together with it and before it: that may have begun too."""
 
     def handle(ctx: Any) -> Any:
@@ -68,7 +68,7 @@ def test_a_journal_that_ends_in_the_middle_keeps_of_what_has_no_result_only_what
 
 
 @pytest.mark.spec("replay:D16")
-async def test_an_exported_journal_has_the_end_that_is_stored(db: str) -> None:
+async def test_exported_journal_has_the_stored_end(db: str) -> None:
     def agent(*, mended: bool) -> AgentDefinition:
         def handle_steps(ctx: StepContext) -> Any:
             yield from Perform(len, "abc")

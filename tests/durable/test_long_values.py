@@ -65,9 +65,7 @@ AGENT = AgentDefinition(
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:GN38")
-async def test_durable_run_refuses_and_cuts_long_values_as_one_in_the_process_does(
-    db: str, monkeypatch: pytest.MonkeyPatch
-):
+async def test_long_values_are_rejected_and_cut_as_in_process(db: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(record_sizes, "MAX_VALUE_BYTES", 3_000)
     monkeypatch.setattr(record_sizes, "MAX_INLINE_CHARS", 1_024)
     monkeypatch.setattr(record_sizes, "MAX_ERROR_CHARS", 200)

@@ -90,7 +90,7 @@ async def read_by(operator: Operator, look: Callable[[], Awaitable[Any]]) -> int
 @pytest.mark.parametrize(
     ("state", "before", "behind"), [("SUCCESS", 1000, 1), ("CANCELLED", 1000, 1), ("SUCCESS", 1, 1000)]
 )
-async def test_a_look_at_a_session_costs_as_much_with_a_thousand_turns_as_with_ten(db: str, state, before, behind):
+async def test_session_lookup_cost_is_independent_of_its_length(db: str, state, before, behind):
     await migrate(db)
     for name, most in (("short", 10), ("long", 1000)):
         ended, waiting = min(before, most), min(behind, most)
@@ -119,7 +119,7 @@ async def test_a_look_at_a_session_costs_as_much_with_a_thousand_turns_as_with_t
 @pytest.mark.parametrize(
     ("state", "queue"), [("SUCCESS", None), ("CANCELLED", None), ("ERROR", None), ("ENQUEUED", LINE)]
 )
-async def test_a_turn_has_the_next_number_whatever_became_of_those_before(db: str, state, queue):
+async def test_turn_gets_the_next_number_in_any_state(db: str, state, queue):
     runs(db, "first-", 2, session="s")
     runs(db, "then-", 3, state=state, queue=queue, session="s", first=3)
     async with await Operator.connect(db) as operator:
@@ -130,7 +130,7 @@ async def test_a_turn_has_the_next_number_whatever_became_of_those_before(db: st
 
 
 @pytest.mark.speed
-async def test_a_look_at_a_tree_costs_as_much_beside_thousands_of_runs_as_alone(db: str):
+async def test_tree_lookup_cost_is_independent_of_other_runs(db: str):
     await migrate(db)
     read = []
     runs(db, "tree", 1, state="PENDING")
@@ -167,7 +167,7 @@ async def runs_that_ended_and_go_on(db: str, count: int) -> None:
 
 
 @pytest.mark.speed
-async def test_cleaning_up_reads_each_run_a_few_times_however_many_there_are(db: str):
+async def test_cleanup_reads_each_run_a_constant_number_of_times(db: str):
     count = 1000
     await runs_that_ended_and_go_on(db, count)
     async with await Operator.connect(db) as operator:
@@ -176,7 +176,7 @@ async def test_cleaning_up_reads_each_run_a_few_times_however_many_there_are(db:
     assert read < 5 * 5 * count
 
 
-async def test_cleaning_up_finds_the_trees_that_are_over(db: str):
+async def test_cleanup_finds_finished_trees(db: str):
     count = 100
     await runs_that_ended_and_go_on(db, count)
     async with await Operator.connect(db) as operator:
@@ -189,7 +189,7 @@ async def test_cleaning_up_finds_the_trees_that_are_over(db: str):
 
 
 @pytest.mark.speed
-async def test_who_waits_for_dead_workers_does_not_read_what_has_ended(db: str):
+async def test_dead_worker_lookup_does_not_read_finished_runs(db: str):
     runs(db, "ended-", 5000)
     runs(db, "going-", 3, state="PENDING")
     known_to_the_planner(db)
@@ -201,7 +201,7 @@ async def test_who_waits_for_dead_workers_does_not_read_what_has_ended(db: str):
         assert 3 == await read_by(operator, look)
 
 
-async def test_a_role_that_may_not_make_indexes_is_told_and_works_without_them(db: str, caplog):
+async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
     name = quote_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:
         own = await open_connection(operator.url)
@@ -254,7 +254,7 @@ MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
 
 
 @pytest.mark.speed
-async def test_who_follows_a_run_reads_each_step_once(db: str):
+async def test_following_a_run_reads_each_step_once(db: str):
     async with worker_of([MANY], db) as worker:
         operator, read = worker.operator, Counter[tuple[str, int]]()
         asked = operator.steps
@@ -278,7 +278,7 @@ async def test_who_follows_a_run_reads_each_step_once(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U13")
-async def test_who_is_shown_a_question_can_answer_it_at_once(db: str, monkeypatch: pytest.MonkeyPatch):
+async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pytest.MonkeyPatch):
     """
     Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
     """

@@ -66,7 +66,7 @@ def over_tcp() -> Iterator[tuple[str, int]]:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U31")
-async def test_the_connection_of_a_lock_asks_the_database_to_look_after_it(over_tcp: tuple[str, int]):
+async def test_lock_connection_sets_tcp_keepalives(over_tcp: tuple[str, int]):
     url, port = over_tcp
     own = await open_connection(url.format("127.0.0.1", port))
     try:
@@ -117,7 +117,7 @@ def far() -> Iterator[Any]:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U31")
-async def test_the_lock_of_a_lost_machine_is_free_within_a_minute(over_tcp: tuple[str, int], far: Any, until):
+async def test_lock_of_a_lost_machine_is_released_within_a_minute(over_tcp: tuple[str, int], far: Any, until):
     url, port = over_tcp
     name, cable, ours = far
     words = ["ip", "netns", "exec", name, sys.executable, "-c", HOLDS, url.format(ours, port)]

@@ -78,7 +78,7 @@ def in_process(*replies: str) -> Engine:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U42")
-async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp_path: Path):
+async def test_run_continues_in_the_database_from_its_journal(db: str, tmp_path: Path):
     DONE.clear()
     file = tmp_path / "run.jsonl"
     waiting = await in_process("one").run("parent", "", journal=file)
@@ -102,7 +102,7 @@ async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U42")
-async def test_a_run_goes_on_in_a_process_where_the_database_ends(db: str, tmp_path: Path):
+async def test_run_continues_in_process_from_the_database(db: str, tmp_path: Path):
     DONE.clear()
     async with durable(db, "one") as worker:
         waiting = await worker.run("parent", "")
@@ -116,7 +116,7 @@ async def test_a_run_goes_on_in_a_process_where_the_database_ends(db: str, tmp_p
 
 
 @pytest.mark.spec("durable:U42")
-async def test_a_run_that_has_ended_does_not_move(db: str):
+async def test_finished_run_cannot_be_moved(db: str):
     journal = MemoryJournal()
     await Engine([QUICK], models=ScriptedModel([])).run("quick", "x", journal=journal)
     async with durable(db) as worker:
@@ -126,7 +126,7 @@ async def test_a_run_that_has_ended_does_not_move(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U42", "durable:U36", "durable:UT9")
-async def test_exporting_under_edited_agents_is_a_divergence(db: str, tmp_path: Path):
+async def test_export_with_edited_agents_raises_divergence(db: str, tmp_path: Path):
     async with durable(db, "one") as worker:
         run = (await worker.run("parent", "")).journal
     async with durable(db, "one", handler=edited) as worker:
@@ -142,7 +142,7 @@ async def test_exporting_under_edited_agents_is_a_divergence(db: str, tmp_path: 
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U11", "replay:D1")
-async def test_what_is_looked_up_at_the_start_is_looked_up_once(db: str):
+async def test_start_lookups_happen_once(db: str):
     Today.asked = 0
     async with durable(db, "one") as worker:
         waiting = await worker.run("parent", "")

@@ -33,7 +33,7 @@ def user(beside: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.deep
-def test_a_server_ends_with_the_last_process_that_uses_it_whatever_ended_that(tmp_path: Path) -> None:
+def test_server_stops_with_its_last_user(tmp_path: Path) -> None:
     users = [user(tmp_path / "postgres") for _ in range(2)]
     urls = [each.stdout.readline().strip() for each in users]
     folder = Path(urls[0].partition("?host=")[2]).parent

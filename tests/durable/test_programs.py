@@ -27,7 +27,7 @@ said
 @pytest.mark.deep
 @pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")
 @pytest.mark.spec("programs:PG26")
-async def test_a_program_asks_and_goes_on_in_another_worker(db: str):
+async def test_program_asks_and_resumes_on_another_worker(db: str):
     sandbox = MontySandbox(2)
     agent = AgentDefinition("writer", model="test/model", tools=[code_mode(note, ask=True, sandbox=sandbox)])
     DONE.clear()

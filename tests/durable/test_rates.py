@@ -86,7 +86,7 @@ async def taken(limiter, said=None, *, tokens: int = 0):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U21", "requirements:N15")
-async def test_requests_under_way_are_counted_over_all_workers_and_those_of_the_dead_are_not(worker, db: str):
+async def test_concurrency_limit_is_shared_and_dead_workers_are_not_counted(worker, db: str):
     (_, one), (_, two), (_, other) = (
         await worker(max_concurrency=2),
         await worker(max_concurrency=2),
@@ -122,7 +122,7 @@ def said_nothing(obstacle) -> None:
 
 
 @pytest.mark.spec("durable:U21", "requirements:N15")
-async def test_requests_and_tokens_of_a_minute_are_counted_by_the_clock_of_the_database(worker, db: str):
+async def test_minute_limits_use_the_database_clock(worker, db: str):
     (_, one), (_, two) = await worker(requests_per_minute=3), await worker(requests_per_minute=3)
     said = []
     for limiter in (one, two, one):
@@ -145,7 +145,7 @@ async def test_requests_and_tokens_of_a_minute_are_counted_by_the_clock_of_the_d
     assert [(100,)] == rows(db, "select sum(tokens) from stepengine.rate_seconds where account = 'test:b'")
 
 
-async def test_nobody_waits_for_a_clock_that_was_put_back(worker, db: str):
+async def test_clock_set_back_blocks_no_request(worker, db: str):
     _, limiter = await worker(requests_per_minute=1)
     limiter.leave(await limiter.enter(7, said_nothing), 7)
     # As it stands when the clock of the database was put back by an hour.
@@ -154,7 +154,7 @@ async def test_nobody_waits_for_a_clock_that_was_put_back(worker, db: str):
 
 
 @pytest.mark.spec("durable:U21")
-async def test_who_has_waited_longest_comes_first_whichever_worker_has_the_place(worker):
+async def test_longest_waiting_request_goes_first_across_workers(worker):
     (_, one), (_, two) = await worker(max_concurrency=1), await worker(max_concurrency=1)
     held, order = await one.enter(0, said_nothing), []
     first = await taken(two)
@@ -170,7 +170,7 @@ async def test_who_has_waited_longest_comes_first_whichever_worker_has_the_place
 
 
 @pytest.mark.spec("durable:U21")
-async def test_a_request_that_waits_gives_its_place_among_the_effects_to_others(worker):
+async def test_waiting_request_releases_its_effect_slot(worker):
     rates, one = await worker(max_concurrency=1)
     effects = rates._effects
     held = await one.enter(0, said_nothing)
@@ -203,7 +203,7 @@ async def test_a_request_that_waits_gives_its_place_among_the_effects_to_others(
 
 
 @pytest.mark.spec("durable:U21")
-async def test_a_connection_that_was_lost_is_made_anew(worker):
+async def test_lost_connection_is_reopened(worker):
     rates, one = await worker(requests_per_minute=1000)
     one.leave(await one.enter(5, said_nothing), 4)
     (pid,) = await (await rates._own.execute("select pg_backend_pid()")).fetchone()
@@ -213,7 +213,7 @@ async def test_a_connection_that_was_lost_is_made_anew(worker):
 
 @pytest.mark.speed
 @pytest.mark.spec("durable:U21")
-async def test_a_request_that_need_not_wait_asks_the_database_once(worker, monkeypatch):
+async def test_unblocked_request_needs_one_query(worker, monkeypatch):
     asked = []
     ask = SharedRates.ask
 
@@ -233,7 +233,7 @@ async def test_a_request_that_need_not_wait_asks_the_database_once(worker, monke
 
 
 @pytest.mark.spec("durable:U21")
-async def test_a_database_that_refuses_to_answer_fails_the_request_and_hangs_nobody(worker, db: str):
+async def test_database_error_fails_the_request_without_hanging(worker, db: str):
     _, one = await worker(max_concurrency=1)
     rows(db, "drop table stepengine.rate_workers")
     with pytest.raises(StepEngineError, match=r"test:key.*cannot be looked at"):
@@ -241,7 +241,7 @@ async def test_a_database_that_refuses_to_answer_fails_the_request_and_hangs_nob
 
 
 @pytest.mark.spec("durable:U21")
-async def test_without_tables_a_worker_that_may_not_make_them_says_who_does(db: str):
+async def test_missing_tables_error_names_the_migrate_command(db: str):
     rates = SharedRates(RateLimit(max_concurrency=1), db)
     with pytest.raises(StepEngineError, match="stepengine deploy migrate"):
         await rates.open(asyncio.Semaphore(1), migrate=False)
@@ -359,9 +359,7 @@ KEY = "sk-very-secret-key-0123456789"
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U21", "requirements:N15")
-async def test_a_limit_holds_over_two_worker_processes_and_a_killed_one_frees_its_places(
-    db: str, provider: Provided, start, until
-):
+async def test_limit_holds_across_processes_and_killed_worker_frees_slots(db: str, provider: Provided, start, until):
     workers = {name: start(name) for name in ("rated-1", "rated-2")}
     async with await Operator.connect(db) as operator:
         runs = [await operator.submit("asks", "hello", release="1") for _ in range(24)]
@@ -429,7 +427,7 @@ ASKS = AgentDefinition("asks", model="test/m", handle_steps=asks)
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U21")
-async def test_without_a_limit_nothing_is_written(db: str):
+async def test_nothing_is_written_without_a_limit(db: str):
     async with engine(db) as plain:
         assert "hi" == (await plain.run(ASKS, "")).output
         assert plain._rates is None
@@ -464,7 +462,7 @@ GATE: list[asyncio.Event] = []
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U21")
-async def test_starts_of_runs_are_limited_for_all_workers_and_calls_of_models_are_not(db: str, until):
+async def test_starts_of_runs_are_limited_across_workers(db: str, until):
     async with engine(db, starts_per_minute=3) as worker:
         runs = [await worker.submit(ASKS, "") for _ in range(5)]
         states = "select count(*) from dbos.workflow_status where status = %s"
@@ -484,7 +482,7 @@ async def test_starts_of_runs_are_limited_for_all_workers_and_calls_of_models_ar
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U21")
-async def test_all_workers_together_hold_no_more_roots_than_they_are_given(db: str, until):
+async def test_global_concurrency_limits_root_runs_across_workers(db: str, until):
     BEGUN.clear()
     GATE[:] = [asyncio.Event()]
     async with engine(db, global_concurrency=2) as worker:
@@ -509,7 +507,7 @@ async def begun() -> int:
 
 
 @pytest.mark.parametrize("option", ["concurrency", "global_concurrency", "starts_per_minute", "effects", "depth"])
-def test_a_bound_that_lets_nothing_through_is_refused(option: str):
+def test_zero_bound_is_rejected(option: str):
     with pytest.raises(DefinitionError, match=f"{option}=0"):
         engine("postgresql://nobody@127.0.0.1:1/none", **{option: 0})
 
@@ -550,7 +548,7 @@ options = {"rate_limits": RATES}
         ("None", ["--requests-per-minute", "=5"], "anthropic=50 would be fine"),
     ],
 )
-def test_limits_that_are_typed_take_the_place_of_those_of_the_module(
+def test_typed_limits_override_limits_of_the_module(
     known: str, typed: list[str], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     given: dict[str, object] = {}
@@ -583,7 +581,7 @@ def test_limits_that_are_typed_take_the_place_of_those_of_the_module(
         }
 
 
-async def test_what_is_asked_is_shown_without_the_key(worker, db: str):
+async def test_rate_status_shows_accounts_without_keys(worker, db: str):
     shown = await asyncio.to_thread(CliRunner().invoke, app, ["deploy", "status", "--rates", "--db", db])
     assert "ACCOUNT  UNDER-WAY  WAITING  REQUESTS/MIN  TOKENS/MIN\n" == shown.stdout
 

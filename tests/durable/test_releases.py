@@ -39,7 +39,7 @@ def engine(db: str, handler, **options) -> DurableEngine:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U36", "durable:U33")
-async def test_a_run_ends_on_the_release_that_it_began_with(db: str):
+async def test_run_finishes_on_the_release_it_started_with(db: str):
     async with engine(db, old) as worker:
         first = (await worker.run("agent")).journal
         old_release = worker.release
@@ -71,7 +71,7 @@ async def test_smaller_priorities_are_taken_first(db: str):
 
 
 @pytest.mark.spec("durable:U33")
-def test_a_release_is_made_of_what_an_agent_is():
+def test_release_depends_on_the_agent_definition():
     url = "postgresql://host/x"
     same = [engine(url, old).release for _ in range(2)]
     others = {engine(url, new).release, engine(url, noted).release}
@@ -81,7 +81,7 @@ def test_a_release_is_made_of_what_an_agent_is():
 
 
 @pytest.mark.spec("durable:U33", "programs:PG7")
-async def test_the_body_of_a_tool_that_yields_belongs_to_the_release_as_a_handler_does():
+async def test_release_depends_on_bodies_of_tools():
     url = "postgresql://nobody@localhost/nowhere"
 
     def release(body, inner=None) -> str:

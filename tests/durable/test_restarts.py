@@ -73,7 +73,7 @@ def engine(agents, db: str, models=None, **options) -> DurableEngine:
 @pytest.mark.deep
 @pytest.mark.spec("durable:U43", "reliability:I4")
 @pytest.mark.parametrize("prompt", ["later", "at once"])
-async def test_what_a_call_used_that_a_crash_cut_off_is_unknown_and_not_zero(db: str, prompt: str):
+async def test_usage_of_an_interrupted_call_is_a_lower_bound(db: str, prompt: str):
     provider = Slow()
     async with engine([SAYS], db, provider) as worker:
         run = await worker.submit(SAYS, prompt)
@@ -90,7 +90,7 @@ async def test_what_a_call_used_that_a_crash_cut_off_is_unknown_and_not_zero(db:
 @pytest.mark.deep
 @pytest.mark.spec("durable:U43", "reliability:I4")
 @pytest.mark.parametrize("way", ["takeover", "retry"])
-async def test_nor_is_it_where_an_operator_gave_the_run_to_another_worker(db: str, way: str, until):
+async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: str, until):
     provider = Slow()
     async with engine([SAYS], db, provider) as worker:
         run = await worker.submit(SAYS, "at once")
@@ -134,7 +134,7 @@ FAILS = AgentDefinition("fails", tools=[breaks], handle_steps=fails_and_asks)
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U37", "durable:U13")
-async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_who_meets_the_same_errors(db: str):
+async def test_offline_answer_is_received_after_replaying_recorded_errors(db: str):
     async with engine([FAILS], db) as worker:
         expected = await worker.result(await worker.submit(FAILS, "", answers={"go": "yes"}))
         run = (await worker.run(FAILS, "")).journal
@@ -162,7 +162,7 @@ async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_wh
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U34")
-async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(db: str):
+async def test_waiting_run_is_never_marked_as_poison(db: str):
     async with engine([FAILS], db) as worker:
         run = (await worker.run(FAILS, "")).journal
     async with await Operator.connect(db) as operator:
@@ -187,7 +187,7 @@ async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UK9")
-async def test_a_run_that_is_long_to_go_on_with_is_told_of_once(db: str, monkeypatch: pytest.MonkeyPatch):
+async def test_warning_about_a_long_run_appears_once(db: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("stepengine.durable.steps.LONG_RUN_EFFECTS", 5)
     told: list[str] = []
     seen = {"observers": [lambda event: told.append(event.message) if isinstance(event, Warned) else None]}
@@ -216,7 +216,7 @@ LONG = AgentDefinition("long", handle_steps=goes_on)
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U20")
-async def test_numbers_are_drawn_in_the_order_of_the_handler_whatever_ends_first(db: str):
+async def test_effect_numbers_follow_handler_order(db: str):
     async with engine([GATHERS], db) as worker:
         result = await worker.run(GATHERS, "")
         steps = await worker.operator.steps(result.journal)
@@ -275,7 +275,7 @@ GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], han
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U5", "durable:UF38")
-async def test_children_are_looked_for_five_times_a_second_and_threads_are_bounded(db: str, monkeypatch):
+async def test_child_polling_interval_and_threads_are_bounded(db: str, monkeypatch):
     from dbos import _core
 
     waits = []
@@ -297,6 +297,6 @@ async def test_children_are_looked_for_five_times_a_second_and_threads_are_bound
 
 @pytest.mark.spec("durable:U2")
 @pytest.mark.parametrize("url", ["sqlite:///runs.db", "runs.db"])
-def test_only_postgresql_is_taken(url: str):
+def test_only_postgresql_urls_are_accepted(url: str):
     with pytest.raises(DefinitionError, match="starts with postgresql://"):
         engine([LEAF], url)

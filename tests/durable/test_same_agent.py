@@ -101,7 +101,7 @@ def _said(history, address):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "durable:U4", "durable:U5", "durable:U12", "durable:U20", "durable:U42")
-async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: str, tmp_path: Path):
+async def test_durable_journal_equals_the_in_process_journal(db: str, tmp_path: Path):
     embedded = MemoryJournal()
     expected = await Engine([AGENT], models=model()).run(AGENT, "go", journal=embedded)
     for intent in embedded.records():
@@ -144,7 +144,7 @@ def careless(name: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "generator-contract:L42")
-async def test_children_and_tools_of_a_durable_run_give_their_warnings_to_its_result(db: str):
+async def test_warnings_of_children_and_tools_reach_the_result(db: str):
     def warning_steps(ctx: StepContext):
         yield from AgentCall("careless")
         yield from call(careless, name="alone")
@@ -178,7 +178,7 @@ def leading_steps(ctx: StepContext):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT1")
-async def test_models_of_one_run_hold_for_its_children_too_and_in_the_journal_that_is_exported(db: str):
+async def test_agent_models_apply_to_children_and_exported_journals(db: str):
     under = AgentDefinition("under", model="test/own", handle_steps=replying_steps)
     leader = AgentDefinition("leader", model="test/own", spawnable_agents=[under], handle_steps=leading_steps)
     names = ScriptedModel(lambda request: request.model)
@@ -196,7 +196,7 @@ async def test_models_of_one_run_hold_for_its_children_too_and_in_the_journal_th
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "requirements:A20")
-async def test_a_durable_run_fills_placeholders_as_one_in_the_process_does(db: str, tmp_path: Path):
+async def test_durable_run_fills_placeholders_like_in_process(db: str, tmp_path: Path):
     prompts = {"system_prompt": "In {CODEBUFF_PROJECT_ROOT}.", "step_prompt": "{CODEBUFF_REMAINING_STEPS} {CODEBUFF_X}"}
     agent = AgentDefinition("filled", model="test/model", **prompts)
     inside, durable = ScriptedModel(["done"]), ScriptedModel(["done"])

@@ -69,7 +69,7 @@ def engine(agents, db: str, **options) -> DurableEngine:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "requirements:L3")
-async def test_a_session_goes_on_as_it_does_in_one_process(db: str):
+async def test_durable_session_equals_an_in_process_session(db: str):
     store = MemorySessions()
     async with Engine([CHAT], models=chatty(), sessions=store) as alone, engine([CHAT], db) as worker:
         expected = [await alone.run(CHAT, w, session_id="ann", metadata={w[0]: 1}) for w in WORDS]
@@ -86,7 +86,7 @@ async def test_a_session_goes_on_as_it_does_in_one_process(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:K5")
-async def test_a_message_is_the_answer_to_what_the_session_waits_for(db: str):
+async def test_message_answers_the_sessions_open_question(db: str):
     async with engine([BOOK], db) as worker:
         first = await worker.run(BOOK, "a table", session_id="c")
         with pytest.raises(AnswerRejected):
@@ -119,7 +119,7 @@ def cleaner(db: str, executor: str) -> DurableEngine:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:M11", "durable:U37")
-async def test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers(db: str, tmp_path):
+async def test_remembered_approval_applies_to_later_turns_on_other_workers(db: str, tmp_path):
     async with cleaner(db, "worker-1") as worker, await Operator.connect(db) as operator:
         asked = await worker.run(CLEANER, "a", session_id="s")
         await operator.answer(asked.journal, {asked.pending_questions[0].id: Answer(remember="always", by="ann")})
@@ -163,7 +163,7 @@ AROUND = AgentDefinition("around", spawnable_agents=[WIPER], handle_steps=around
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:M11", "durable:U37")
-async def test_what_is_allowed_for_good_in_a_child_holds_for_its_tree_and_for_later_turns(db: str):
+async def test_remembered_approval_in_a_child_applies_to_its_tree(db: str):
     options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
     async with engine([AROUND], db, **options) as worker:
         asked = await worker.run(AROUND, "x", session_id="s")
@@ -177,7 +177,7 @@ async def test_what_is_allowed_for_good_in_a_child_holds_for_its_tree_and_for_la
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U42")
-async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, tmp_path):
+async def test_journal_of_a_turn_replays_and_forks(db: str, tmp_path):
     async with engine([CHAT], db) as worker:
         results = [await worker.run(CHAT, words, session_id="ann") for words in WORDS]
         for number, result in enumerate(results):
@@ -198,7 +198,7 @@ async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, t
 
 
 @pytest.mark.deep
-async def test_a_message_that_was_in_line_before_the_question_is_its_answer_all_the_same(db: str, until):
+async def test_message_queued_before_the_question_answers_it(db: str, until):
     async with await Operator.connect(db) as operator:
         runs = [await operator.submit("book", words, info=RunInfo("c")) for words in ("a table", "two", "Monday")]
         async with engine([BOOK], db) as worker:
@@ -215,7 +215,7 @@ async def test_a_message_that_was_in_line_before_the_question_is_its_answer_all_
 
 
 @pytest.mark.deep
-async def test_what_is_said_to_another_agent_waits_until_the_question_is_answered(db: str):
+async def test_message_for_another_agent_waits_for_the_answer(db: str):
     async with engine([BOOK, CHAT], db) as worker:
         asked = await worker.run(BOOK, "a table", session_id="c")
         other = await worker.submit(CHAT, "hello", session_id="c")
@@ -231,7 +231,7 @@ async def test_what_is_said_to_another_agent_waits_until_the_question_is_answere
     assert "a table | hello" == result.output
 
 
-async def test_the_same_submission_twice_is_one_turn(db: str):
+async def test_duplicate_submission_is_one_turn(db: str):
     async with await Operator.connect(db) as one, await Operator.connect(db) as two:
         ids = [f"m{n}" for n in range(8)]
         await asyncio.gather(
@@ -248,7 +248,7 @@ async def test_the_same_submission_twice_is_one_turn(db: str):
 
 
 @pytest.mark.deep
-async def test_a_turn_that_is_cancelled_is_gone_on_without(db: str):
+async def test_cancelled_turn_is_skipped(db: str):
     async with await Operator.connect(db) as operator:
         runs = [await operator.submit("chat", str(n), info=RunInfo("s")) for n in range(3)]
         assert [runs[1]] == await operator.cancel(runs[1])
@@ -274,7 +274,7 @@ class Edited:
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT9", "durable:UC3")
-async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_or_given_up(db: str, until):
+async def test_session_waits_for_a_stopped_turn_until_retry_or_cancel(db: str, until):
     old, new = Edited("a").agent, Edited("b").agent
     async with engine([old], db, release="1") as worker:
         runs = {s: (await worker.run(old, "first", session_id=s)).journal for s in "st"}
@@ -299,7 +299,7 @@ async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_o
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U36")
-async def test_turns_move_to_another_release_and_keep_their_order(db: str):
+async def test_moved_turns_keep_their_order(db: str):
     async with engine([BOOK, CHAT], db, release="1") as worker:
         asked = await worker.run(BOOK, "a table", session_id="s")
         second = await worker.submit(CHAT, "more", session_id="s")
@@ -320,7 +320,7 @@ async def test_turns_move_to_another_release_and_keep_their_order(db: str):
 
 
 @pytest.mark.deep
-async def test_a_turn_that_a_hook_refuses_leaves_the_session_as_it_was(db: str):
+async def test_turn_refused_by_a_hook_leaves_the_session_unchanged(db: str):
     def refuse(ctx: HookContext):
         if ctx.messages[-1].text == "bad":
             raise ValueError("no")
@@ -337,7 +337,7 @@ async def test_a_turn_that_a_hook_refuses_leaves_the_session_as_it_was(db: str):
 
 
 @pytest.mark.deep
-async def test_a_given_state_takes_the_place_of_what_the_session_holds(db: str):
+async def test_given_state_replaces_the_session_state(db: str):
     async with engine([CHAT], db) as worker:
         other = await worker.run(CHAT, "elsewhere")
         await worker.run(CHAT, "here", session_id="s")
@@ -350,7 +350,7 @@ async def test_a_given_state_takes_the_place_of_what_the_session_holds(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U41")
-async def test_cleaning_up_leaves_what_a_session_goes_on_from(db: str):
+async def test_cleanup_keeps_the_state_a_session_continues_from(db: str):
     async with engine([CHAT], db) as worker:
         operator = worker.operator
         runs = [(await worker.run(CHAT, str(n), session_id="s")).journal for n in range(3)]
@@ -369,7 +369,7 @@ async def test_cleaning_up_leaves_what_a_session_goes_on_from(db: str):
 
 
 @pytest.mark.spec("reliability:SS05")
-async def test_ids_of_sessions_are_opaque(db: str):
+async def test_session_ids_are_opaque(db: str):
     ids = ["a", "A", "a%", "a_", "a'b", 'a"b', "a/../b", "{}", "x" * 1000, "\u00e4", "a\u0308", "\U0001f600"]
     async with await Operator.connect(db) as operator:
         for number, name in enumerate(ids):
@@ -448,7 +448,7 @@ async def told_before_and_after(db: str, until, *, before: Sequence[str], after:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS07", "requirements:N3")
-async def test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal(db: str, tmp_path, until):
+async def test_message_is_delivered_once_and_journaled(db: str, tmp_path, until):
     async with told_before_and_after(db, until, before=("same", "same"), after="other") as (worker, run):
         result = await worker.result(run)
         journal = await worker.export(run, tmp_path / "said.jsonl")
@@ -475,7 +475,7 @@ async def heard_by(worker: DurableEngine, count: int, until) -> None:
 
 
 @pytest.mark.deep
-async def test_an_answer_that_the_database_stores_only_as_an_escape_does_not_stop_its_session(db: str):
+async def test_answer_with_nul_does_not_block_its_session(db: str):
     day = "Fri\0day"
     async with engine([BOOK], db) as worker:
         await worker.run(BOOK, "a table", session_id="c")
@@ -487,7 +487,7 @@ async def test_an_answer_that_the_database_stores_only_as_an_escape_does_not_sto
     assert not any(turn.is_in_line for turn in turns)
 
 
-async def test_a_message_of_no_text_is_refused_and_one_in_the_table_keeps_no_other_from_its_run(db: str, until):
+async def test_malformed_message_does_not_block_later_messages(db: str, until):
     GATES.clear()
     async with engine([GATED], db) as worker:
         run = await worker.submit(GATED, "go")
@@ -501,14 +501,14 @@ async def test_a_message_of_no_text_is_refused_and_one_in_the_table_keeps_no_oth
 
 
 @pytest.mark.deep
-async def test_a_message_is_not_taken_for_heard_because_its_id_ends_that_of_another(db: str, until):
+async def test_message_ids_are_compared_completely(db: str, until):
     async with told_before_and_after(db, until, before=("no-é",), after="é") as (worker, run):
         result = await worker.result(run)
 
     assert ["go | left", "go | left | right"] == result.output
 
 
-async def test_a_message_that_was_heard_is_not_read_again(db: str, until, monkeypatch):
+async def test_delivered_message_is_not_read_again(db: str, until, monkeypatch):
     monkeypatch.setattr("stepengine.durable.messages.DELIVERY_SECONDS", 0.05)
     GATES.clear()
     looks = []
@@ -537,7 +537,7 @@ async def test_a_message_that_was_heard_is_not_read_again(db: str, until, monkey
     assert 2 == sum(looks)
 
 
-async def test_a_turn_that_is_cancelled_while_its_turn_comes_does_not_begin(db: str):
+async def test_turn_cancelled_while_it_is_promoted_does_not_start(db: str):
     async with await Operator.connect(db) as operator, await Operator.connect(db) as other:
         first = await operator.submit("chat", "a", info=RunInfo("s"))
         second = await operator.submit("chat", "b", info=RunInfo("s"))
@@ -558,7 +558,7 @@ async def test_a_turn_that_is_cancelled_while_its_turn_comes_does_not_begin(db: 
 
 
 @pytest.mark.deep
-async def test_a_turn_that_was_held_for_a_move_that_never_came_is_given_up(db: str):
+async def test_turn_held_for_an_abandoned_move_can_be_cancelled(db: str):
     async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
         await operator.submit("chat", "a", info=RunInfo("s"), id="left", release="none")
         await operator.cancel("left", is_held=True)  # whoever moves it dies here
@@ -570,7 +570,7 @@ async def test_a_turn_that_was_held_for_a_move_that_never_came_is_given_up(db: s
 
 
 @pytest.mark.deep
-async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeypatch):
+async def test_failed_lookup_does_not_stop_turns(db: str, monkeypatch):
     async with engine([CHAT], db, polling=0.05) as worker, await Operator.connect(db) as operator:
         mine, failures = worker.operator.rows, []
 
@@ -595,7 +595,7 @@ async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeyp
 
 
 @pytest.mark.deep
-async def test_a_run_that_is_tried_again_stays_in_its_pool(db: str):
+async def test_retried_run_stays_in_its_pool(db: str):
     async with engine([CHAT], db, pool="slow") as worker, await Operator.connect(db) as operator:
         plain = await worker.submit(CHAT, "a", release="none")
         turn = await worker.submit(CHAT, "a", release="none", session_id="s")
@@ -610,7 +610,7 @@ async def test_a_run_that_is_tried_again_stays_in_its_pool(db: str):
 @pytest.mark.parametrize(
     "given", [{"prompt": "\udc80"}, {"info": RunInfo("s", "\udc80")}, {"agent": "a\0"}, {"release": "a\0"}]
 )
-async def test_an_order_that_cannot_be_stored_is_refused_in_our_words(db: str, given):
+async def test_unstorable_request_raises_our_data_error(db: str, given):
     async with await Operator.connect(db) as operator:
         with pytest.raises(DataError, match=r"surrogate|NUL"):
             await operator.submit(**{"agent": "chat", "info": RunInfo("s"), **given})
@@ -620,7 +620,7 @@ async def test_an_order_that_cannot_be_stored_is_refused_in_our_words(db: str, g
 
 
 @pytest.mark.deep
-async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(db: str):
+async def test_frozen_session_lock_blocks_no_other_session(db: str):
     lock = "select pg_advisory_lock(hashtextextended('stepengine-session:stepengine:' || %s, 0))"
     async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
         first = await operator.submit("chat", "a", info=RunInfo("frozen"), release="none")
@@ -641,7 +641,7 @@ async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(d
     assert "b | c" == last.output
 
 
-async def test_two_who_try_a_run_again_at_once_do_it_once(db: str):
+async def test_concurrent_retries_happen_once(db: str):
     async with await Operator.connect(db) as one, await Operator.connect(db) as two:
         run = await one.submit("chat", "a")
         await one.cancel(run)
@@ -668,7 +668,7 @@ AGREEING = AgentDefinition("agreeing", model="test/model", handle_steps=agreeing
 
 
 @pytest.mark.deep
-async def test_a_message_that_an_answer_given_up_front_took_along_is_heard_once(db: str, until, monkeypatch):
+async def test_message_with_an_early_answer_is_delivered_once(db: str, until, monkeypatch):
     async with await Operator.connect(db) as operator:
         monkeypatch.setattr("stepengine.durable.messages.DELIVERY_SECONDS", 3600)
         async with engine([AGREEING], db) as worker:

@@ -52,7 +52,7 @@ def records(recorded: Recorded) -> StepRecords:
 
 
 @pytest.mark.spec("durable:UF20")
-async def test_recorded_steps_are_each_given_once():
+async def test_recorded_step_is_returned_once():
     await read_all(Recorded(*range(1, 2 * PAGE_STEPS + 11)))
 
 
@@ -68,7 +68,7 @@ async def read_all(recorded: Recorded) -> None:
 
 
 @pytest.mark.spec("durable:UF20", "durable:U20")
-async def test_a_step_that_is_recorded_between_two_pages_hides_none():
+async def test_step_recorded_between_pages_hides_no_other():
     recorded = Recorded(*range(2, 2 * PAGE_STEPS))
     read = records(recorded)
     assert not await read.look_up([step(1)])
@@ -80,7 +80,7 @@ async def test_a_step_that_is_recorded_between_two_pages_hides_none():
 
 
 @pytest.mark.spec("durable:UT9")
-async def test_another_step_under_one_of_the_numbers_is_an_error():
+async def test_different_step_under_a_known_number_is_an_error():
     from dbos import error
 
     recorded = Recorded(1)
@@ -90,7 +90,7 @@ async def test_another_step_under_one_of_the_numbers_is_an_error():
 
 
 @pytest.mark.spec("durable:U32")
-async def test_a_result_that_could_not_be_decoded_is_left_to_dbos():
+async def test_undecodable_result_is_left_to_dbos():
     recorded = Recorded()
     recorded.record(1, output="gASVBQ==")
     read = records(recorded)
@@ -123,7 +123,7 @@ def sending(ctx: StepContext):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF18")
-async def test_connections_that_are_lost_again_and_again_repeat_nothing_and_fail_no_run(db: str):
+async def test_lost_connections_repeat_no_effect_and_fail_no_run(db: str):
     kill = """
         select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and query like '%%operation_outputs%%'

@@ -96,7 +96,7 @@ def engine(db: str) -> DurableEngine:
     ids=["in a tool", "in a question", "in a child"],
 )
 @pytest.mark.spec("durable:U26", "reliability:I6")
-async def test_a_cancelled_run_closes_its_handlers_and_can_be_gone_on_with(db: str, until, agent, place, closed):
+async def test_cancelled_run_closes_its_handlers_and_can_be_retried(db: str, until, agent, place, closed):
     async with engine(db) as worker:
         run = await worker.submit(agent)
         await until(_has_told(place))
@@ -131,7 +131,7 @@ def _is_under_way(worker, run):
 
 
 @pytest.mark.spec("durable:U26")
-async def test_what_has_ended_can_be_neither_cancelled_nor_tried_again(db: str):
+async def test_finished_run_can_be_neither_cancelled_nor_retried(db: str):
     async with engine(db) as worker:
         result = await worker.run("asks", answers={"Go on?": "yes"})
         with pytest.raises(JournalError):
@@ -144,7 +144,7 @@ async def test_what_has_ended_can_be_neither_cancelled_nor_tried_again(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U40", "reliability:R1")
-async def test_a_worker_that_leaves_records_what_is_under_way_and_the_next_one_goes_on(db: str, until):
+async def test_closing_worker_records_running_effects_for_the_next(db: str, until):
     slow = AgentDefinition("slow", tools=[work], handle_steps=_three_times)
     options = {"models": ScriptedModel([]), "db": db, "executor": "worker-1", "polling": 0.05}
     told.clear()
@@ -166,7 +166,7 @@ def _three_times(ctx):
 
 
 @pytest.mark.deep
-async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, until, monkeypatch):
+async def test_failed_check_does_not_stop_lock_supervision(db: str, until, monkeypatch):
     looks = []
 
     async def fails() -> None:
@@ -184,7 +184,7 @@ async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, unt
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U47", "reliability:R6")
-async def test_a_run_that_takes_too_long_ends_by_its_limit(db: str):
+async def test_run_ends_at_its_time_limit(db: str):
     async with engine(db) as worker:
         result = await worker.run("works", limits=Limits(max_seconds=0.3))
 
@@ -211,7 +211,7 @@ GATHERS = AgentDefinition("gathers", spawnable_agents=[CHILD, FAILS], handle_ste
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U26", "reliability:SP05")
-async def test_the_siblings_of_a_child_that_failed_are_given_up(db: str, until):
+async def test_siblings_of_a_failed_child_are_cancelled(db: str, until):
     told.clear()
     expected = await Engine([GATHERS], models=ScriptedModel([])).run("gathers")
     told.clear()
@@ -227,7 +227,7 @@ async def test_the_siblings_of_a_child_that_failed_are_given_up(db: str, until):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U26", "durable:U47")
-async def test_the_children_of_a_run_that_took_too_long_are_given_up(db: str, until):
+async def test_children_of_a_timed_out_run_are_cancelled(db: str, until):
     async with engine(db) as worker:
         result = await worker.run("spawns", limits=Limits(max_seconds=1.5))
         await until(_has_told("child closed"))
@@ -238,7 +238,7 @@ async def test_the_children_of_a_run_that_took_too_long_are_given_up(db: str, un
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:U26")
-async def test_the_command_resumes_a_cancelled_run_which_then_ends(db: str):
+async def test_retry_command_resumes_a_cancelled_run(db: str):
     async with engine(db) as worker:
         waiting = await worker.run("asks")
         await worker.cancel(waiting.journal)

@@ -34,7 +34,7 @@ agent = AgentDefinition("stranger", tools=["note"], handle_steps=handle_steps)
 @pytest.mark.deep
 @pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")
 @pytest.mark.spec("programs:PG42")
-async def test_a_handler_in_the_sandbox_asks_and_goes_on_in_another_worker(db: str):
+async def test_sandboxed_handler_asks_and_resumes_on_another_worker(db: str):
     sandbox = MontySandbox(2)
     (agent,) = load_source(TEXT, sandbox=sandbox)
     names: dict[str, object] = {}

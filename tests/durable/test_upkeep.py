@@ -158,7 +158,7 @@ def deployment(tmp_path: Path, db: str, durable_forks: None) -> Iterator[Deploym
     "durable:U33",
     "durable:U41",
 )
-def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_happened(deployment: Deployment) -> None:
+def test_takeover_finishes_runs_of_a_killed_worker(deployment: Deployment) -> None:
     first = deployment.worker("w1")
     assert "another process works as executor 'w1'" in deployment(
         "deploy", "worker", "mine.py", "--executor", "w1", code=4
@@ -200,7 +200,7 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UC6", "durable:U34")
-def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(deployment: Deployment) -> None:
+def test_watch_takes_over_and_sets_aside_poison_runs(deployment: Deployment) -> None:
     watching = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
     standing_by = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
     deployment("deploy", "migrate")
@@ -241,7 +241,7 @@ def told(ctx):
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UC4")
-async def test_a_worker_without_runs_is_shown_while_it_lives(db: str) -> None:
+async def test_idle_worker_is_listed_while_alive(db: str) -> None:
     """
     One that was killed while it had nothing to do left nothing to do for anybody, and is not shown.
     """
@@ -260,7 +260,7 @@ async def test_a_worker_without_runs_is_shown_while_it_lives(db: str) -> None:
 
 
 @pytest.mark.deep
-async def test_a_database_of_an_older_version_has_no_list_of_workers_and_works(db: str) -> None:
+async def test_older_database_without_worker_list_works(db: str) -> None:
     agent = AgentDefinition("told", handle_steps=told)
     async with await Operator.connect(db) as operator, worker_of([agent], db, migrate=False) as worker:
         assert () == (await Upkeep(operator).overview()).executors
@@ -268,7 +268,7 @@ async def test_a_database_of_an_older_version_has_no_list_of_workers_and_works(d
 
 
 @pytest.mark.deep
-def test_who_waits_for_a_run_is_printed_its_output_as_by_run(deployment: Deployment) -> None:
+def test_submit_wait_prints_the_output_as_json(deployment: Deployment) -> None:
     """
     For a pipe that is JSON; with `--executors` the worker that has nothing to do is shown before.
     """
@@ -305,7 +305,7 @@ async def died_with(operator: Operator, *runs: str) -> None:
     await operator.rows(mark)
 
 
-async def test_a_worker_whose_runs_cannot_be_taken_over_keeps_no_other_ones_from_it(db: str, monkeypatch) -> None:
+async def test_failed_takeover_does_not_block_other_takeovers(db: str, monkeypatch) -> None:
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a", "b")
         upkeep = Upkeep(operator)
@@ -324,9 +324,7 @@ async def test_a_worker_whose_runs_cannot_be_taken_over_keeps_no_other_ones_from
     assert ("b", "dead-b", "resumed") == (taken.run, taken.executor, taken.outcome)
 
 
-async def test_the_server_may_notice_the_end_of_a_killed_worker_a_moment_after_its_runs_are_asked_for(
-    db: str, monkeypatch
-) -> None:
+async def test_takeover_waits_until_the_lock_is_released(db: str, monkeypatch) -> None:
     all_rows, looked, answers = upkeep_module._fetch_all, asyncio.Event(), []
 
     async def looking(own: Any, query: str, *values: Any) -> list[Any]:
@@ -350,7 +348,7 @@ async def test_the_server_may_notice_the_end_of_a_killed_worker_a_moment_after_i
     assert ("a", "dead-a", "resumed") == (taken.run, taken.executor, taken.outcome)
 
 
-async def test_since_when_a_worker_is_away_is_forgotten_once_it_has_no_runs(db: str) -> None:
+async def test_away_time_is_forgotten_once_a_worker_has_no_runs(db: str) -> None:
     away: dict[str, float] = {}
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
@@ -364,7 +362,7 @@ async def test_since_when_a_worker_is_away_is_forgotten_once_it_has_no_runs(db: 
     assert {} == away
 
 
-async def test_a_run_is_taken_over_whatever_somebody_else_wrote_into_its_record(db: str) -> None:
+async def test_takeover_ignores_unreadable_records(db: str) -> None:
     written = (
         "insert into dbos.operation_outputs (workflow_uuid, function_id, function_name, output, serialization) "
         "values ('a', 1, 'tool:x', 'gASVBQ==', 'py_pickle') returning 1"
@@ -378,7 +376,7 @@ async def test_a_run_is_taken_over_whatever_somebody_else_wrote_into_its_record(
 
 
 @pytest.mark.spec("durable:UC8", "durable:U41")
-async def test_a_tree_of_which_anything_goes_on_is_not_deleted(db: str) -> None:
+async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
     async with await Operator.connect(db) as operator:
         for run in ("a", "a_b", "aXb", "c"):
             await operator.submit("nobody", id=run)
@@ -400,7 +398,7 @@ async def test_a_tree_of_which_anything_goes_on_is_not_deleted(db: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--force"])
-def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_rejects_options_it_ignores(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dbos")
     from typer.testing import CliRunner
 
@@ -426,7 +424,7 @@ def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.M
         ["deploy", "migrate"],
     ],
 )
-def test_a_database_that_is_away_is_one_line_and_exit_code_6(
+def test_unreachable_database_is_one_line_and_exit_code_6(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("dbos")
@@ -445,7 +443,7 @@ def test_a_database_that_is_away_is_one_line_and_exit_code_6(
 
 
 @pytest.mark.spec("durable:U46")
-def test_without_a_database_it_is_said_how_one_is_named_and_a_typed_password_is_warned_about(
+def test_missing_database_is_explained_and_typed_password_warned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("dbos")
@@ -468,7 +466,7 @@ OTHER = AGENTS.replace("call(count, n, 0.2)", "call(count, n + 1, 0.2)")
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UC7", "durable:UC8", "durable:UC3", "durable:U36", "durable:U42")
-def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Deployment) -> None:
+def test_runs_move_to_another_release_and_into_journals(deployment: Deployment) -> None:
     for name, text in (("newer.py", NEWER), ("other.py", OTHER)):
         (deployment.folder / name).write_text(text)
     old = deployment.worker("old", "--release", "1")
@@ -542,7 +540,7 @@ options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
 
 @pytest.mark.deep
 @pytest.mark.spec("durable:UC2", "durable:UC3", "durable:UC4", "durable:U37")
-def test_a_session_is_submitted_to_answered_for_good_and_read_on_the_command_line(deployment: Deployment) -> None:
+def test_session_is_submitted_answered_and_shown_by_the_cli(deployment: Deployment) -> None:
     (deployment.folder / "mine.py").write_text(CAREFUL)
     deployment.worker("w1")
     deployment("deploy", "submit", "wiper", "a", "--session", "s", "--id", "r1")

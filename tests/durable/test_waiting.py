@@ -61,7 +61,7 @@ def receiving_steps(ctx: StepContext):
 
 @pytest.mark.spec("waiting:WT5", "waiting:WT31")
 @pytest.mark.parametrize("then", ["received", "refused"])
-def test_a_message_that_the_loser_of_a_race_took_is_recorded_once_whatever_becomes_of_it(then: str) -> None:
+def test_message_taken_by_a_race_loser_is_recorded_once(then: str) -> None:
     """
     The loser's outcome, which the run's record has, says that it was taken.
     """
@@ -102,19 +102,19 @@ async def seconds_after_its_time(db: str, until) -> float:
 
 @pytest.mark.spec("waiting:WT22")
 @pytest.mark.deep
-async def test_a_run_sleeps_until_the_time_it_said_whichever_worker_has_it(db: str, until):
+async def test_run_sleeps_until_its_time_on_any_worker(db: str, until):
     await seconds_after_its_time(db, until)
 
 
 @pytest.mark.spec("waiting:WT22")
 @pytest.mark.speed
-async def test_a_run_does_not_sleep_again_in_another_worker(db: str, until):
+async def test_run_does_not_sleep_again_on_another_worker(db: str, until):
     assert await seconds_after_its_time(db, until) < SECONDS, "it slept again"
 
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT31")
-async def test_messages_come_once_and_in_order_and_what_does_not_fit_is_left_out(db: str):
+async def test_messages_arrive_once_in_order_and_invalid_ones_are_skipped(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         run = await engine.submit("receiving")
         await engine.post(run, "order", "no object", id="m0")
@@ -128,7 +128,7 @@ async def test_messages_come_once_and_in_order_and_what_does_not_fit_is_left_out
 
 
 @pytest.mark.spec("waiting:WT31")
-async def test_what_cannot_be_posted_is_refused_before_it_is_sent(db: str):
+async def test_invalid_message_is_rejected_before_sending(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         run = await engine.submit("receiving")
         with pytest.raises(BadYield):
@@ -180,7 +180,7 @@ STARTING = AgentDefinition("starting", spawnable_agents=[CHILD], handle_steps=st
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT32", "waiting:WT35")
-async def test_children_in_the_background_are_waited_for_and_told(db: str):
+async def test_background_children_can_be_awaited_and_messaged(db: str):
     async with worker_of([STARTING], db) as engine:
         result = await asyncio.wait_for(engine.run("starting"), 30)
         again = await Engine([STARTING]).replay(await engine.export(result.journal))
@@ -208,7 +208,7 @@ ENDING = AgentDefinition("ending", spawnable_agents=[CHILD], handle_steps=ending
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT32", "waiting:WT35")
-async def test_no_child_in_the_background_outlives_its_parent(db: str):
+async def test_no_background_child_outlives_its_parent(db: str):
     async with worker_of([ENDING], db) as engine:
         run = await engine.submit("ending")
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
@@ -221,7 +221,7 @@ async def test_no_child_in_the_background_outlives_its_parent(db: str):
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT35")
-async def test_what_waits_in_a_mailbox_goes_with_the_run_of_a_journal(db: str, tmp_path):
+async def test_mailbox_moves_with_the_run_of_a_journal(db: str, tmp_path):
     path = tmp_path / "run.jsonl"
     alone = Engine([RECEIVING], models=ScriptedModel([]))
     assert "suspended" == (await alone.run("receiving", journal=path)).status.value
@@ -233,7 +233,7 @@ async def test_what_waits_in_a_mailbox_goes_with_the_run_of_a_journal(db: str, t
 
 
 @pytest.mark.spec("waiting:WT22")
-async def test_a_run_that_sleeps_is_cancelled_at_once(db: str, until):
+async def test_sleeping_run_is_cancelled_at_once(db: str, until):
     async with worker_of([LONG], db) as engine:
         run = await engine.submit("long")
         await until(lambda: engine.operator.waits(run))
@@ -265,7 +265,7 @@ LEAVING = AgentDefinition("leaving", spawnable_agents=[CHILD], handle_steps=leav
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT32", "waiting:WT34")
-async def test_a_run_at_rest_is_suspended_and_exported_and_leaves_no_orphan_to_the_next_worker(db: str):
+async def test_suspended_run_can_be_exported_and_leaves_no_orphan(db: str):
     async with worker_of([LEAVING], db) as engine:
         result = await asyncio.wait_for(engine.run("leaving"), 30)
         run = result.journal
@@ -300,7 +300,7 @@ HASTY = AgentDefinition("hasty", handle_steps=asking_in_a_race)
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT33")
-async def test_the_first_of_a_race_wins_and_the_others_are_given_up(db: str, until):
+async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
     async with worker_of([RACING, HASTY], db) as engine:
         run = await engine.submit("racing")
         await engine.post(run, "word", "now")
@@ -318,7 +318,7 @@ async def test_the_first_of_a_race_wins_and_the_others_are_given_up(db: str, unt
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT22")
-async def test_a_nightly_run_of_two_workers_that_are_killed_does_everything_once(workers: Workers, monkeypatch, until):
+async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Workers, monkeypatch, until):
     monkeypatch.setenv("WORLD", str(workers.world))
     spec = importlib.util.spec_from_file_location("durable_worker", WORKER)
     agents = importlib.util.module_from_spec(spec)
@@ -374,7 +374,7 @@ async def test_a_nightly_run_of_two_workers_that_are_killed_does_everything_once
 
 
 @pytest.mark.spec("waiting:WT36")
-async def test_a_time_of_a_schedule_is_started_once_whoever_looks_and_whoever_dies(
+async def test_scheduled_time_starts_one_run_across_schedulers(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -418,9 +418,7 @@ schedule = Schedule(agent, cron="* * * * *", id="every-minute", prompt="schedule
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT30", "waiting:WT36")
-async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_of_any_name(
-    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_cli_lists_scheduled_runs_and_sends_messages(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     schedule = Schedule("receiving", cron="* * * * *", id="every-minute", prompt="scheduled")
     await asyncio.to_thread(Path("agents.py").write_text, SCHEDULED)
@@ -451,7 +449,7 @@ async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_
 
 
 @pytest.mark.spec("waiting:WT36")
-async def test_a_database_without_the_tables_of_schedules_says_so(db: str):
+async def test_missing_schedule_tables_name_the_migrate_command(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         scheduler = DurableScheduler(engine, [Schedule("receiving", cron="* * * * *")])
         with pytest.raises(JournalError, match="stepengine deploy migrate"):

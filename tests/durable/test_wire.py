@@ -57,7 +57,7 @@ OPTIONAL: dict[str, Any] = {
 
 
 @given(st.sets(st.sampled_from(sorted(OPTIONAL))))
-def test_an_order_comes_back_as_it_was_whatever_it_holds(names: set[str]) -> None:
+def test_run_request_round_trips(names: set[str]) -> None:
     order = Order(root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names})
     stored = json.loads(json.dumps(order.form()))
 
@@ -82,9 +82,7 @@ CHANGES = (
 @given(
     st.lists(st.sampled_from(CHANGES)), st.integers(0, 3), st.sampled_from([RunStatus.COMPLETED, RunStatus.CANCELLED])
 )
-def test_what_a_body_leaves_comes_back_in_its_order_and_without_what_belongs_to_one_process(
-    changes: list[Any], children: int, status: RunStatus
-) -> None:
+def test_body_result_round_trips_without_process_values(changes: list[Any], children: int, status: RunStatus) -> None:
     spending = Spending(usage=Usage(input_tokens=3, requests=1), cost=Decimal("0.25"), credits_used=2)
     ended = Finished(
         status=status,
@@ -111,7 +109,7 @@ OUTCOMES = {
 }
 
 
-def test_a_seed_comes_back_as_it_was_and_gives_a_child_what_is_below_it_only() -> None:
+def test_seed_round_trips_and_selects_subtrees() -> None:
     seed = Seed(OUTCOMES, {"": {"a": 1}, "1": {"b": 2}, "12": {}, "1.3": {"c": 3}})
 
     assert seed == Seed.from_form(json.loads(json.dumps(seed.form())))
@@ -123,7 +121,7 @@ def test_a_seed_comes_back_as_it_was_and_gives_a_child_what_is_below_it_only() -
 @pytest.mark.parametrize(
     "outcome", [Value("x", 5), Failure(ToolError("bad"), 6), Stop("cancelled", 7), Stop("limit", 8, StepEngineError("full"))]
 )  # fmt: skip
-def test_an_outcome_comes_back_as_it_was(outcome: Any) -> None:
+def test_outcome_round_trips(outcome: Any) -> None:
     again = parse_outcome(json.loads(json.dumps(encode_outcome(3, outcome, REDACTOR))))
 
     assert (type(outcome), outcome.at) == (type(again), again.at)
@@ -132,14 +130,14 @@ def test_an_outcome_comes_back_as_it_was(outcome: Any) -> None:
     assert getattr(outcome, "kind", None) == getattr(again, "kind", None)
 
 
-def test_what_cannot_be_stored_is_a_failure_that_says_that_it_happened() -> None:
+def test_unstorable_outcome_is_a_failure_that_says_it_happened() -> None:
     again = parse_outcome(encode_outcome(1, Value(object()), REDACTOR))
 
     assert isinstance(again, Failure)
     assert str(again.error).startswith("the effect happened, but its outcome cannot be stored")
 
 
-def test_attempts_and_writes_stand_beside_an_outcome_only_where_there_were_some() -> None:
+def test_attempts_and_writes_are_stored_only_if_present() -> None:
     plain = encode_outcome(1, Value("x"), REDACTOR)
     full = encode_outcome(1, Value("x"), REDACTOR, attempts=[{"n": 1}], writes=[{"path": "a"}])
 
@@ -147,7 +145,7 @@ def test_attempts_and_writes_stand_beside_an_outcome_only_where_there_were_some(
     assert ([{"n": 1}], [{"path": "a"}]) == (full["attempts"], full["writes"])
 
 
-def test_what_a_model_used_that_a_crash_may_have_asked_before_is_a_lower_bound() -> None:
+def test_uncertain_model_usage_is_a_lower_bound() -> None:
     reply = Value(ModelReply((), model="m", usage=Usage(input_tokens=3)), 4)
 
     assert (True, 3) == ((usage := mark_usage_uncertain(reply).value.usage).at_least, usage.input_tokens)
@@ -155,7 +153,7 @@ def test_what_a_model_used_that_a_crash_may_have_asked_before_is_a_lower_bound()
     assert Value("x") == mark_usage_uncertain(Value("x"))
 
 
-def test_errors_come_back_by_their_classes_and_others_by_name_and_message() -> None:
+def test_errors_round_trip_by_class_or_by_name() -> None:
     ours, other = parse_error(encode_error(ToolError("bad"))), parse_error(encode_error(KeyError("k")))
 
     assert (ToolError, "bad") == (type(ours), str(ours))
@@ -163,7 +161,7 @@ def test_errors_come_back_by_their_classes_and_others_by_name_and_message() -> N
     assert parse_error(None) is None
 
 
-def test_answers_come_back_in_the_order_of_their_questions_and_a_missing_one_is_named() -> None:
+def test_answers_keep_question_order_and_missing_one_is_named() -> None:
     questions = [Question(id="q1", text="A?"), Question(id="q2", text="B?")]
     form = encode_answers(questions, {"q2": "two", "q1": "one"})
 
@@ -173,7 +171,7 @@ def test_answers_come_back_in_the_order_of_their_questions_and_a_missing_one_is_
 
 
 @pytest.mark.parametrize(("error", "reason"), [(None, None), (ToolError("bad"), StopReason.END_TURN)])
-def test_a_result_comes_back_as_it_was(error: Any, reason: Any) -> None:
+def test_result_round_trips(error: Any, reason: Any) -> None:
     result = RunResult(
         status=RunStatus.FAILED, stop_reason=reason, state=STATE, output=freeze({"a": 1}), text="t", thinking=("h",),
         children=(ChildResult(agent_id="c", output="o"),), session_id="s", error=error, warnings=("w",), leaked=("l",),

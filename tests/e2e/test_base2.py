@@ -70,7 +70,7 @@ def used(usage: Usage) -> str:
 
 
 @pytest.mark.spec("generator-contract:B1")
-def test_the_files_change_and_the_tests_of_the_project_pass(shown: Shown) -> None:
+def test_base2_changes_the_files_and_the_project_tests_pass(shown: Shown) -> None:
     assert RunStatus.COMPLETED is shown.result.status
     assert script.DONE == shown.result.output
     assert "return price * 0.9 if price >= 100 else price" in shown.files["shop.py"]
@@ -82,7 +82,7 @@ def test_the_files_change_and_the_tests_of_the_project_pass(shown: Shown) -> Non
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:B29")
-def test_its_layers_are_child_runs_in_the_order_of_the_work(shown: Shown) -> None:
+def test_base2_layers_are_child_runs_in_order(shown: Shown) -> None:
     assert [
         "base2  completed  11 requests, 1025 tokens",
         "  file-picker  completed  2 requests, 90 tokens",
@@ -101,7 +101,7 @@ def test_its_layers_are_child_runs_in_the_order_of_the_work(shown: Shown) -> Non
 
 
 @pytest.mark.spec("generator-contract:B1", "requirements:D15")
-def test_every_run_uses_what_its_own_model_calls_and_those_below_it_use(shown: Shown) -> None:
+def test_the_usage_of_a_run_includes_its_descendants(shown: Shown) -> None:
     used_by = {"": shown.result.usage, **{e.child_path: e.usage for e in shown.of(AgentFinished)}}
     calls = [(e.path, e.reply.usage) for e in shown.of(ModelFinished)]
 
@@ -111,7 +111,7 @@ def test_every_run_uses_what_its_own_model_calls_and_those_below_it_use(shown: S
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:L6")
-def test_what_can_be_done_side_by_side_is_started_before_any_of_it_has_ended(shown: Shown) -> None:
+def test_independent_children_start_before_any_of_them_ends(shown: Shown) -> None:
     spawned = {e.agent_id: e for e in shown.of(AgentSpawned)}
     finished = {e.agent_id: e for e in shown.of(AgentFinished)}
 
@@ -122,7 +122,7 @@ def test_what_can_be_done_side_by_side_is_started_before_any_of_it_has_ended(sho
 
 
 @pytest.mark.spec("generator-contract:B1", "requirements:J12", "requirements:D15")
-def test_children_speak_under_their_own_path_and_leave_nothing_in_the_history_of_the_root(shown: Shown) -> None:
+def test_messages_of_children_stay_out_of_the_root_history(shown: Shown) -> None:
     own = {event.agent_id: event.path for event in shown.of(RunStarted)}
     replies = [(e.path, e.reply.text) for e in shown.of(ModelFinished) if e.reply.text]
     history = [m.text for m in shown.result.state.message_history if m.role == "assistant"]
@@ -136,7 +136,7 @@ def test_children_speak_under_their_own_path_and_leave_nothing_in_the_history_of
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:T34")
-def test_it_plans_before_it_edits_and_suggests_what_could_come_next(shown: Shown) -> None:
+def test_base2_plans_before_editing_and_suggests_followups(shown: Shown) -> None:
     called = [c.tool_name for m in shown.result.state.message_history if m.role == "assistant" for c in m.tool_calls]
     todos = shown.result.state.context["todos"]
     (suggested,) = shown.of(FollowupsSuggested)
@@ -147,7 +147,7 @@ def test_it_plans_before_it_edits_and_suggests_what_could_come_next(shown: Shown
 
 
 @pytest.mark.spec("generator-contract:L18", "generator-contract:B11", "generator-contract:B20")
-def test_editor_and_reviewer_are_sent_what_base2_was_sent_and_more(shown: Shown) -> None:
+def test_editor_and_reviewer_share_the_cached_prefix_of_base2(shown: Shown) -> None:
     """
     System prompt and tools are the same bytes, and the conversation begins with the same messages: a prompt cache hits.
     """
@@ -165,12 +165,12 @@ def test_editor_and_reviewer_are_sent_what_base2_was_sent_and_more(shown: Shown)
 
 
 @pytest.mark.spec("generator-contract:B1", "replay:F20")
-def test_the_transcript_of_the_run_is_the_reviewed_one(shown: Shown, run_snapshot: Any) -> None:
+def test_the_transcript_matches_the_reviewed_snapshot(shown: Shown, run_snapshot: Any) -> None:
     assert shown.journal == run_snapshot
 
 
 @pytest.mark.spec("generator-contract:B1", "requirements:J12")
-def test_the_events_of_every_run_come_in_the_reviewed_order(shown: Shown, events_snapshot: Any) -> None:
+def test_the_events_of_every_run_match_the_reviewed_snapshot(shown: Shown, events_snapshot: Any) -> None:
     """
     The order is that of each effect of each run: which of parallel children ends first is chance, and so is how the output
     of a command arrives.

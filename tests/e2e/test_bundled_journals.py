@@ -37,14 +37,14 @@ def recorded_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_bundled_agent_has_one_journal_and_there_are_no_others() -> None:
+def test_every_bundled_agent_has_exactly_one_journal() -> None:
     assert set(script.BUNDLED) == set(script.PLAYS)
     assert {f"{agent_id}.jsonl" for agent_id in script.BUNDLED} == {f.name for f in script.AGENTS.iterdir()}
     assert {file.stem.replace("_", "-") for file in (ROOT / "agents").glob("[!_]*.py")} == set(script.BUNDLED)
 
 
 @pytest.mark.spec("replay:J34")
-def test_the_committed_journals_are_those_of_the_index() -> None:
+def test_committed_journals_match_the_checksums() -> None:
     """
     Journals that users have do not change with the code, so these must not either. A new one gets its line by hand; one that
     was recorded anew shows that journals of users no longer replay: say in the commit which row of the specification changed.
@@ -56,7 +56,7 @@ def test_the_committed_journals_are_those_of_the_index() -> None:
 
 @pytest.mark.spec("requirements:Q15", "reliability:I3", "requirements:Q10", "replay:J34")
 @pytest.mark.parametrize("name", [name for name in GOLDEN if not name.startswith(PORTS)])
-def test_a_recorded_run_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
+def test_a_recorded_run_replays_byte_for_byte_offline(name: str, tmp_path: Path) -> None:
     path = CASSETTES / name
     agent = script.PLAYS[path.stem].host or script.BUNDLED[path.stem]
     tools = script.tools_for(tmp_path)
@@ -90,7 +90,7 @@ def of_any_version(file: Path) -> tuple[dict[str, Any], bytes]:
 
 
 @pytest.mark.parametrize("agent_id", script.BUNDLED)
-def test_a_journal_is_small_and_tells_nothing_of_the_machine(agent_id: str) -> None:
+def test_a_journal_is_small_and_has_no_local_paths(agent_id: str) -> None:
     content = (script.AGENTS / f"{agent_id}.jsonl").read_bytes()
     private: list[Any] = [ROOT, ROOT.parent, Path.home(), Path(tempfile.gettempdir())]
 

@@ -90,7 +90,7 @@ def agent(name: str) -> AgentDefinition[Any]:
 
 
 @pytest.mark.spec("reliability:RS11")
-async def test_an_engine_has_one_client_per_provider_and_closes_it_when_it_is_closed(
+async def test_an_engine_has_one_client_per_provider_and_closes_it(
     servers: list[KeepsOpen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -202,7 +202,7 @@ TOLD = (
 @pytest.mark.spec("reliability:RS11")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("way", WAYS)
-def test_the_connection_of_an_engine_that_nobody_closed_is_warned_of_and_closed_without_an_error(
+def test_an_unclosed_engine_warns_once_and_closes_its_connections(
     stepengine: Any, servers: list[KeepsOpen], way: str
 ) -> None:
     """
@@ -247,9 +247,7 @@ CLOSED = {
 @pytest.mark.deep
 @pytest.mark.spec("reliability:RS11")
 @pytest.mark.parametrize("way", CLOSED)
-def test_nobody_is_warned_of_a_provider_that_was_closed_or_is_in_use(
-    stepengine: Any, servers: list[KeepsOpen], way: str
-) -> None:
+def test_a_closed_or_shared_provider_causes_no_warning(stepengine: Any, servers: list[KeepsOpen], way: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "always::ResourceWarning", "-c", HEAD + textwrap.dedent(CLOSED[way]), servers[0].url],
         env=attrs.evolve(stepengine, network=True).environment, capture_output=True, text=True, check=False, timeout=50,

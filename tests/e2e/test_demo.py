@@ -55,7 +55,7 @@ def test_the_demo_shows_the_handler_that_ran() -> None:
     assert 20 >= len(inspect.getsource(handler).splitlines())
 
 
-def test_the_demo_says_that_it_cost_nothing_and_what_it_would_have_cost() -> None:
+def test_the_demo_reports_no_cost_and_the_estimated_live_cost() -> None:
     """
     3,020 tokens at 3 dollars and 303 at 15 dollars a million.
     """
@@ -66,7 +66,7 @@ def test_the_demo_says_that_it_cost_nothing_and_what_it_would_have_cost() -> Non
     assert "it would have been about $0.0136." in done.stdout
 
 
-def test_a_kept_copy_holds_what_the_diff_says() -> None:
+def test_a_kept_copy_has_the_edited_project() -> None:
     done = CliRunner().invoke(app, ["demo", "--keep", "-q"])
     folder = Path(re.findall(r"The edited project is in (.*)", done.stdout)[0])
     try:

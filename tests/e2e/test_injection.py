@@ -59,9 +59,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R19")
 @pytest.mark.parametrize("source", SOURCES)
-async def test_whatever_a_model_is_talked_into_nothing_happens_outside_the_rules(
-    source: str, web: Site, tmp_path: Path
-) -> None:
+async def test_an_injected_model_causes_no_effect_outside_the_rules(source: str, web: Site, tmp_path: Path) -> None:
     """
     Reading is allowed, and commands that only look, and one host; everything else is refused without a person.
     """

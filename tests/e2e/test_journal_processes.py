@@ -84,9 +84,7 @@ def started(stepengine: Any, folder: Path, wait: str) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R1", "reliability:R2")
-def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens_twice(
-    stepengine: Any, folder: Path
-) -> None:
+def test_a_killed_run_resumes_without_repeating_committed_effects(stepengine: Any, folder: Path) -> None:
     process = started(stepengine, folder, "0.15")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -103,7 +101,7 @@ def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R2", "ecosystem:EC141")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
+def test_an_interrupted_run_resumes_and_can_be_interrupted_again(
     stepengine: Any, folder: Path, number: Any, code: int
 ) -> None:
     process = started(stepengine, folder, "0.3")
@@ -127,7 +125,7 @@ def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:I3", "replay:D1", "reliability:R2", "ecosystem:EC141")
-def test_recorded_with_a_server_answered_later_then_replayed_without_network_until_the_agent_changes(
+def test_a_recorded_run_replays_offline_until_the_agent_changes(
     stepengine: Any, folder: Path, chat_server: Any
 ) -> None:
     server = chat_server({"content": "well done"})
@@ -195,7 +193,7 @@ Engine(models=provider, interactor=Absent()).run_sync(load_agent("agents/buyer.p
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X58", "reliability:R2")
 @pytest.mark.parametrize(("journal", "is_edited"), [("run.jsonl", False), ("run.jsonl", True), ("runs.db", True)])
-def test_a_run_killed_in_ask_goes_on_in_another_process_with_the_answer_also_after_its_prompt_was_changed(
+def test_a_run_killed_while_asking_resumes_with_the_answer(
     stepengine: Any, folder: Path, chat_server: Any, journal: str, is_edited: bool
 ) -> None:
     file, server = folder / "agents" / "buyer.py", chat_server({"content": "one pair"}, {"content": "ordered"})

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:R3", "reliability:JR39", "reliability:I11")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_runs_that_are_killed_at_random_moments_come_to_the_same_end_and_repeat_nothing(store: str) -> None:
+def test_runs_killed_at_random_end_alike_and_repeat_nothing(store: str) -> None:
     command = [sys.executable, "-m", "tests.e2e.kills", "--rounds", "8", "--store", store]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

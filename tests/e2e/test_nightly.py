@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.spec("waiting:WT1", "waiting:WT3", "waiting:WT4", "waiting:WT5", "waiting:WT21")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_a_night_of_waiting_whose_processes_are_killed_five_times_does_everything_once(store: str) -> None:
+def test_a_nightly_run_killed_five_times_does_everything_once(store: str) -> None:
     command = [sys.executable, "-m", "tests.e2e.nightly", "--seeds", "1", "--store", store]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -186,9 +186,7 @@ def engine(index: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 )
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("engine")
-def test_a_package_is_installed_by_its_name_agreed_to_and_run_without_its_author(
-    index: str, project: Path, tmp_path: Path
-) -> None:
+def test_a_package_installs_by_name_and_runs_after_agreement(index: str, project: Path, tmp_path: Path) -> None:
     somebody = Somebody(tmp_path, index)
     somebody.install("stepengine", NAME)
 
@@ -258,9 +256,7 @@ acme = "acme_agents"
 @pytest.mark.spec("packages:PK1", "packages:PK6", "packages:PK8")
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("engine")
-def test_a_package_of_a_stranger_is_run_and_repeated_in_the_sandbox_without_being_imported(
-    index: str, tmp_path: Path
-) -> None:
+def test_a_third_party_package_runs_sandboxed_without_being_imported(index: str, tmp_path: Path) -> None:
     if find_spec("pydantic_monty") is None:
         pytest.skip("needs the extra 'programs'")
     author = tmp_path / "author"

@@ -36,7 +36,7 @@ agent = AgentDefinition("waits", handle_steps=handle_steps)
 
 
 @pytest.mark.spec("requirements:P8", "generator-contract:B24", "requirements:Q10")
-def test_code_searcher_finds_the_handlers_of_this_repository_without_a_model(stepengine: Any) -> None:
+def test_code_searcher_finds_handlers_without_a_model(stepengine: Any) -> None:
     params = '{"search_queries": [{"pattern": "def handle_steps", "cwd": "agents"}]}'
 
     done = stepengine("run", "code_searcher", "--cwd", str(ROOT), "--params", params, "--json")
@@ -53,7 +53,7 @@ def test_code_searcher_finds_the_handlers_of_this_repository_without_a_model(ste
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.deep)]
 )
-def test_a_signal_ends_the_run_cleanly_with_its_own_exit_code(stepengine: Any, number: int, code: int) -> None:
+def test_a_signal_cancels_the_run_with_its_exit_code(stepengine: Any, number: int, code: int) -> None:
     (stepengine.folder / "waits.py").write_text(WAITS)
 
     with stepengine.start("run", "./waits.py", "--json") as process:
@@ -70,7 +70,7 @@ def test_a_signal_ends_the_run_cleanly_with_its_own_exit_code(stepengine: Any, n
     assert (stepengine.folder / "closed").is_file()
 
 
-def test_a_reader_that_goes_away_is_no_traceback(stepengine: Any) -> None:
+def test_a_closed_output_pipe_prints_no_traceback(stepengine: Any) -> None:
     with stepengine.start("agents") as process:
         process.stdout.close()
         err = process.stderr.read()
@@ -80,7 +80,7 @@ def test_a_reader_that_goes_away_is_no_traceback(stepengine: Any) -> None:
 
 
 @pytest.mark.spec("ecosystem:EC141", "requirements:G23")
-def test_without_a_key_there_is_one_message_and_exit_code_2(stepengine: Any) -> None:
+def test_a_missing_key_gives_one_message_and_exit_code_2(stepengine: Any) -> None:
     done = stepengine("run", "editor", "Change something.", "--write")
 
     assert (2, "") == (done.returncode, done.stdout)
@@ -118,9 +118,7 @@ main()
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:P8")
-def test_editor_runs_live_against_a_server_that_speaks_chat_completions(
-    stepengine: Any, chat_server: Callable[..., Any]
-) -> None:
+def test_editor_runs_live_against_a_chat_completions_server(stepengine: Any, chat_server: Callable[..., Any]) -> None:
     (stepengine.folder / "shop.py").write_text("price = 1\n")
     edit = {"path": "shop.py", "replacements": [{"old_string": "price = 1", "new_string": "price = 2"}]}
     server = chat_server({"tool_calls": [("str_replace", json.dumps(edit))]}, {"content": "The price is 2 now."})
@@ -164,7 +162,7 @@ def test_the_live_example_runs_against_the_same_kind_of_server(
     ("model", "sent"),
     [("ollama/llama3.2", "llama3.2"), ("openai/gpt-oss-20b", "openai/gpt-oss-20b"), ("some/model", "some/model")],
 )
-def test_a_model_name_goes_to_the_given_server_as_it_is_known_there(
+def test_a_custom_server_receives_its_own_model_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_server: Callable[..., Any], model: str, sent: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -134,7 +134,7 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.mark.spec("requirements:G10", "ecosystem:EC76", "requirements:G17")
-async def test_s2_one_definition_runs_on_three_providers_with_the_same_effects() -> None:
+async def test_s2_one_definition_has_the_same_effects_on_three_providers() -> None:
     agent = AgentDefinition("adder", tools=[add], system_prompt="Be brief.")
     shapes: dict[str, list[tuple[Any, ...]]] = {}
     for wire in [wire for wire in WIRES if wire.model.partition("/")[0] in ("anthropic", "openai", "google")]:
@@ -162,7 +162,7 @@ ASKED = {"questions": [{"question": "For how many?", "options": ["2", "4"]}]}
 
 
 @pytest.mark.spec("requirements:K5", "requirements:K3", "requirements:L3", "reliability:SS05")
-def test_s3_the_next_message_of_a_chat_answers_the_question_and_no_other_chat_sees_it(tmp_path: Path) -> None:
+def test_s3_the_next_chat_message_answers_the_question(tmp_path: Path) -> None:
     looked_up: list[str] = []
 
     @tool
@@ -212,7 +212,7 @@ def test_s3_the_next_message_of_a_chat_answers_the_question_and_no_other_chat_se
 
 
 @pytest.mark.spec("requirements:M15", "requirements:M3", "requirements:M9", "requirements:N11", "requirements:N16")
-async def test_s5_the_console_asks_before_writing_and_running_and_a_refused_command_does_not_run(
+async def test_s5_the_console_asks_and_a_denied_command_never_runs(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "letter.txt").write_text("color\n")
@@ -254,7 +254,7 @@ async def test_s5_the_console_asks_before_writing_and_running_and_a_refused_comm
 
 
 @pytest.mark.spec("requirements:I2", "requirements:I8", "requirements:B4", "requirements:B16")
-def test_s6_a_long_run_stays_below_its_threshold_and_loses_nothing() -> None:
+def test_s6_a_long_run_stays_below_its_token_threshold() -> None:
     threshold, steps = 10_000, 30
 
     @tool
@@ -310,7 +310,7 @@ def test_s6_a_long_run_stays_below_its_threshold_and_loses_nothing() -> None:
 
 
 @pytest.mark.spec("generator-contract:G32", "generator-contract:T7", "generator-contract:G33")
-def test_s7_each_mistake_of_the_model_is_told_to_it_and_the_file_changes_once(tmp_path: Path) -> None:
+def test_s7_each_model_mistake_is_reported_and_one_edit_happens(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
 
     def replace(old: Any, new: str) -> ModelReply:
@@ -344,7 +344,7 @@ def test_s7_each_mistake_of_the_model_is_told_to_it_and_the_file_changes_once(tm
 
 
 @pytest.mark.spec("requirements:H13", "requirements:H16", "requirements:L3", "reliability:GN30")
-def test_s8_everything_is_put_in_by_the_caller_and_hooks_that_fail_do_what_their_place_says(
+def test_s8_injected_parts_work_and_only_early_hook_failures_fail(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     requests: list[ModelRequest] = []
@@ -399,7 +399,7 @@ def test_s8_everything_is_put_in_by_the_caller_and_hooks_that_fail_do_what_their
 
 
 @pytest.mark.spec("requirements:D7", "generator-contract:G46", "reliability:I12")
-def test_s9_an_agent_that_never_stops_ends_as_its_limit_says() -> None:
+def test_s9_an_endless_agent_ends_by_its_step_limit() -> None:
     @tool
     def again() -> str:
         """Do it again."""
@@ -430,7 +430,7 @@ def test_s9_an_agent_that_never_stops_ends_as_its_limit_says() -> None:
 
 
 @pytest.mark.spec("requirements:D7", "requirements:D17", "generator-contract:G40")
-async def test_s9_interrupted_in_a_tool_it_is_cancelled_whole_and_can_be_continued() -> None:
+async def test_s9_a_run_interrupted_in_a_tool_can_be_continued() -> None:
     began, cleaned = asyncio.Event(), []
 
     @tool
@@ -465,7 +465,7 @@ async def test_s9_interrupted_in_a_tool_it_is_cancelled_whole_and_can_be_continu
 
 
 @pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "generator-contract:S1", "requirements:X16")
-def test_s10_three_children_at_once_of_which_one_crashes_and_one_asks_for_what_it_may_not() -> None:
+def test_s10_children_run_concurrently_and_failures_stay_isolated() -> None:
     def crash(ctx: StepContext) -> Steps:
         raise ValueError("the disk is gone")
         yield STEP
@@ -577,7 +577,7 @@ class World:
 
 
 @pytest.mark.spec("reliability:R2", "generator-contract:G7")
-def test_s11_after_every_record_the_run_may_die_and_comes_to_the_same_end(tmp_path: Path) -> None:
+def test_s11_crash_after_any_record_resumes_to_the_same_result(tmp_path: Path) -> None:
     world, whole = World(), tmp_path / "whole.jsonl"
     with world.engine() as engine:
         done = engine.run_sync("booker", "Book.", journal=str(whole))
@@ -604,7 +604,7 @@ def test_s11_after_every_record_the_run_may_die_and_comes_to_the_same_end(tmp_pa
 
 
 @pytest.mark.spec("reliability:R2", "generator-contract:G9", "replay:D1")
-def test_s11_a_changed_handler_is_told_with_its_file_and_line_and_nothing_is_done(tmp_path: Path) -> None:
+def test_s11_a_changed_handler_diverges_with_its_file_and_line(tmp_path: Path) -> None:
     world, whole = World(), tmp_path / "whole.jsonl"
     with world.engine() as engine:
         engine.run_sync("booker", "Book.", journal=str(whole))
@@ -621,7 +621,7 @@ def test_s11_a_changed_handler_is_told_with_its_file_and_line_and_nothing_is_don
 @pytest.mark.spec(
     "requirements:F20", "requirements:I12", "requirements:I15", "generator-contract:T34", "interfaces:IF67"
 )
-async def test_s12_open_todos_are_reminded_of_and_big_outputs_are_kept_behind_an_id() -> None:
+async def test_s12_open_todos_are_reminded_and_big_outputs_cached() -> None:
     @tool
     def big(n: int) -> str:
         """
@@ -705,7 +705,7 @@ async def test_s12_open_todos_are_reminded_of_and_big_outputs_are_kept_behind_an
 
 
 @pytest.mark.spec("requirements:F20", "interfaces:IF67")
-def test_s12_without_the_command_line_none_of_this_is_installed() -> None:
+def test_s12_without_hooks_open_todos_trigger_no_reminder() -> None:
     def twice(request: ModelRequest) -> ModelReply:
         if request.messages[-1].role == "user":
             return tool_call("write_todos", {"todos": [{"task": "t", "completed": False}]})

@@ -19,9 +19,7 @@ script = recorder()
 
 @pytest.mark.spec("evaluation:JG2", "evaluation:JG3")
 @pytest.mark.parametrize("agent_id", sorted(script.PLAYS))
-def test_every_shipped_run_is_stepped_from_end_to_end_and_ends_as_its_replay_does(
-    agent_id: str, tmp_path: Path
-) -> None:
+def test_stepping_a_shipped_run_ends_like_its_replay(agent_id: str, tmp_path: Path) -> None:
     journal = FileJournal(script.AGENTS / f"{agent_id}.jsonl")
     agent = script.PLAYS[agent_id].host or script.BUNDLED[agent_id]
     places = [(r.path, r.seq) for r in journal.records() if type(r) is Result]

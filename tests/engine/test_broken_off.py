@@ -222,7 +222,7 @@ class Case:
         *((name, "handle") for name in ("tool", "handler that is closed", "observer at the start")),
     ],
 )
-async def test_it_ends_the_run_as_failed_closes_everything_and_is_raised_as_it_is(name, way):
+async def test_base_exception_in_user_code_fails_the_run_and_reraises(name, way):
     case, before = Case(**CASES[name]), asyncio.all_tasks()
     with pytest.raises(Verdict, match="no"):
         await asyncio.wait_for(case.go(way), 50)
@@ -237,7 +237,7 @@ async def test_it_ends_the_run_as_failed_closes_everything_and_is_raised_as_it_i
 
 @pytest.mark.spec("requirements:X59", "reliability:R3")
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("observer in the middle", "handler that is closed")])
-async def test_nothing_is_recorded_for_its_effect_nor_for_a_run_around_it(name):
+async def test_base_exception_records_nothing_for_its_effect_or_parent_run(name):
     case, journal = Case(**CASES[name]), MemoryJournal()
     with pytest.raises(Verdict):
         await asyncio.wait_for(case.go("run", journal), 50)
@@ -256,7 +256,7 @@ async def test_nothing_is_recorded_for_its_effect_nor_for_a_run_around_it(name):
 
 
 @pytest.mark.spec("requirements:X59")
-async def test_a_run_whose_own_handler_broke_it_off_has_no_end_in_its_record_and_goes_on_where_it_was() -> None:
+async def test_run_broken_off_by_its_handler_resumes_where_it_was() -> None:
     def handler(_: Any) -> Any:
         yield ToolCall("in_thread")
         broken()
@@ -290,7 +290,7 @@ async def test_other_runs_go_on():
 
 
 @pytest.mark.spec("requirements:X59")
-async def test_an_observer_that_fails_the_test_at_the_very_end_does_so_after_everybody_was_told():
+async def test_observers_still_see_run_end_when_one_raises_base_exception():
     case = Case(observers=[AtTheEnd("run_finished")])
     with pytest.raises(Verdict):
         await asyncio.wait_for(case.go("handle"), 50)
@@ -300,7 +300,7 @@ async def test_an_observer_that_fails_the_test_at_the_very_end_does_so_after_eve
 
 
 @pytest.mark.parametrize("error", [GeneratorExit, asyncio.CancelledError, SystemExit("x"), KeyboardInterrupt])
-async def test_what_an_observer_raises_beside_that_is_known_already(error):
+async def test_exit_and_cancel_exceptions_of_an_observer_are_reraised(error):
     def observer(event) -> None:
         if event.type == "perform_finished":
             raise error
@@ -317,7 +317,7 @@ async def test_what_an_observer_raises_beside_that_is_known_already(error):
 
 
 @pytest.mark.parametrize("error", [GeneratorExit, asyncio.CancelledError])
-async def test_a_perform_that_ends_as_generators_and_tasks_do_is_a_failure_of_its_own(error):
+async def test_perform_raising_generator_exit_or_cancelled_error_is_a_failure(error):
     def fail() -> None:
         raise error
 

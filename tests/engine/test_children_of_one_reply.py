@@ -84,7 +84,7 @@ WAYS = ["task", "agent_tool", "direct", "spawn_agents"]
 
 @pytest.mark.spec("requirements:X9", "reliability:SP02")
 @pytest.mark.parametrize("way", WAYS)
-async def test_children_of_all_calls_of_a_reply_run_at_once_and_results_follow_the_calls(way):
+async def test_children_of_one_reply_run_concurrently_with_ordered_results(way):
     meeting, events, journal = Meeting(3), [], MemoryJournal()
     boss = boss_of(way, meeting.kid)
     reply = tool_calls(*asking(way, "1", "2", "3"))
@@ -104,7 +104,7 @@ async def test_children_of_all_calls_of_a_reply_run_at_once_and_results_follow_t
 
 
 @pytest.mark.spec("reliability:SP02")
-async def test_the_window_of_eight_is_that_of_the_whole_reply():
+async def test_concurrency_window_of_eight_spans_the_whole_reply():
     meeting = Meeting(8)
     boss = boss_of("task", meeting.kid)
     reply = tool_calls(*asking("task", *map(str, range(12))))
@@ -170,7 +170,7 @@ async def test_a_reply_with_another_call_keeps_its_order(between):
 
 
 @pytest.mark.spec("requirements:X9")
-async def test_one_child_at_a_time_keeps_the_order_of_the_calls():
+async def test_one_child_at_a_time_starts_in_call_order():
     meeting = Meeting(1)
 
     def judge(ctx, call):
@@ -184,7 +184,7 @@ async def test_one_child_at_a_time_keeps_the_order_of_the_calls():
 
 
 @pytest.mark.spec("requirements:X9")
-async def test_children_that_ask_a_person_all_ask_before_the_run_is_suspended():
+async def test_all_asking_children_ask_before_the_run_is_suspended():
     def handle_steps(ctx):
         return (yield from Ask(f"May I {ctx.prompt}?", key=ctx.prompt))
 
@@ -208,7 +208,7 @@ async def test_children_that_ask_a_person_all_ask_before_the_run_is_suspended():
     # Past the name of the call, all ways start their children alike: everything that can happen is tried with one of them.
     [("task", None), ("agent_tool", range(20)), ("direct", range(20)), ("spawn_agents", range(20))],
 )
-def test_a_run_whose_reply_starts_several_children_survives_every_crash(way, seeds):
+def test_reply_that_starts_several_children_survives_every_crash(way, seeds):
     def handle_steps(ctx):
         one = yield from Perform(work, ctx.prompt)
         return f"{one}!"
@@ -224,7 +224,7 @@ def test_a_run_whose_reply_starts_several_children_survives_every_crash(way, see
 
 
 @pytest.mark.spec("generator-contract:L3", "requirements:X9")
-async def test_a_call_of_which_no_child_may_start_has_its_error_beside_the_others():
+async def test_call_without_an_admissible_child_gets_its_own_error():
     meeting = Meeting(1)
     boss = boss_of("spawn_agents", meeting.kid)
     (fine,) = asking("spawn_agents", "1")

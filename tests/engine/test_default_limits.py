@@ -27,7 +27,7 @@ def endless(request):
 
 
 @pytest.mark.spec("reliability:R6", "generator-contract:G46")
-async def test_a_run_has_fifty_steps_and_then_says_what_was_done():
+async def test_run_has_fifty_steps_and_then_a_final_summary():
     model = ScriptedModel([endless] * 60)
     result = await Engine(models=model).run(AgentDefinition("a", model="t/m", tools=[look]), "go")
 
@@ -67,7 +67,7 @@ async def test_children_stand_at_most_five_levels_below_the_root():
 
 
 @pytest.mark.spec("reliability:SP02")
-async def test_of_one_call_of_a_model_sixteen_children_start_and_eight_run_at_once():
+async def test_model_call_starts_sixteen_children_with_eight_at_once():
     running, most = 0, 0
 
     @tool
@@ -125,7 +125,7 @@ async def test_candidates_are_at_most_sixty_four():
 
 @pytest.mark.spec("requirements:X76", "providers:PV81")
 @pytest.mark.parametrize("usage", [None, {"prompt_tokens": 0, "completion_tokens": 0}])
-async def test_a_dollar_limit_counts_the_cost_header_of_a_gateway_that_reports_no_usage(usage):
+async def test_dollar_limit_counts_a_gateways_cost_header_without_usage(usage):
     body = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]} | ({"usage": usage} if usage else {})
     answered = []
 

@@ -73,7 +73,7 @@ async def test_the_smallest_agent_is_an_id_and_a_model():
 
 
 @pytest.mark.spec("requirements:A2")
-def test_an_id_that_is_used_twice_is_refused_where_underscore_counts_as_hyphen():
+def test_duplicate_agent_id_is_refused_with_underscore_equal_to_hyphen():
     first, second = plain("code-reviewer"), plain("code-reviewer", description="another")
     with pytest.raises(DefinitionError, match="'code-reviewer'"):
         Engine([first, second])
@@ -83,7 +83,7 @@ def test_an_id_that_is_used_twice_is_refused_where_underscore_counts_as_hyphen()
 
 
 @pytest.mark.spec("requirements:A6", "requirements:O8")
-def test_a_tool_name_that_does_not_exist_is_refused_with_agent_and_available_tools():
+def test_unknown_tool_name_is_refused_with_agent_and_available_tools():
     with pytest.raises(DefinitionError, match=r"'plain' lists the tool 'ad', .*available are: add, add_message, "):
         Engine([plain(tools=["ad"])], tools=[add])
 
@@ -100,7 +100,7 @@ async def test_tools_are_named_or_given():
 
 @pytest.mark.spec("reliability:TL19")
 @pytest.mark.parametrize("tools", [[add, add], ["add"], [lambda: 1], [print]])
-def test_what_is_no_tool_or_has_a_name_twice_is_refused(tools):
+def test_invalid_or_duplicate_tool_is_refused(tools):
     with pytest.raises(DefinitionError):
         Engine(tools=tools)
 
@@ -164,7 +164,7 @@ SCHEMA = {
 
 @pytest.mark.spec("requirements:A13", "requirements:X16")
 @pytest.mark.parametrize("schema", [Wanted, SCHEMA])
-async def test_params_that_do_not_fit_list_every_field_and_start_nothing(schema):
+async def test_invalid_params_list_every_field_and_start_nothing(schema):
     scripted = ScriptedModel(["never"])
     events = []
     built = Engine([plain(input_schema=schema)], models=scripted, observers=[events.append])
@@ -201,7 +201,7 @@ async def test_a_prompt_that_no_encoding_can_store_is_refused():
         await engine().run(plain(), "a\ud800b")
 
 
-async def test_an_engine_runs_any_number_of_definitions_that_it_was_not_made_with_and_keeps_the_last(monkeypatch):
+async def test_engine_runs_unregistered_definitions_and_keeps_the_last(monkeypatch):
     monkeypatch.setattr(catalog, "KEPT_DEFINITIONS", 3)
     built = engine(*["hello"] * 9)
 
@@ -209,7 +209,7 @@ async def test_an_engine_runs_any_number_of_definitions_that_it_was_not_made_wit
     assert 3 == len(built._launcher.catalog._met)
 
 
-async def test_models_that_are_chosen_for_agents_stand_in_the_journal_by_their_whole_names():
+async def test_models_chosen_for_agents_are_journaled_by_full_name():
     journal, scripted = MemoryJournal(), ScriptedModel(["ok"] * 2)
     built = Engine([plain()], models={"first": scripted, "second": scripted}, agent_models={"plain": "second:m"})
     await built.run("plain", journal=journal)
@@ -236,7 +236,7 @@ def replying_steps(ctx):
     ("of_engine", "of_child"),
     [({}, "test/child"), ({"": "test/all"}, "test/all"), ({"a_b": "test/else"}, "test/child")],
 )
-async def test_models_of_one_run_go_before_those_of_agents_and_engine_and_hold_when_it_goes_on(of_engine, of_child):
+async def test_models_of_one_run_override_others_and_hold_on_resume(of_engine, of_child):
     child = AgentDefinition("child", model="test/child", handle_steps=replying_steps)
     agent = AgentDefinition("a-b", model="test/own", spawnable_agents=[child], handle_steps=asking_steps)
     answers, journal = ScriptedModel(lambda request: request.model), MemoryJournal()
@@ -266,7 +266,7 @@ async def test_models_of_one_run_go_before_those_of_agents_and_engine_and_hold_w
         ("test/m", "agent_models is a mapping from agent ids to models"),
     ],
 )
-async def test_models_of_one_run_that_cannot_be_used_are_refused_before_it_begins(chosen, said):
+async def test_invalid_models_of_one_run_are_refused_before_it_starts(chosen, said):
     scripted = ScriptedModel(["ok"])
     with pytest.raises(InputError, match=said):
         await Engine([plain()], models=scripted).run("plain", agent_models=chosen)
@@ -301,7 +301,7 @@ async def test_input_of_a_wrong_kind_is_refused(options):
         ({"model": "a/b"}, "an Engine takes no 'model'; it takes: models, .* and \\d+ more"),
     ],
 )
-def test_an_argument_of_an_engine_is_refused_where_it_is_written(arguments, said):
+def test_invalid_engine_argument_is_refused_where_it_is_written(arguments, said):
     with pytest.raises(DefinitionError, match=said):
         Engine(**{"agents": [plain("tester")], **arguments})
 
@@ -312,7 +312,7 @@ def test_a_mapping_of_models_holds_providers():
 
 
 @pytest.mark.parametrize("method", ["run", "resume", "replay", "fork"])
-async def test_an_option_that_there_is_not_is_named_with_those_that_there_are(method):
+async def test_unknown_option_is_refused_with_the_known_ones(method):
     engine = Engine([plain("tester")], models=ScriptedModel([]))
     at = {"at": 0} if method == "fork" else {}
 
@@ -323,7 +323,7 @@ async def test_an_option_that_there_is_not_is_named_with_those_that_there_are(me
 @pytest.mark.parametrize(
     "options", [{"limits": {"max_steps": 3}}, {"session_id": 3}, {"user_id": b"me"}], ids=lambda o: next(iter(o))
 )
-async def test_an_option_of_the_wrong_kind_is_refused_with_what_would_have_been_fine(options):
+async def test_option_of_the_wrong_kind_is_refused_with_a_suggestion(options):
     engine = Engine([plain("tester")], models=ScriptedModel([]))
 
     with pytest.raises(InputError, match=f"{next(iter(options))} is .* or None, not ") as caught:
@@ -352,7 +352,7 @@ async def test_a_missing_key_raises_before_the_run():
 
 
 @pytest.mark.spec("requirements:A5")
-async def test_an_agent_without_a_model_uses_the_engine_s_then_the_one_provider_s_default_or_fails_at_its_first_step():
+async def test_agent_without_a_model_uses_engine_or_provider_default():
     scripted = ScriptedModel(["hi", "hi"])
     result = await Engine(models=scripted, default_model="test/d").run(AgentDefinition("x"), "go")
     await Engine(models=scripted).run(AgentDefinition("x"), "go")
@@ -387,7 +387,7 @@ async def test_the_provider_gets_exactly_the_system_prompt():
     assert ("X", ["hello"]) == (scripted.calls[0].system_prompt, [m.text for m in scripted.calls[0].all_messages])
 
 
-async def test_a_prompt_object_is_rendered_for_each_run_and_its_failure_is_a_failed_run():
+async def test_prompt_object_is_rendered_per_run_and_may_fail_it():
     class Prompt:
         def render(self, ctx):
             if ctx.user_id is None:
@@ -425,7 +425,7 @@ async def test_the_result_holds_text_state_calls_and_usage():
 
 @pytest.mark.spec("generator-contract:S1", "generator-contract:S2")
 @pytest.mark.parametrize("schema", [Wanted, SCHEMA])
-async def test_structured_output_is_validated_and_given_in_the_form_of_its_schema(schema):
+async def test_structured_output_is_validated_and_returned_in_its_schema_form(schema):
     replies = [tool_call("set_output", {"size": 1}), tool_call("set_output", {"name": "x"}), "done"]
     result = await engine(*replies).run(plain(output_schema=schema), "go")
 
@@ -435,7 +435,7 @@ async def test_structured_output_is_validated_and_given_in_the_form_of_its_schem
 
 
 @pytest.mark.spec("generator-contract:G36", "requirements:X16")
-async def test_what_fails_inside_a_run_is_a_failed_result_that_unwrap_raises():
+async def test_error_inside_a_run_gives_a_failed_result_unwrap_raises():
     result = await engine(failure(ModelError("no", status=400))).run(plain(), "hi")
 
     assert RunStatus.FAILED is result.status
@@ -460,7 +460,7 @@ async def test_a_crashing_handler_fails_its_own_run_and_says_where():
 
 @pytest.mark.spec("requirements:D7")
 @pytest.mark.parametrize("how", ["stop", "raise", "final_answer"])
-async def test_the_step_limit_ends_a_run_in_one_of_three_ways(how):
+async def test_step_limit_ends_a_run_in_one_of_three_ways(how):
     scripted = ScriptedModel([tool_call("add", {"a": 1, "b": 2})] * 2 + ["summary"])
     built = Engine([plain(tools=[add])], models=scripted)
     limits = Limits(max_steps=2, on_max_steps=how)
@@ -478,7 +478,7 @@ async def test_the_step_limit_ends_a_run_in_one_of_three_ways(how):
 
 
 @pytest.mark.spec("generator-contract:G46", "requirements:A17")
-async def test_limits_of_the_run_go_before_those_of_the_agent_and_the_engine():
+async def test_limits_of_the_run_override_those_of_agent_and_engine():
     def steps(ctx):
         seen.append(ctx.agent_state.steps_remaining)
         return
@@ -536,7 +536,7 @@ async def test_session_user_and_metadata_reach_hooks_and_tools():
 
 
 @pytest.mark.spec("requirements:D17", "requirements:D24", "requirements:D18")
-async def test_a_run_continues_from_a_previous_state_which_stays_as_it_was():
+async def test_run_continues_from_a_previous_state_without_changing_it():
     scripted = ScriptedModel(
         [
             tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=5)),
@@ -589,7 +589,7 @@ async def test_run_keeps_the_system_prompt_of_a_foreign_history(own, sent):
 
 
 @pytest.mark.spec("requirements:D8")
-async def test_a_single_step_goes_on_from_a_state_and_says_whether_the_turn_ended():
+async def test_single_step_continues_a_state_and_reports_turn_end():
     never = []
 
     def handle(ctx):
@@ -617,7 +617,7 @@ async def test_a_single_step_goes_on_from_a_state_and_says_whether_the_turn_ende
 
 
 @pytest.mark.spec("requirements:D8")
-async def test_a_step_that_fails_raises_what_failed():
+async def test_failing_single_step_raises_its_error():
     with pytest.raises(ModelError, match="no"):
         await engine(failure(ModelError("no"))).step(AgentState(), plain())
 
@@ -649,7 +649,7 @@ def parent(*calls, **fields):
 
 
 @pytest.mark.spec("generator-contract:L8", "requirements:D15", "requirements:A13", "generator-contract:L3")
-async def test_children_have_their_own_ids_and_what_they_used_rolls_up():
+async def test_children_have_own_ids_and_their_usage_rolls_up():
     kid = plain("kid", input_schema=Wanted)
     other = plain("other")
     boss = parent(
@@ -703,7 +703,7 @@ async def test_a_child_without_a_model_uses_its_spawners():
 
 
 @pytest.mark.spec("reliability:SP10", "requirements:K3")
-async def test_a_question_of_a_child_suspends_the_tree_and_an_answer_up_front_does_not():
+async def test_question_of_a_child_suspends_the_tree_unless_already_answered():
     def ask(ctx):
         answer = yield from Ask("Really?")
         return answer
@@ -804,7 +804,7 @@ async def test_leaving_a_stream_cancels_the_run(how):
 
 
 @pytest.mark.spec("reliability:SS12", "reliability:I12")
-async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended(monkeypatch):
+async def test_timeout_around_a_run_is_raised_after_the_run_ends(monkeypatch):
     class Late(Hanging):
         async def complete(self, request):
             put_clock_ahead(monkeypatch, 6_000)
@@ -824,7 +824,7 @@ async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended
 
 
 @pytest.mark.spec("requirements:N6", "reliability:I12")
-async def test_interrupt_gives_a_result_with_status_cancelled_and_may_be_called_twice():
+async def test_interrupt_gives_a_cancelled_result_and_may_be_repeated():
     model = Hanging()
     handle = Engine(models=model).start(plain(), "go")
     await model.asked.wait()
@@ -838,7 +838,7 @@ async def test_interrupt_gives_a_result_with_status_cancelled_and_may_be_called_
 
 
 @pytest.mark.spec("reliability:GN35")
-async def test_an_observer_may_start_a_run_and_interrupt_the_one_it_sees():
+async def test_observer_may_start_one_run_and_interrupt_another():
     started = []
 
     def observer(event):
@@ -870,7 +870,7 @@ async def test_a_handle_stops_its_run_when_its_block_ends():
 
 
 @pytest.mark.spec("requirements:N3", "reliability:SS07")
-async def test_input_reaches_the_run_before_its_next_model_call_and_not_after_its_end():
+async def test_input_reaches_an_unfinished_run_before_its_next_model_call():
     release = asyncio.Event()
 
     @tool
@@ -891,7 +891,7 @@ async def test_input_reaches_the_run_before_its_next_model_call_and_not_after_it
 
 
 @pytest.mark.spec("reliability:SS10")
-async def test_closing_an_engine_ends_its_runs_and_warns_of_those_that_nobody_looked_at():
+async def test_closing_an_engine_ends_runs_and_warns_of_unobserved_ones():
     model = Hanging()
     built = Engine(models=model)
     handle = built.start(plain(), "go")
@@ -907,7 +907,7 @@ async def test_closing_an_engine_ends_its_runs_and_warns_of_those_that_nobody_lo
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS10")
 @pytest.mark.parametrize("begun", [True, False], ids=["under way", "not begun"])
-async def test_a_run_whose_handle_nobody_keeps_ends_with_its_engine(begun):
+async def test_run_with_a_dropped_handle_ends_with_its_engine(begun):
     model = Hanging()
     events = []
     built = Engine(models=model, observers=[events.append])
@@ -923,7 +923,7 @@ async def test_a_run_whose_handle_nobody_keeps_ends_with_its_engine(begun):
     assert [] == [task for task in asyncio.all_tasks() if task.get_name().startswith("stepengine")]
 
 
-async def test_a_handle_whose_task_never_began_is_not_waited_for():
+async def test_handle_whose_task_never_began_is_not_waited_for():
     built = engine()
     handle = built.start(plain(), "go")
     handle._task.cancel()
@@ -965,7 +965,7 @@ async def test_held_streams_of_another_thread_end_with_the_engine():
 
 
 @pytest.mark.spec("reliability:SS10")
-async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monkeypatch, caplog):
+async def test_close_names_a_run_that_does_not_end_and_returns(monkeypatch, caplog):
     monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 0.1)
     begun, free = asyncio.Event(), asyncio.Event()
 
@@ -994,7 +994,7 @@ async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monk
 
 
 @pytest.mark.spec("reliability:SS10")
-async def test_a_run_of_a_loop_that_stands_still_is_named_at_once(monkeypatch):
+async def test_close_names_a_run_on_a_stopped_loop_at_once(monkeypatch):
     # Whoever waited for it would wait for longer than a test may take.
     monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 3_000.0)
     built, loop = Engine(models=Hanging()), asyncio.new_event_loop()
@@ -1036,7 +1036,7 @@ def test_closing_from_synchronous_code_waits_for_runs_of_other_threads():
     assert [RunStatus.CANCELLED] == ended
 
 
-async def test_events_that_nobody_iterates_keep_no_subscription():
+async def test_events_without_a_reader_keep_no_subscription():
     model = Hanging()
     async with Engine(models=model) as built, built.start(plain(), "go") as run:
         for _ in range(200):
@@ -1066,7 +1066,7 @@ async def test_overrides_of_concurrent_tasks_do_not_meet():
 
 
 @pytest.mark.spec("reliability:TL17")
-async def test_a_tool_may_start_a_new_root_run_that_shares_no_limits():
+async def test_tool_may_start_a_root_run_that_shares_no_limits():
     @tool
     async def delegate() -> str:
         """Delegate."""
@@ -1083,7 +1083,7 @@ async def test_a_tool_may_start_a_new_root_run_that_shares_no_limits():
 
 @pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_a_keyboard_interrupt_out_of_a_tool_is_raised_again_after_the_run_has_ended(kind):
+async def test_keyboard_interrupt_in_a_tool_is_reraised_after_run_end(kind):
     events = []
 
     @tool
@@ -1101,7 +1101,7 @@ async def test_a_keyboard_interrupt_out_of_a_tool_is_raised_again_after_the_run_
 
 
 @pytest.mark.spec("generator-contract:G42", "generator-contract:G32")
-async def test_a_handler_may_use_other_tools_of_the_engine_without_showing_them_to_the_model():
+async def test_handler_may_use_engine_tools_hidden_from_the_model():
     def handle(ctx):
         result = yield ToolCall("add", {"a": 2, "b": 2}, include_tool_call=False)
         return result.tool_result.data

@@ -42,7 +42,7 @@ def other() -> str:
 
 
 @pytest.mark.spec("reliability:SP04")
-async def test_agents_may_spawn_each_other_within_the_depth_and_a_child_has_no_rights_of_its_parent():
+async def test_mutual_spawns_are_bounded_by_depth_and_inherit_no_rights():
     said = []
 
     def call(who):
@@ -72,7 +72,7 @@ async def test_agents_may_spawn_each_other_within_the_depth_and_a_child_has_no_r
 
 @pytest.mark.spec("generator-contract:S1")
 @pytest.mark.parametrize("mode", ["last_message", "all_messages", "structured_output"])
-async def test_a_parent_receives_the_output_of_a_child_as_its_output_mode_says(mode):
+async def test_parent_receives_a_childs_output_in_its_output_mode(mode):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     options: dict[str, Any] = {"output_schema": schema} if mode == "structured_output" else {"output_mode": mode}
     replies = [tool_call("add", {"a": 1, "b": 2}), text("three")]
@@ -94,7 +94,7 @@ async def test_a_parent_receives_the_output_of_a_child_as_its_output_mode_says(m
 
 
 @pytest.mark.spec("generator-contract:G23")
-async def test_a_state_names_exactly_the_tools_of_its_own_agent_with_their_specifications():
+async def test_state_names_exactly_its_agents_tools_with_their_specifications():
     seen = {}
 
     def handle(ctx):
@@ -113,7 +113,7 @@ async def test_a_state_names_exactly_the_tools_of_its_own_agent_with_their_speci
 
 
 @pytest.mark.spec("requirements:B17")
-async def test_a_stored_state_names_the_agent_and_none_of_its_hooks():
+async def test_stored_state_names_the_agent_but_no_hooks():
     def secret_hook(ctx):
         return None
 
@@ -127,7 +127,7 @@ async def test_a_stored_state_names_the_agent_and_none_of_its_hooks():
 
 @pytest.mark.spec("requirements:X47")
 @pytest.mark.parametrize("ending", ["answer", "interrupt"])
-async def test_input_sent_while_a_permission_is_asked_for_waits_and_answers_nothing(ending):
+async def test_input_during_a_permission_question_waits_and_answers_nothing(ending):
     def ask(ctx, call):
         return Decision.ask("May I?")
 

@@ -29,7 +29,7 @@ def counted(tool_name: str, steps: int) -> ScriptedModel:
 
 @pytest.mark.speed
 @pytest.mark.spec("reliability:RS03")
-async def test_the_last_of_many_steps_makes_no_more_calls_than_an_early_one() -> None:
+async def test_late_step_makes_no_more_calls_than_an_early_one() -> None:
     calls, marks = 0, []
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -84,7 +84,7 @@ async def test_three_hundred_runs_share_one_process() -> None:
 
 @pytest.mark.speed
 @pytest.mark.parametrize("inherits", [False, True])
-async def test_what_an_agent_is_and_may_is_worked_out_once_and_not_for_each_child(inherits: bool) -> None:
+async def test_agent_plan_is_computed_once_for_all_children(inherits: bool) -> None:
     async def calls_of(count: int, family: int) -> int:
         others = [AgentDefinition(f"other-{n}", model="test/m", description="Helps.") for n in range(family)]
         child = AgentDefinition(

@@ -144,7 +144,7 @@ def pid_of(result: Any) -> int:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_runs_tools_after_its_parent_ran_some_and_so_does_the_parent(bench: Bench) -> None:
+def test_forked_child_and_parent_both_run_tools_afterwards(bench: Bench) -> None:
     with Engine([bench.agent], models=ScriptedModel([])) as engine:
         before = pid_of(engine.run_sync("looker"))
         child = in_child(lambda: [os.getpid(), pid_of(engine.run_sync("looker"))])
@@ -176,7 +176,7 @@ def test_children_of_children_and_of_multiprocessing_run_tools_too(bench: Bench)
     process.close()
 
 
-def test_a_child_that_is_forked_during_a_run_leaves_it_to_the_parent(bench: Bench) -> None:
+def test_child_forked_during_a_run_leaves_it_to_the_parent(bench: Bench) -> None:
     ended: list[Any] = []
     engine = Engine([bench.agent], models=ScriptedModel([]))
 
@@ -227,7 +227,7 @@ async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
     assert [os.getpid()] == ended
 
 
-def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(bench: Bench, tmp_path: Path) -> None:
+def test_forked_child_waits_for_no_lock_of_a_parent_thread(bench: Bench, tmp_path: Path) -> None:
     """
     Every lock of the process is held at the moment of the fork.
     """
@@ -295,7 +295,7 @@ FINE = {
 }
 
 
-def test_no_module_has_a_lock_or_a_database_of_which_a_child_would_know_nothing() -> None:
+def test_every_module_level_lock_or_database_is_reset_after_fork() -> None:
     """
     Who needs a lock takes the one that is free in a child; exceptions stand above with their reason.
     """
@@ -309,7 +309,7 @@ def test_no_module_has_a_lock_or_a_database_of_which_a_child_would_know_nothing(
     assert {*FINE} == found
 
 
-def test_a_child_is_not_warned_of_event_loops_that_stand_still_in_its_memory(bench: Bench) -> None:
+def test_forked_child_is_not_warned_of_its_parents_blocked_loops(bench: Bench) -> None:
     engine = Engine([bench.agent], models=ScriptedModel([]))
 
     def child() -> list[int]:
@@ -339,7 +339,7 @@ class Answers(Quiet):
         self.wfile.write(text)
 
 
-def test_a_child_has_connections_of_its_own_and_closes_none_of_its_parents() -> None:
+def test_forked_child_has_own_connections_and_keeps_its_parents_open() -> None:
     with served(Answers) as address:
         provider = OpenAIChatProvider("near", base_url=f"{address}/v1", api_key="none")
         agent = AgentDefinition("asker", model="near/m")
@@ -361,7 +361,7 @@ def test_a_child_has_connections_of_its_own_and_closes_none_of_its_parents() -> 
     assert one == same != first
 
 
-async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_and_leaves_that_of_its_parent() -> None:
+async def test_child_forked_in_a_loop_starts_its_own_tool_server() -> None:
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
     from stepengine.adapters.mcp import mcp_tools
 
@@ -392,7 +392,7 @@ async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_an
 # --- what is shared by files ------------------------------------------------------------------------------------------
 
 
-def test_a_child_enters_a_session_that_a_run_of_its_parent_is_in(bench: Bench, tmp_path: Path) -> None:
+def test_forked_child_enters_a_session_that_its_parent_runs_in(bench: Bench, tmp_path: Path) -> None:
     engine = Engine([bench.agent], models=ScriptedModel([]), sessions=MemorySessions())
 
     def child() -> bool:
@@ -405,7 +405,7 @@ def test_a_child_enters_a_session_that_a_run_of_its_parent_is_in(bench: Bench, t
     assert told is True
 
 
-def test_a_limit_counts_in_a_child_what_runs_there() -> None:
+def test_forked_child_counts_limits_only_for_its_own_runs() -> None:
     arrived, go = threading.Event(), threading.Event()
 
     async def held(request: Any) -> str:
@@ -438,9 +438,7 @@ def test_a_limit_counts_in_a_child_what_runs_there() -> None:
 
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.spec("reliability:SS14")
-def test_a_journal_whose_owner_died_is_free_though_a_child_of_the_owner_lives(
-    bench: Bench, tmp_path: Path, store: str
-) -> None:
+def test_journal_of_a_dead_owner_is_free_despite_its_fork(bench: Bench, tmp_path: Path, store: str) -> None:
     """
     The owner is a process that is killed in the middle of a run; its own child goes on.
     """
@@ -480,7 +478,7 @@ def test_a_journal_whose_owner_died_is_free_though_a_child_of_the_owner_lives(
 
 
 @pytest.mark.parametrize("kind", ["session", "policy"])
-def test_a_child_that_lives_on_keeps_no_lock_that_was_held_for_a_moment(tmp_path: Path, kind: str) -> None:
+def test_forked_child_keeps_no_short_lived_lock(tmp_path: Path, kind: str) -> None:
     sessions = FileSessions(tmp_path / "sessions")
     (tmp_path / "one").mkdir()
     from stepengine.permissions import policy as policies
@@ -512,7 +510,7 @@ def test_a_child_that_lives_on_keeps_no_lock_that_was_held_for_a_moment(tmp_path
     assert is_free
 
 
-def test_a_child_is_told_that_its_parent_has_the_file_of_batches(tmp_path: Path) -> None:
+def test_forked_child_learns_that_its_parent_holds_the_batch_file(tmp_path: Path) -> None:
     class Batching(ScriptedModel):
         def batch_member(self, request: Any) -> Any:
             return {}
@@ -573,7 +571,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.deep
-def test_gunicorn_serves_an_application_that_ran_a_tool_when_it_was_preloaded(tmp_path: Path) -> None:
+def test_gunicorn_serves_a_preloaded_application_that_ran_a_tool(tmp_path: Path) -> None:
     """
     The workers are forked from a process that has run an agent; the server is gunicorn's own.
     """

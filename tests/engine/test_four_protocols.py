@@ -42,7 +42,7 @@ async def ran(wire: Wire, prefix: str, *, watched: bool) -> tuple[Any, int]:
 
 @pytest.mark.spec("requirements:G10")
 @pytest.mark.parametrize("watched", [False, True])
-async def test_one_definition_gives_the_same_run_on_every_provider_by_the_model_string_alone(watched: bool) -> None:
+async def test_one_definition_runs_alike_on_every_provider_by_model_string(watched: bool) -> None:
     wires = [(wire, wire.model.partition("/")[0]) for wire in WIRES] + [(CHAT, OPENROUTER)]
     runs = {prefix: await ran(wire, prefix, watched=watched) for wire, prefix in wires}
 

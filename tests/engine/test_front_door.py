@@ -33,7 +33,7 @@ HEAVY = (
 )
 
 
-def test_what_the_package_lists_is_its_public_names_and_nothing_else():
+def test_dir_of_the_package_lists_exactly_its_public_names():
     assert sorted(stepengine.__all__) == dir(stepengine)
 
 

@@ -48,7 +48,7 @@ def words(state):
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_the_conversation_goes_on_with_the_prompt_the_tools_and_the_model_of_the_other_agent():
+async def test_hand_off_uses_the_other_agents_prompt_tools_and_model():
     desk, _ = agents()
     replies = [tool_call("refund", {"order": "7"}), text("Order 7 is refunded.")]
     engine, models = engine_of(desk, [HANDS], replies)
@@ -125,7 +125,7 @@ async def test_result_lists_calls_and_children_of_all_agents(way):
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_the_next_message_of_the_conversation_goes_to_the_other_agent():
+async def test_next_message_after_hand_off_goes_to_the_other_agent():
     desk, _ = agents()
     engine, models = engine_of(desk, [HANDS], [text("What for?"), text("Here it is."), text("Bye.")])
     state = (await engine.run(desk, "A bill, please.")).state
@@ -150,7 +150,7 @@ async def test_state_without_handed_to_returns_to_first_agent():
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_a_session_stays_with_the_other_agent_until_it_hands_back():
+async def test_session_stays_with_the_other_agent_until_it_hands_back():
     desk, _ = agents(back=True)
     back = tool_call("hand_off", {"agent": "desk"})
     front = [HANDS, text("Anything else?"), text("Bye.")]
@@ -173,7 +173,7 @@ async def test_on_stop_is_not_called_by_a_hand_off():
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_the_agent_that_handed_over_says_nothing_more_and_its_handler_ends_first():
+async def test_handler_of_an_agent_that_handed_off_ends_first():
     log = []
 
     def handle_steps(ctx):
@@ -204,7 +204,7 @@ async def test_a_handler_hands_over_by_itself():
 
 @pytest.mark.spec("generator-contract:L41")
 @pytest.mark.parametrize("agent", ["nobody", "desk"])
-async def test_a_hand_off_to_an_agent_that_may_not_run_is_an_error_result(agent):
+async def test_hand_off_to_a_forbidden_agent_is_an_error_result(agent):
     desk, _ = agents()
     engine, _ = engine_of(desk, [tool_call("hand_off", {"agent": agent}), text("I help.")], [])
     result = await engine.run(desk, "A bill.")
@@ -256,7 +256,7 @@ def test_a_run_with_a_hand_off_survives_every_crash():
 
 @pytest.mark.spec("generator-contract:L41")
 @pytest.mark.parametrize("returned", [None, "", "Mine.", {"mine": 1}])
-async def test_what_a_handler_returns_after_a_hand_off_is_left_out_with_a_warning(returned):
+async def test_handler_return_value_after_hand_off_is_dropped_with_warning(returned):
     seen = []
 
     def handle_steps(ctx):
@@ -295,7 +295,7 @@ async def test_a_hand_off_too_many_is_reported_as_one():
 
 @pytest.mark.spec("generator-contract:L41")
 @pytest.mark.parametrize("way", ["previous", "session"])
-async def test_an_agent_without_a_model_keeps_the_model_of_the_agent_that_handed_over(way):
+async def test_agent_without_a_model_keeps_the_model_of_its_predecessor(way):
     clerk = AgentDefinition("clerk")
     billing = AgentDefinition("billing", model="billing/m", tools=["hand_off"], spawnable_agents=[clerk])
     desk = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[billing])
@@ -316,7 +316,7 @@ async def test_an_agent_without_a_model_keeps_the_model_of_the_agent_that_handed
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_a_hand_off_without_any_model_names_the_agent_that_lacks_one():
+async def test_hand_off_without_any_model_names_the_agent_lacking_one():
     def handle_steps(ctx):
         yield ToolCall("hand_off", {"agent": "clerk"}, include_tool_call=False)
 

@@ -63,7 +63,7 @@ def agent(handle_steps: Any, *tools: Any, **options: Any) -> AgentDefinition[Any
 
 
 @pytest.mark.spec("generator-contract:G57")
-def test_a_statement_that_only_makes_something_to_yield_is_reported_with_its_line() -> None:
+def test_unyielded_yieldable_statement_is_reported_with_its_line() -> None:
     def handler(ctx: Any) -> Any:
         ToolCall("look", {"path": "a"})
         call(look, "a")
@@ -87,7 +87,7 @@ def test_a_statement_that_only_makes_something_to_yield_is_reported_with_its_lin
 
 
 @pytest.mark.spec("generator-contract:G57")
-def test_what_is_stored_returned_yielded_compared_or_passed_on_is_not_reported() -> None:
+def test_used_yieldable_is_not_reported() -> None:
     def handler(ctx: Any) -> Any:
         asked = ToolCall("look", {"path": "a"})
         if asked == ToolCall("look", {"path": "b"}) or not Ask("Go?"):
@@ -117,7 +117,7 @@ def test_a_name_that_means_something_else_there_is_not_reported() -> None:
 
 
 @pytest.mark.spec("generator-contract:G57")
-def test_tools_hooks_and_the_generators_that_a_handler_calls_are_read_too() -> None:
+def test_check_reads_tools_hooks_and_generators_called_by_a_handler() -> None:
     def careless() -> Any:
         Ask("Go?")
         yield from call(look, "a")
@@ -163,7 +163,7 @@ def test_an_agent_file_is_reported_with_its_own_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("generator-contract:G58")
-def test_a_tool_that_the_agent_does_not_list_is_reported_before_anybody_is_asked() -> None:
+def test_unlisted_tool_of_an_agent_is_reported_before_any_question() -> None:
     def handler(ctx: Any) -> Any:
         if (yield from Ask("Pay?", options=("yes", "no"))) == "yes":
             yield from call(pay, 3)
@@ -205,7 +205,7 @@ def test_a_tool_that_a_run_may_have_is_not_reported() -> None:
 
 
 @pytest.mark.spec("generator-contract:G58")
-def test_a_tool_that_yields_may_name_what_its_agent_or_itself_carries() -> None:
+def test_yielding_tool_may_name_tools_of_its_agent_or_itself() -> None:
     @tool
     def settle() -> Any:
         """Settle."""
@@ -231,7 +231,7 @@ def test_a_tool_that_yields_may_name_what_its_agent_or_itself_carries() -> None:
 
 
 @pytest.mark.spec("generator-contract:G58")
-def test_an_agent_that_may_not_be_spawned_is_reported_unless_another_agent_has_the_same_handler() -> None:
+def test_unlisted_spawned_agent_is_reported_unless_its_handler_is_shared() -> None:
     child = AgentDefinition("child")
 
     def handler(ctx: Any) -> Any:

@@ -38,7 +38,7 @@ def agent(handler=None, agent_id="worker", **fields):
 
 
 @pytest.mark.spec("requirements:O4", "generator-contract:G4", "requirements:O1")
-async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_stream_and_not_the_history(caplog):
+async def test_handler_logs_and_notices_reach_logger_and_stream_only(caplog):
     def handle(ctx):
         yield STEP
         ctx.logger.warning("careful", n=1)
@@ -58,7 +58,7 @@ async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_strea
     assert all("careful" not in m.text and "half way" not in m.text for m in result.state.message_history)
 
 
-async def test_every_run_has_chance_of_its_own_and_a_replay_has_the_same():
+async def test_each_run_has_its_own_seed_kept_on_replay():
     """
     No two runs draw alike, recorded or not, and neither do a parent and its children.
     """
@@ -83,7 +83,7 @@ async def test_every_run_has_chance_of_its_own_and_a_replay_has_the_same():
 
 @pytest.mark.spec("requirements:O4")
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_what_a_tool_logs_and_shows_carries_its_run_and_its_call(caplog, in_thread):
+async def test_tool_logs_and_notices_carry_their_run_and_call(caplog, in_thread):
     def body(ctx: ToolContext) -> str:
         """Work."""
         ctx.logger.info("working", x=2)
@@ -110,7 +110,7 @@ async def test_what_a_tool_logs_and_shows_carries_its_run_and_its_call(caplog, i
 
 @pytest.mark.spec("generator-contract:G40", "reliability:I6")
 @pytest.mark.parametrize("way", ["return", "error", "cancel", "limit", "suspend", "model failure"])
-async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way, monkeypatch):
+async def test_finally_of_a_handler_runs_before_the_result_is_returned(way, monkeypatch):
     order = []
     hanging = asyncio.Event()
 
@@ -171,7 +171,7 @@ async def test_a_crashing_hook_ends_at_most_its_own_run(point):
 
 
 @pytest.mark.spec("reliability:TL16", "generator-contract:G33")
-async def test_a_parallel_batch_gives_every_call_its_result_in_call_order():
+async def test_parallel_batch_returns_every_result_in_call_order():
     finished = []
 
     @tool(parallel_safe=True)
@@ -224,7 +224,7 @@ async def test_a_permission_question_is_answered_through_the_handle():
 
 
 @pytest.mark.spec("reliability:I12", "reliability:R10")
-async def test_cancelling_a_run_ends_a_tree_of_three_levels_from_the_leaves():
+async def test_cancelling_a_run_ends_a_three_level_tree_leaves_first():
     order, hanging = [], asyncio.Event()
     counter = []
 

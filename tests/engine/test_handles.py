@@ -127,7 +127,7 @@ class Slow(ScriptedModel):
 
 
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF2")
-async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
+async def test_each_subscriber_gets_every_event_at_the_same_position():
     engine = Engine([plain()], models=ScriptedModel(["Hello."]))
     async with engine.start("a", "go") as handle:
         early = handle.events()
@@ -149,7 +149,7 @@ async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
 
 
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
-async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_before():
+async def test_subscriber_in_mid_reply_gets_the_text_sent_before():
     model = Slow(*[f"{n} " for n in range(100)])
     async with Engine([plain()], models=model).start("a", "go") as handle:
         early = handle.events()
@@ -169,7 +169,7 @@ async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_be
 
 @pytest.mark.spec("interfaces:IF6")
 @pytest.mark.parametrize("cuts", [1, 3, 7])
-async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubles_nothing(cuts):
+async def test_reader_that_reconnects_repeatedly_loses_and_doubles_nothing(cuts):
     model = Slow(*[f"{n} " for n in range(40)])
     async with Engine([plain()], models=model).start("a", "go") as handle:
         whole = handle.events()
@@ -194,7 +194,7 @@ async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubl
 
 
 @pytest.mark.spec("interfaces:IF6", "reliability:GN34", "interfaces:IF4")
-async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
+async def test_reader_behind_the_buffer_gets_the_size_of_the_gap():
     def chatty(ctx):
         for number in range(10_100):
             ctx.notify("n", data=number)
@@ -215,7 +215,7 @@ async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
 
 
 @pytest.mark.spec("interfaces:IF6")
-async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_wrong_one_is_refused():
+async def test_event_id_of_another_process_gets_a_notice():
     async with Engine([plain()], models=ScriptedModel(["ok"])).start("a", "go") as handle:
         await handle.result()
         other = "00000000" if handle.epoch != "00000000" else "00000001"
@@ -240,7 +240,7 @@ async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_
 
 
 @pytest.mark.spec("interfaces:IF6", "requirements:O4", "interfaces:IF2", "interfaces:IF12")
-async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_carry_the_root():
+async def test_observer_can_tell_runs_apart_and_children_carry_the_root():
     seen: list[Any] = []
 
     def parent(ctx):
@@ -264,7 +264,7 @@ async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_car
 
 
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF12")
-async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls():
+async def test_deltas_of_parallel_calls_of_one_tool_carry_call_ids():
     @tool(in_thread=False)
     def put(key: str) -> str:
         """Put."""
@@ -294,7 +294,7 @@ async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls(
 
 
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF5")
-async def test_a_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
+async def test_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
     replies = [ModelReply([ThinkingPart("Hm."), TextPart("Hello.")])]
     events = [e async for e in Engine([plain()], models=ScriptedModel(replies)).stream("a", "go")]
     for pieces, completed in ((TextDelta, TextCompleted), (ThinkingDelta, ThinkingCompleted)):
@@ -304,7 +304,7 @@ async def test_a_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
 
 
 @pytest.mark.spec("interfaces:IF12", "interfaces:IF34", "requirements:N8")
-async def test_who_watches_is_told_what_children_said_or_why_not_what_was_spent_and_the_todos():
+async def test_watcher_sees_texts_failures_spending_and_todos_of_children():
     def boss(ctx):
         yield STEP
         for kid in ("good", "bad"):
@@ -336,7 +336,7 @@ async def test_who_watches_is_told_what_children_said_or_why_not_what_was_spent_
 
 
 @pytest.mark.spec("interfaces:IF12")
-async def test_who_watches_a_child_that_waits_for_an_answer_is_told_of_no_error():
+async def test_watcher_of_a_child_awaiting_an_answer_sees_no_error():
     def boss(ctx):
         yield AgentCall("kid", prompt="go")
 
@@ -352,7 +352,7 @@ async def test_who_watches_a_child_that_waits_for_an_answer_is_told_of_no_error(
 
 
 @pytest.mark.spec("interfaces:IF6", "reliability:R2", "interfaces:IF2", "interfaces:IF8")
-async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in_another_epoch():
+async def test_background_resume_shows_only_new_events_in_another_epoch():
     def handle_steps(ctx):
         yield Perform(turns)
         answer = yield Ask("Which?")
@@ -396,7 +396,7 @@ async def test_a_fork_in_the_background_can_be_watched_and_answered():
 
 
 @pytest.mark.spec("interfaces:IF7", "interfaces:IF8")
-async def test_the_next_question_of_a_run_that_goes_on_waits_as_long_as_was_said():
+async def test_next_question_of_a_continuing_run_has_the_configured_timeout():
     def handle_steps(ctx):
         first = yield Ask("Which?")
         second = yield Ask("Why?")
@@ -426,7 +426,7 @@ def asks(ctx):
 
 
 @pytest.mark.spec("requirements:X54", "interfaces:IF6", "interfaces:IF7")
-async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_late_can_still_answer():
+async def test_watching_page_keeps_no_question_open_and_late_answers_count():
     agent = plain(handle_steps=asks, model=None)
     async with Engine([agent]) as engine:
         recorded = engine.start("a", "go", journal=MemoryJournal())
@@ -483,7 +483,7 @@ JOBS: list[str] = []
 
 @pytest.mark.spec("requirements:E27", "requirements:N3")
 @pytest.mark.parametrize("thread", [False, True])
-async def test_the_result_of_a_deferred_tool_comes_from_outside_and_an_unknown_call_is_an_error(thread):
+async def test_deferred_tool_result_is_sent_from_outside(thread):
     JOBS.clear()
     journal = MemoryJournal()
     agent = plain(tools=[render])
@@ -515,7 +515,7 @@ async def test_the_result_of_a_deferred_tool_comes_from_outside_and_an_unknown_c
 
 
 @pytest.mark.spec("requirements:E27")
-async def test_results_for_calls_of_the_same_id_in_several_runs_need_the_path_and_an_interrupt_ends_the_wait():
+async def test_deferred_results_of_equal_call_ids_need_the_run_path():
     JOBS.clear()
 
     def kid(ctx):
@@ -548,7 +548,7 @@ async def test_results_for_calls_of_the_same_id_in_several_runs_need_the_path_an
 
 
 @pytest.mark.spec("requirements:E27")
-async def test_who_sees_that_a_deferred_call_began_may_have_its_result_at_once():
+async def test_deferred_result_may_be_sent_when_its_call_is_announced():
     JOBS.clear()
     async with Engine(models=ScriptedModel([tool_call("render", {"what": "x"}), "done"])) as engine:
         handle = engine.start(plain(tools=[render]), "go", journal=MemoryJournal())
@@ -563,7 +563,7 @@ async def test_who_sees_that_a_deferred_call_began_may_have_its_result_at_once()
 
 
 @pytest.mark.spec("requirements:N3")
-def test_what_can_be_sent_is_a_closed_set():
+def test_sendable_messages_are_a_closed_set():
     assert {"UserInput", "ToolResultInput", "AnswerInput", "Interrupt", "Shutdown"} == {
         kind.__name__ for kind in RunInput.__args__
     }
@@ -571,7 +571,7 @@ def test_what_can_be_sent_is_a_closed_set():
 
 
 @pytest.mark.parametrize("given", ["Go on.", 5, None, UserInput])
-async def test_handle_send_refuses_what_is_no_input(given):
+async def test_handle_send_refuses_anything_but_an_input(given):
     async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
         handle = engine.start("a", "first")
         with pytest.raises(InputError, match=r"not .*; handle\.send_input\(text\) sends a text"):
@@ -580,7 +580,7 @@ async def test_handle_send_refuses_what_is_no_input(given):
 
 
 @pytest.mark.parametrize("keep_open", [False, True])
-async def test_handle_send_input_refuses_what_is_no_text(keep_open):
+async def test_handle_send_input_refuses_anything_but_text(keep_open):
     async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
         handle = engine.start("a", "first", keep_open=keep_open)
         with pytest.raises(DataError, match="a user message holds a string or a sequence of parts, not a int"):
@@ -588,7 +588,7 @@ async def test_handle_send_input_refuses_what_is_no_text(keep_open):
         assert "one" == (await handle.result()).text
 
 
-async def test_a_key_for_the_other_side_is_the_same_when_the_call_is_repeated():
+async def test_idempotency_key_is_the_same_for_a_repeated_call():
     keys: list[str] = []
 
     @tool(in_thread=False, idempotent=True, retries=1)
@@ -621,7 +621,7 @@ async def test_a_key_for_the_other_side_is_the_same_when_the_call_is_repeated():
 
 @pytest.mark.spec("requirements:N4", "requirements:N6", "requirements:N1", "interfaces:IF9")
 @pytest.mark.parametrize("store", [False, True])
-async def test_a_handle_that_is_kept_open_is_idle_after_a_turn_and_goes_on_with_the_next_input(store):
+async def test_kept_open_handle_is_idle_until_the_next_input(store):
     model = ScriptedModel(["one", "two", "three"])
     engine = Engine([plain()], models=model, sessions=MemorySessions() if store else None)
     async with engine, engine.start("a", "first", session_id="s", metadata={"k": 1}, keep_open=True) as handle:
@@ -658,7 +658,7 @@ async def test_a_handle_that_is_kept_open_is_idle_after_a_turn_and_goes_on_with_
 
 
 @pytest.mark.spec("requirements:N4", "requirements:N3")
-async def test_what_was_said_too_late_for_a_turn_is_the_next_one_and_an_interrupt_ends_only_the_turn():
+async def test_late_input_is_the_next_turn_and_interrupt_ends_one():
     class Waits(ScriptedModel):
         asked = asyncio.Event()
 
@@ -687,7 +687,7 @@ async def test_what_was_said_too_late_for_a_turn_is_the_next_one_and_an_interrup
 
 
 @pytest.mark.spec("requirements:X16")
-async def test_a_crashed_turn_leaves_handle_and_engine_fit_for_the_next_one():
+async def test_crashed_turn_leaves_handle_and_engine_usable():
     model = ScriptedModel([failure(ValueError("bug")), "fine", "also fine"])
     async with Engine([plain()], models=model) as engine:
         handle = engine.start("a", "go", keep_open=True)
@@ -705,7 +705,7 @@ class Down(BaseException):
 @pytest.mark.parametrize("how", ["raised", "cancelled"])
 @pytest.mark.parametrize("turn", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_turn_that_crashes_ends_its_kept_open_handle_whatever_was_said_to_it_since(how, turn, late):
+async def test_crashed_turn_ends_its_kept_open_handle_despite_later_input(how, turn, late):
     """
     There is no state to go on from: it is done, nobody waits for its events, and the engine takes the next run.
     """
@@ -752,7 +752,7 @@ async def test_a_turn_that_crashes_ends_its_kept_open_handle_whatever_was_said_t
 
 
 @pytest.mark.spec("requirements:N1")
-async def test_what_is_under_way_is_found_listed_and_ended_by_its_id():
+async def test_background_runs_are_found_listed_and_ended_by_id():
     async def for_ever():
         await asyncio.Event().wait()
 
@@ -781,7 +781,7 @@ async def test_what_is_under_way_is_found_listed_and_ended_by_its_id():
 
 
 @pytest.mark.spec("interfaces:IF9")
-def test_a_start_without_a_loop_says_what_to_do_before_anything_is_made():
+def test_start_without_an_event_loop_raises_with_the_remedy():
     engine = Engine([plain()], models=ScriptedModel(["ok"]))
     with pytest.raises(
         StepEngineError, match=r"needs a running event loop: call it inside `async def`, or use run_sync"
@@ -792,7 +792,7 @@ def test_a_start_without_a_loop_says_what_to_do_before_anything_is_made():
 
 
 @pytest.mark.spec("requirements:O2")
-async def test_a_log_provider_is_called_back_with_what_it_has_methods_for():
+async def test_log_provider_is_called_only_for_methods_it_has():
     told_of: list[Any] = []
 
     class Log:

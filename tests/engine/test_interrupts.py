@@ -140,9 +140,7 @@ async def holds(condition: Any) -> None:
 @pytest.mark.parametrize(
     "shape", ["tool", "thread", "perform", "perform-thread", "child", "grandchild", "several", "family"]
 )
-async def test_what_is_under_way_at_an_interrupt_is_recorded_and_never_done_again(
-    world: World, shape: str, is_watched: bool
-):
+async def test_effect_under_way_at_interrupt_is_recorded_and_never_repeated(world: World, shape: str, is_watched: bool):
     journal = MemoryJournal()
     async with Engine(agents_of(world)) as engine:
         handle = engine.start(shape, "go", journal=journal)
@@ -171,9 +169,7 @@ async def test_what_is_under_way_at_an_interrupt_is_recorded_and_never_done_agai
 @pytest.mark.spec("requirements:X73")
 @pytest.mark.parametrize("shape", ["tool", "perform", "child", "family"])
 @pytest.mark.parametrize("end", ["interrupt again", "shutdown", "grace is over"])
-async def test_a_second_interrupt_or_the_end_of_the_grace_ends_what_is_under_way_at_once(
-    world: World, shape: str, end: str
-):
+async def test_second_interrupt_or_end_of_grace_stops_effects_at_once(world: World, shape: str, end: str):
     journal = MemoryJournal()
     async with Engine(agents_of(world)) as engine:
         handle = engine.start(shape, "go", journal=journal)
@@ -193,7 +189,7 @@ async def test_a_second_interrupt_or_the_end_of_the_grace_ends_what_is_under_way
 
 
 @pytest.mark.spec("requirements:X73")
-async def test_a_model_call_is_cut_at_once_while_what_runs_beside_it_comes_to_its_end(world: World):
+async def test_interrupt_cuts_a_model_call_and_finishes_concurrent_effects(world: World):
     class Waits(ScriptedModel):
         was_cut = False
 
@@ -232,7 +228,7 @@ async def test_a_model_call_is_cut_at_once_while_what_runs_beside_it_comes_to_it
     assert [] == in_doubt(journal.history())
 
 
-async def test_an_interrupt_that_nothing_is_worth_waiting_for_ends_the_run_at_once():
+async def test_interrupt_without_effects_to_spare_ends_the_run_at_once():
     waits = asyncio.Event()
 
     async def look() -> None:

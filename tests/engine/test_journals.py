@@ -126,7 +126,7 @@ def journal(request: Any, tmp_path: Path) -> Any:
 
 
 @pytest.mark.spec("requirements:K3", "reliability:R2", "reliability:JR37")
-def test_a_suspended_run_is_resumed_with_answers_in_another_engine_and_nothing_is_done_twice(journal: Any) -> None:
+def test_suspended_run_resumes_with_answers_in_another_engine_without_repeats(journal: Any) -> None:
     desk = Desk()
     with desk.engine(*REPLIES) as engine:
         asked = engine.run_sync("desk", "go", journal=journal)
@@ -141,7 +141,7 @@ def test_a_suspended_run_is_resumed_with_answers_in_another_engine_and_nothing_i
 
 
 @pytest.mark.spec("reliability:I3")
-def test_a_replay_performs_nothing_and_gives_an_equal_result_and_an_equal_journal(journal: Any) -> None:
+def test_replay_performs_nothing_and_equals_result_and_journal(journal: Any) -> None:
     first = recorded(journal)
     desk = Desk(forbidden=True)
     copies = []
@@ -176,7 +176,7 @@ def test_a_replay_needs_neither_key_nor_provider_nor_default_model(
 
 
 @pytest.mark.parametrize("now", [None, "test/m", "test:m", "test/other", "nobody/knows"])
-def test_a_root_that_names_no_model_is_replayed_with_the_one_that_it_had(now: str | None) -> None:
+def test_root_without_a_model_is_replayed_with_its_recorded_one(now: str | None) -> None:
     """Whatever the engine has for a default by now; a run that goes on is asked of the recorded one too."""
     journal, agent = MemoryJournal(), AgentDefinition("plain", handle_steps=lambda ctx: (yield STEP))
     models = Models({"test": (scripted := ScriptedModel([text("hi"), text("ho")]))})
@@ -211,7 +211,7 @@ def test_a_divergence_names_step_file_line_and_field() -> None:
 
 
 @pytest.mark.spec("replay:D11")
-def test_a_fork_goes_on_live_with_another_outcome_and_leaves_the_original_as_it_is(tmp_path: Path) -> None:
+def test_fork_continues_live_with_another_outcome_and_keeps_the_original(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     recorded(journal)
     before = journal.read_bytes()
@@ -275,7 +275,7 @@ def test_a_journal_has_one_writer_and_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("reliability:R2")
-def test_what_cannot_start_gives_the_journal_back(tmp_path: Path) -> None:
+def test_run_that_cannot_start_releases_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with Desk().engine(*REPLIES) as engine:
         engine.run_sync("desk", "go", journal=path)
@@ -288,7 +288,7 @@ def test_what_cannot_start_gives_the_journal_back(tmp_path: Path) -> None:
     FileJournal(path).writer().close()
 
 
-def test_streams_and_handles_record_too_and_a_resumed_run_tells_only_what_is_new() -> None:
+def test_streams_and_handles_record_and_resume_emits_only_new_events() -> None:
     async def go() -> None:
         streamed, started, seen = MemoryJournal(), MemoryJournal(), []
         desk = Desk()
@@ -309,7 +309,7 @@ def test_streams_and_handles_record_too_and_a_resumed_run_tells_only_what_is_new
     asyncio.run(go())
 
 
-def test_a_run_that_reached_its_step_limit_names_its_journal_and_replays_to_the_same_end() -> None:
+def test_run_at_its_step_limit_is_recorded_and_replays_alike() -> None:
     def handle_steps(ctx: Any) -> Any:
         for _ in range(3):
             yield STEP
@@ -336,7 +336,7 @@ def test_the_journal_is_loaded_when_the_first_one_is_used() -> None:
 
 
 @pytest.mark.spec("reliability:JR13")
-def test_a_stream_that_nobody_iterates_gives_its_journal_back(tmp_path: Path) -> None:
+def test_unread_stream_releases_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
 
     async def go() -> Any:
@@ -361,7 +361,7 @@ def test_many_replays_of_one_journal_may_run_at_once() -> None:
     assert asyncio.run(go()) == [first] * 8
 
 
-def test_a_fork_before_the_first_model_call_still_knows_the_model() -> None:
+def test_fork_before_the_first_model_call_knows_the_model() -> None:
     journal = MemoryJournal()
     agent = AgentDefinition("plain", handle_steps=lambda ctx: (yield STEP))
     with Engine([agent], models=ScriptedModel([text("a")]), default_model="test/m") as engine:
@@ -372,7 +372,7 @@ def test_a_fork_before_the_first_model_call_still_knows_the_model() -> None:
 
 
 @pytest.mark.spec("replay:J1")
-def test_the_path_of_an_sqlite_file_is_a_store_of_many_runs_and_one_of_them_is_named_after_a_hash(
+def test_sqlite_path_stores_many_runs_selected_after_a_hash(
     tmp_path: Path,
 ) -> None:
     path = str(tmp_path / "runs.db")
@@ -391,7 +391,7 @@ def test_the_path_of_an_sqlite_file_is_a_store_of_many_runs_and_one_of_them_is_n
             engine.replay_sync(path)
 
 
-def test_a_word_that_is_no_choice_is_refused_before_anything_is_decided(tmp_path: Path) -> None:
+def test_unknown_choice_is_refused_before_any_decision(tmp_path: Path) -> None:
     journal = MemoryJournal()
     recorded(journal)
     before = journal.lines()
@@ -444,7 +444,7 @@ def test_a_fork_that_cannot_start_leaves_no_journal_behind(tmp_path, kind):
 
 
 @pytest.mark.spec("replay:C15", "requirements:A5")
-def test_a_run_that_had_no_model_is_replayed_without_one_whatever_the_provider_s_default():
+def test_run_recorded_without_a_model_ignores_provider_defaults_on_replay():
     def handle_steps(ctx):
         try:
             yield STEP

@@ -194,9 +194,7 @@ def without_asking(node: Node, limit: int) -> Any:
 )
 @settings(max_examples=60)
 @pytest.mark.deep
-def test_a_tree_that_is_allowed_more_ends_as_without_limits_and_never_spends_more_than_it_was_granted(
-    node, limit, said
-):
+def test_granted_tree_ends_as_unlimited_and_never_exceeds_its_grants(node, limit, said):
     endless, purse = Purse(1e9), Purse(limit)
     with engine_for(without_limits(node), endless) as engine:
         free = engine.run_sync("a")
@@ -214,7 +212,7 @@ def test_a_tree_that_is_allowed_more_ends_as_without_limits_and_never_spends_mor
 @pytest.mark.spec("reliability:LA2")
 @given(nodes(together=False), st.integers(1, 5 * ONE), st.sampled_from(["no", Answer(declined=True)]))
 @settings(max_examples=40)
-def test_a_no_ends_a_tree_as_limits_end_it_that_ask_nobody(node, limit, no):
+def test_refused_extension_ends_a_tree_like_a_plain_limit(node, limit, no):
     purse = Purse(limit)
     with engine_for(node, purse, interactor=Somebody(purse, [no])) as engine:
         result = engine.run_sync("a", limits=Limits(max_cost_usd=limit, ask=True))
@@ -229,7 +227,7 @@ def test_a_no_ends_a_tree_as_limits_end_it_that_ask_nobody(node, limit, no):
 @pytest.mark.spec("reliability:LA1", "reliability:LA4")
 @given(nodes(together=True), st.integers(1, 5 * ONE), st.sampled_from(["yes", "70"]), st.floats(0, 1, exclude_max=True))
 @settings(max_examples=60)
-def test_a_run_that_is_cut_anywhere_goes_on_to_the_same_end_and_asks_nothing_that_was_answered(node, limit, yes, part):
+def test_extended_run_cut_anywhere_ends_alike_and_repeats_no_question(node, limit, yes, part):
     purse, whole = Purse(limit), MemoryJournal()
     limits = Limits(max_cost_usd=limit, ask=True)
     with engine_for(node, purse, interactor=Somebody(purse, [yes])) as engine:
@@ -264,9 +262,7 @@ def answers_in(history: Any) -> list[tuple[Any, Any, Any]]:
 @example(Node(2, (Node(1, (Node(1),), limit=1), Node(1)), together=True), 94)
 @settings(max_examples=40)
 @pytest.mark.deep
-def test_a_tree_that_nobody_attends_is_suspended_with_one_question_for_each_limit_and_resumed_ends_the_same(
-    node, limit
-):
+def test_unattended_tree_suspends_with_one_question_per_limit(node, limit):
     endless, purse, journal = Purse(1e9), Purse(limit), MemoryJournal()
     with engine_for(without_limits(node), endless) as engine:
         free = engine.run_sync("a")
@@ -317,7 +313,7 @@ def family(*limits: int | None) -> list[AgentDefinition]:
 
 
 @pytest.mark.spec("reliability:LA3", "reliability:LA5")
-async def test_children_that_reach_one_limit_at_the_same_time_ask_once_and_a_limit_of_their_own_each_by_itself():
+async def test_children_at_a_shared_limit_ask_once():
     async def asked(limit: int, *limits: int | None) -> list[tuple[str, str, list[str]]]:
         told, purse = [], Purse(1e9)
         engine = Engine(family(*limits), models={"test": Model(purse)}, pricing=priced)
@@ -358,7 +354,7 @@ def looks(count: int = 5) -> ScriptedModel:
 
 
 @pytest.mark.spec("reliability:LA1", "reliability:LA4", "reliability:LA5")
-def test_steps_are_asked_for_between_two_of_them_and_each_answer_holds_in_what_goes_on_replays_and_forks():
+def test_step_extension_is_asked_between_steps_and_kept_on_replay():
     journal = MemoryJournal()
     with Engine([looker(max_steps=2, ask=True)], models=looks()) as engine:
         waiting = [engine.run_sync("looker", "go", journal=journal)]
@@ -382,7 +378,7 @@ def test_steps_are_asked_for_between_two_of_them_and_each_answer_holds_in_what_g
 
 @pytest.mark.spec("reliability:LA2")
 @pytest.mark.parametrize("ending", ["final_answer", "stop", "raise"])
-def test_a_no_to_more_steps_does_what_on_max_steps_says(ending):
+def test_refused_step_extension_does_as_on_max_steps_says(ending):
     def ended(**options: Any) -> tuple[Any, ...]:
         limits = Limits(max_steps=2, on_max_steps=ending, ask=options.pop("ask", None))
         model = ScriptedModel([tool_call("look", {"n": 0}), tool_call("look", {"n": 1}), text("so far")])
@@ -397,7 +393,7 @@ def test_a_no_to_more_steps_does_what_on_max_steps_says(ending):
 
 
 @pytest.mark.spec("reliability:LA1")
-def test_candidates_and_tokens_are_asked_for_as_well_and_a_call_that_needs_more_than_as_much_again_gets_what_it_needs():
+def test_candidates_and_tokens_can_be_extended_by_the_needed_amount():
     def handle_steps(ctx: Any) -> Any:
         first = yield GenerateN(2)
         second = yield GenerateN(2)
@@ -425,7 +421,7 @@ def test_candidates_and_tokens_are_asked_for_as_well_and_a_call_that_needs_more_
 
 @pytest.mark.spec("reliability:LA5")
 @pytest.mark.parametrize("wrong", ["perhaps", "0", "-3", "1.5", "nan", "inf", "1e99", "9" * 5_000, ""])
-def test_what_is_no_yes_no_no_and_no_number_is_refused_and_the_question_stays(wrong):
+def test_invalid_extension_answer_is_refused_and_the_question_stays(wrong):
     journal = MemoryJournal()
     with Engine([looker(max_steps=2, ask=True)], models=looks()) as engine:
         engine.run_sync("looker", "go", journal=journal)
@@ -437,7 +433,7 @@ def test_what_is_no_yes_no_no_and_no_number_is_refused_and_the_question_stays(wr
 
 
 @pytest.mark.spec("reliability:LA1")
-async def test_a_question_stays_open_for_as_long_as_a_run_waits_for_answers_and_may_be_answered_then():
+async def test_limit_question_stays_open_while_the_run_waits_for_answers():
     journal = MemoryJournal()
     async with Engine([looker(max_steps=2, ask=True)], models=looks()) as engine:
         await engine.run("looker", "go", journal=journal)
@@ -500,9 +496,7 @@ KILLED = textwrap.dedent(
 @pytest.mark.usefixtures("forks")
 @pytest.mark.spec("reliability:LA4")
 @pytest.mark.parametrize(("how", "asked"), [("open", 2), ("behind", 1), ("never", 1)])
-def test_a_run_whose_process_is_killed_at_the_question_or_behind_its_answer_goes_on_and_asks_nothing_twice(
-    how, asked, tmp_path
-):
+def test_run_killed_at_a_limit_question_resumes_without_asking_twice(how, asked, tmp_path):
     file = tmp_path / "run.jsonl"
 
     def process(how: str) -> subprocess.CompletedProcess[str]:

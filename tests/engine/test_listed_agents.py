@@ -12,7 +12,7 @@ from stepengine.errors import DefinitionError
 AGENT = "from stepengine import AgentDefinition\n\nagent = AgentDefinition(id={!r})\n"
 
 
-def test_agents_files_that_cannot_be_loaded_and_hidden_agents_are_listed_with_their_files(tmp_path: Path) -> None:
+def test_broken_agent_files_and_hidden_agents_are_listed_with_files(tmp_path: Path) -> None:
     first, second, broken = [tmp_path / name / "own.py" for name in ("first", "second", "broken")]
     for file, code in (
         (first, AGENT.format("own")),

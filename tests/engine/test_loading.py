@@ -78,7 +78,7 @@ def test_folders_with_files_of_one_name_are_kept_apart(tmp_path):
         ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
     ],
 )
-def test_a_file_without_an_agent_is_named_with_what_is_expected(tmp_path, content, expected):
+def test_file_without_an_agent_is_refused_with_the_expected_content(tmp_path, content, expected):
     file = tmp_path / "bad.py"
     file.write_text(content)
     with pytest.raises(DefinitionError, match=r"agent = AgentDefinition\(\.\.\.\)") as caught:
@@ -89,7 +89,7 @@ def test_a_file_without_an_agent_is_named_with_what_is_expected(tmp_path, conten
 
 
 @pytest.mark.spec("requirements:O8")
-def test_what_cannot_be_found_says_where_was_searched(folder):
+def test_missing_agent_error_says_where_was_searched(folder):
     with pytest.raises(DefinitionError, match="searched: agents"):
         load_agent("nobody")
     with pytest.raises(DefinitionError, match="no agent file"):
@@ -109,7 +109,7 @@ agents = [AgentDefinition("first-one", model="test/m"), AgentDefinition("second"
 
 @pytest.mark.spec("requirements:X74")
 @pytest.mark.parametrize("how", ["agents/team.py#first-one", "agents/team.py#first_one", "first-one"])
-def test_one_agent_of_a_file_of_several_is_chosen_by_its_id(folder, how):
+def test_one_of_several_agents_in_a_file_is_chosen(folder, how):
     (folder / "team.py").write_text(SEVERAL)
 
     assert "first-one" == load_agent(how).id
@@ -145,7 +145,7 @@ def test_a_file_of_several_says_which_there_are(folder):
         ),
     ],
 )
-def test_what_agents_may_not_be_is_named(tmp_path, content, said):
+def test_invalid_agent_source_is_named(tmp_path, content, said):
     (tmp_path / "bad.py").write_text(content)
 
     with pytest.raises(DefinitionError, match=said):
@@ -153,7 +153,7 @@ def test_what_agents_may_not_be_is_named(tmp_path, content, said):
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_broken_file_of_a_folder_costs_its_own_agents_only_and_is_told(folder):
+def test_broken_file_of_a_folder_drops_only_its_own_agents(folder):
     (folder / "a_broken.py").write_text("import nothing_like_this\n")
 
     with pytest.warns(UserWarning, match=r"a_broken.py: loading it failed with ModuleNotFoundError.*left out"):
@@ -169,7 +169,7 @@ def test_a_broken_file_of_a_folder_costs_its_own_agents_only_and_is_told(folder)
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_broken_definition_is_told_with_its_file_whoever_looks_for_another_agent(folder):
+def test_lookup_of_another_agent_reports_a_broken_definition(folder):
     (folder / "b_codebuff.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition('b', toolNames=[])\n"
     )
@@ -183,7 +183,7 @@ def test_a_broken_definition_is_told_with_its_file_whoever_looks_for_another_age
         load_agent(str(folder))
 
 
-def test_a_folder_of_which_nothing_can_be_loaded_is_an_error(tmp_path):
+def test_folder_without_any_loadable_agent_is_an_error(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\n")
 
     with pytest.raises(DefinitionError, match="nothing called 'agent' or 'agents'"):
@@ -208,7 +208,7 @@ IMPORTS = [
 
 @pytest.mark.spec("requirements:X74")
 @pytest.mark.parametrize(("line", "name"), IMPORTS, ids=[line for line, _ in IMPORTS])
-def test_what_lies_beside_an_agent_file_can_be_imported_and_takes_no_import_name(tmp_path, line, name):
+def test_neighbours_of_an_agent_file_are_importable_without_global_names(tmp_path, line, name):
     """
     What is beside imports what is beside it in the same way, as here each does from `base`.
     """
@@ -227,7 +227,7 @@ def test_what_lies_beside_an_agent_file_can_be_imported_and_takes_no_import_name
 
 
 @pytest.mark.spec("requirements:X74")
-def test_an_import_in_a_handler_finds_what_is_beside_its_file(tmp_path):
+def test_import_inside_a_handler_finds_the_neighbour_of_its_file(tmp_path):
     (tmp_path / "helper.py").write_text('NAME = "later"\n')
     (tmp_path / "mine.py").write_text(
         "from stepengine import AgentDefinition\n\ndef handle_steps(ctx):\n    import helper\n    return helper.NAME\n    yield\n\n"
@@ -239,7 +239,7 @@ def test_an_import_in_a_handler_finds_what_is_beside_its_file(tmp_path):
 
 
 @pytest.mark.spec("requirements:X74")
-def test_a_file_beside_that_is_called_like_a_module_of_the_standard_library_is_refused(tmp_path):
+def test_neighbour_named_like_a_standard_module_is_refused(tmp_path):
     (tmp_path / "json.py").write_text('raise RuntimeError("nobody asked for this")\n')
     mine = tmp_path / "mine.py"
     mine.write_text(f"import json\n{AGENT.format(id='mine')}")
@@ -253,7 +253,7 @@ def test_a_file_beside_that_is_called_like_a_module_of_the_standard_library_is_r
     assert "harmless" == load_agent(tmp_path / "harmless.py").id
 
 
-def test_a_folder_beside_that_is_called_like_what_is_installed_stands_in_for_nothing(tmp_path):
+def test_neighbouring_folder_named_like_an_installed_package_shadows_nothing(tmp_path):
     for name in ("json", "attrs", "stepengine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text('raise RuntimeError("nobody asked for this")\n')
@@ -262,7 +262,7 @@ def test_a_folder_beside_that_is_called_like_what_is_installed_stands_in_for_not
     assert "mine" == load_agent(tmp_path / "mine.py").id
 
 
-def test_the_lines_of_a_file_that_imports_what_is_beside_it_are_its_own(tmp_path):
+def test_line_numbers_hold_in_a_file_that_imports_a_neighbour(tmp_path):
     (tmp_path / "helper.py").write_text("NAME = 1\n")
     (tmp_path / "mine.py").write_text("import helper\n\n\nraise ValueError(helper.NAME)\n")
 

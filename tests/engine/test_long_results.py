@@ -49,7 +49,7 @@ def results_sent(model: ScriptedModel, index: int = -1) -> list[str]:
 
 
 @pytest.mark.spec("reliability:TL10")
-def test_handlers_and_the_record_have_the_whole_result() -> None:
+def test_handlers_and_record_have_the_uncut_result() -> None:
     seen: dict[str, Any] = {}
 
     def handle(ctx: StepContext) -> Generator[Any, Any, None]:
@@ -142,7 +142,7 @@ def test_the_note_names_the_tool_that_reads_the_rest() -> None:
 
 
 @pytest.mark.spec("reliability:TL10", "reliability:SP12")
-def test_outputs_of_children_are_whole_for_a_handler() -> None:
+def test_outputs_of_children_are_uncut_for_a_handler() -> None:
     seen: list[Any] = []
 
     def talk(ctx: StepContext) -> Generator[Any, Any, str]:

@@ -121,7 +121,7 @@ def run(handler: Any, *, journal: Any = None, observers: Any = (), **fields: Any
     ],
     ids=["compared", "judged", "a method", "an item", "unpacked", "added", "passed on"],
 )
-def test_a_bare_yield_that_is_used_as_its_value_fails_at_its_line_and_names_yield_from(use: Any) -> None:
+def test_bare_yield_used_as_value_fails_with_yield_from_hint(use: Any) -> None:
     def handler(_: Any) -> Any:
         return use((yield Perform(str)))
 
@@ -132,7 +132,7 @@ def test_a_bare_yield_that_is_used_as_its_value_fails_at_its_line_and_names_yiel
     assert Path(__file__).name in result.error.where
 
 
-def test_a_handler_of_one_line_that_returns_what_its_yield_was_sent_has_no_output_and_says_so() -> None:
+def test_one_line_handler_without_an_output_explains_its_yield() -> None:
     result = run(lambda _: (yield STEP), tools=[], spawnable_agents=[])
 
     assert (result.status, result.text) == (RunStatus.COMPLETED, "hi")
@@ -140,7 +140,7 @@ def test_a_handler_of_one_line_that_returns_what_its_yield_was_sent_has_no_outpu
 
 
 @pytest.mark.parametrize("method", ["append", "extend"])
-def test_a_longer_history_that_is_thrown_away_is_an_error_at_that_line(method: str) -> None:
+def test_discarded_longer_history_is_an_error_at_its_line(method: str) -> None:
     def handler(ctx: Any) -> Any:
         history, message = ctx.agent_state.message_history, UserMessage("x")
         kept = history.append(message).extend([message])
@@ -175,7 +175,7 @@ def test_a_longer_history_that_is_thrown_away_is_an_error_at_that_line(method: s
     ],
     ids=["not yielded", "an item of it", "params", "the context", "a bundled tool", "an own tool"],
 )
-def test_what_a_newcomer_takes_for_something_else_is_told_with_what_to_write(slip: Any, said: str) -> None:
+def test_beginner_mistake_is_reported_with_the_right_code(slip: Any, said: str) -> None:
     def handler(ctx: Any) -> Any:
         slip(ctx)
         yield STEP
@@ -189,7 +189,7 @@ def test_what_a_newcomer_takes_for_something_else_is_told_with_what_to_write(sli
 
 @pytest.mark.parametrize("how", ["returned", "inside", "by a tool"])
 @pytest.mark.filterwarnings("ignore:coroutine 'later' was never awaited:RuntimeWarning")
-def test_what_was_not_awaited_is_said_to_be_so(how: str) -> None:
+def test_unawaited_coroutine_is_reported(how: str) -> None:
     def handler(_: Any) -> Any:
         if how == "returned":
             return later()
@@ -214,7 +214,7 @@ def itself() -> list[Any]:
     "output", [{1, 2}, float("nan"), {"a": object()}, itself(), "\ud800", {1: 2}, 10**4300],
     ids=["set", "nan", "inside", "cycle", "surrogate", "key", "number"],
 )  # fmt: skip
-def test_an_output_that_is_no_json_is_refused_where_it_has_to_be_kept(output: Any) -> None:
+def test_output_that_is_no_json_is_refused_when_stored(output: Any) -> None:
     def handler(_: Any) -> Any:
         yield from ()
         return output
@@ -235,7 +235,7 @@ def test_an_output_that_is_no_json_is_refused_where_it_has_to_be_kept(output: An
 @pytest.mark.spec("generator-contract:G59")
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["unrecorded", "recorded"])
 @pytest.mark.parametrize("make", [lambda: call(hidden), lambda: ToolCall("hidden")], ids=["call", "ToolCall"])
-def test_something_to_yield_that_is_returned_as_output_is_an_error(make: Any, is_recorded: bool) -> None:
+def test_yieldable_returned_as_output_is_an_error(make: Any, is_recorded: bool) -> None:
     def handler(_: Any) -> Any:
         yield from ()
         return make()
@@ -247,7 +247,7 @@ def test_something_to_yield_that_is_returned_as_output_is_an_error(make: Any, is
     assert result.error.location.startswith(f"{__file__}:")
 
 
-def test_an_output_with_a_json_form_of_its_own_is_kept() -> None:
+def test_output_with_its_own_json_form_is_kept() -> None:
     def handler(_: Any) -> Any:
         yield from ()
         return Budget()
@@ -259,7 +259,7 @@ def test_an_output_with_a_json_form_of_its_own_is_kept() -> None:
 
 
 @pytest.mark.spec("generator-contract:T1")
-def test_names_that_a_handler_gives_are_mended_everywhere_and_recorded_as_they_were_meant() -> None:
+def test_misspelt_names_in_a_handler_are_corrected_and_so_recorded() -> None:
     def handler(_: Any) -> Any:
         first = yield from ToolCall("find", {"maxResults": 3, "paths": ["a"]})
         found = [first.data, (yield from ToolCall("find", {"limit": 3, "paths": ["a"]})).data]
@@ -297,7 +297,7 @@ def test_params_of_the_root_run_are_mended_too() -> None:
     [{"maxResults": 3, "paths": '["a"]'}, {"maxResults": "3", "paths": "a"}, {"max_results": "3", "paths": ["a"]}],
     ids=repr,
 )
-def test_values_of_a_handler_and_of_a_model_are_read_alike_and_recorded_as_they_were_accepted(given: Any) -> None:
+def test_values_of_handlers_and_models_are_parsed_and_recorded_alike(given: Any) -> None:
     """
     In codebuff, too, both are parsed by one schema, and its history holds the parsed input.
     """
@@ -319,7 +319,7 @@ def test_values_of_a_handler_and_of_a_model_are_read_alike_and_recorded_as_they_
 
 @pytest.mark.spec("generator-contract:T1", "generator-contract:T2")
 @pytest.mark.parametrize("given", [{"max_results": "many", "paths": []}, {"max_results": 1, "paths": None}], ids=repr)
-def test_values_that_cannot_be_read_are_refused_at_the_handlers_line(given: Any) -> None:
+def test_unreadable_values_are_refused_at_the_handlers_line(given: Any) -> None:
     def handler(_: Any) -> Any:
         yield ToolCall("find", given)
 
@@ -341,7 +341,7 @@ SPAWNS = {
 
 
 @pytest.mark.parametrize("how", SPAWNS)
-def test_a_spawn_whose_error_is_thrown_away_is_a_warning_and_an_event_and_one_that_is_read_is_none(how: str) -> None:
+def test_only_a_discarded_spawn_error_is_a_warning(how: str) -> None:
     seen: list[str] = []
 
     def careless(_: Any) -> Any:
@@ -380,7 +380,7 @@ def test_an_entry_over_the_limit_is_never_refused_in_silence() -> None:
     assert "map_agents" in warning
 
 
-def test_a_tool_for_handlers_in_the_list_of_an_agent_without_one_is_told() -> None:
+def test_handler_tool_of_an_agent_without_a_handler_is_reported() -> None:
     agent = AgentDefinition("plain", tools=["add_message"])
     with Engine([agent], models=ScriptedModel(["hi"])) as engine:
         result = engine.run_sync(agent, "go")
@@ -390,7 +390,7 @@ def test_a_tool_for_handlers_in_the_list_of_an_agent_without_one_is_told() -> No
 
 @pytest.mark.spec("generator-contract:T25", "generator-contract:T26")
 @pytest.mark.parametrize("listed", [["add_message"], ["set_messages"], ["add_message", "set_messages"]], ids="+".join)
-def test_a_tool_for_handlers_in_the_list_of_an_agent_with_a_handler_is_not_offered_with_a_warning(
+def test_listed_handler_tool_is_not_offered_to_the_model(
     listed: list[str],
 ) -> None:
     """
@@ -432,7 +432,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("what", ERRORS)
-def test_an_error_says_what_was_meant_and_where_it_came_from(what: str) -> None:
+def test_error_suggests_the_intended_name_and_its_source(what: str) -> None:
     make, said = ERRORS[what]
 
     def handler(_: Any) -> Any:
@@ -447,7 +447,7 @@ def test_an_error_says_what_was_meant_and_where_it_came_from(what: str) -> None:
     assert result.error.where.startswith(f"{__file__}:")
 
 
-def test_an_agent_that_may_not_be_spawned_is_told_with_the_remedy() -> None:
+def test_spawn_of_an_unlisted_agent_is_refused_with_the_remedy() -> None:
     def handler(_: Any) -> Any:
         yield from AgentCall("unlisted")
 
@@ -458,7 +458,7 @@ def test_an_agent_that_may_not_be_spawned_is_told_with_the_remedy() -> None:
     assert result.error.where.startswith(f"{__file__}:")
 
 
-def test_an_agent_without_any_tool_is_not_said_to_have_none_to_choose_from() -> None:
+def test_error_for_an_agent_without_tools_lists_no_choices() -> None:
     def handler(_: Any) -> Any:
         yield from call("fetch", str)
 
@@ -474,14 +474,14 @@ def test_an_agent_without_any_tool_is_not_said_to_have_none_to_choose_from() -> 
     [(lambda: Limits(max_step=3), "max_steps"), (lambda: ModelSettings(temprature=1), "temperature")],
     ids=["Limits", "ModelSettings"],
 )
-def test_a_slip_in_a_keyword_names_what_was_meant(make: Any, meant: str) -> None:
+def test_misspelt_keyword_is_refused_with_the_nearest_name(make: Any, meant: str) -> None:
     with pytest.raises(DefinitionError, match=f"did you mean '{meant}'") as caught:
         make()
 
     assert isinstance(caught.value, TypeError)
 
 
-def test_a_name_that_is_not_on_the_front_door_names_the_one_that_is() -> None:
+def test_unknown_package_attribute_names_the_nearest_public_one() -> None:
     with pytest.raises(ImportError, match="did you mean 'AgentDefinition'"):
         exec("from stepengine import Agent", {})
     with pytest.raises(AttributeError, match="did you mean 'Engine'"):
@@ -493,7 +493,7 @@ def test_a_name_that_is_not_on_the_front_door_names_the_one_that_is() -> None:
 @pytest.mark.parametrize(
     ("annotation", "is_told"), [(int, True), (list[str], True), (dict[str, int], True), (str, False), (Any, False)]
 )
-def test_a_text_from_a_tool_that_is_annotated_to_return_something_else_is_told(annotation: Any, is_told: bool) -> None:
+def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_told: bool) -> None:
     def count() -> Any:
         """Count."""
         return "12"
@@ -517,7 +517,7 @@ def test_a_text_from_a_tool_that_is_annotated_to_return_something_else_is_told(a
     ],
     ids=["Parallel", "Perform"],
 )
-async def test_a_wrong_argument_of_a_yieldable_is_told_with_the_right_one(wrong: Any, words: str) -> None:
+async def test_invalid_yieldable_argument_in_a_handler_names_the_valid_one(wrong: Any, words: str) -> None:
     def handle_steps(ctx: Any) -> Any:
         yield wrong()
 
@@ -543,9 +543,7 @@ async def test_a_wrong_argument_of_a_yieldable_is_told_with_the_right_one(wrong:
     ],
     ids=["StepWith", "Ask", "ToolCall"],
 )
-def test_a_wrong_argument_of_a_yieldable_outside_of_a_handler_is_told_with_the_right_one(
-    wrong: Any, words: str
-) -> None:
+def test_invalid_yieldable_argument_outside_a_handler_names_the_valid_one(wrong: Any, words: str) -> None:
     with pytest.raises(TypeError) as raised:
         wrong()
 
@@ -606,7 +604,7 @@ def test_a_limit_in_dollars_names_the_model_without_a_price(is_child: bool) -> N
     assert f"the price of the model {model!r} is unknown" in str(result.error)
 
 
-def test_a_plain_function_among_the_tools_is_told_with_the_decorator_that_is_missing() -> None:
+def test_plain_function_as_tool_is_refused_with_the_missing_decorator() -> None:
     def look() -> str:
         return "seen"
 

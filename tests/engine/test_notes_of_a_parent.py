@@ -30,7 +30,7 @@ async def requests_of(kid, *, instructions="", kids=()):
 
 @pytest.mark.spec("generator-contract:L15")
 @pytest.mark.parametrize("instructions", ["", "Be quick."])
-async def test_a_child_with_the_conversation_is_not_told_which_agents_its_parent_may_run(instructions):
+async def test_inherited_history_omits_the_note_of_the_parents_agents(instructions):
     kid = AgentDefinition("kid", model="kid/m", system_prompt="Work.", include_message_history=True)
     asked, work = await requests_of(kid, instructions=instructions)
 
@@ -41,7 +41,7 @@ async def test_a_child_with_the_conversation_is_not_told_which_agents_its_parent
 
 
 @pytest.mark.spec("generator-contract:L15", "generator-contract:L19")
-async def test_it_is_told_of_its_own_agents():
+async def test_inherited_history_is_followed_by_a_note_of_own_agents():
     other = AgentDefinition("other", description="Knows.")
     kid = AgentDefinition(
         "kid", model="kid/m", include_message_history=True, tools=["spawn_agents"], spawnable_agents=[other]
@@ -53,7 +53,7 @@ async def test_it_is_told_of_its_own_agents():
 
 
 @pytest.mark.spec("generator-contract:L15", "generator-contract:L18")
-async def test_a_child_that_inherits_the_prompt_as_well_sends_the_same_bytes():
+async def test_child_that_also_inherits_the_prompt_sends_the_same_bytes():
     kid = AgentDefinition("kid", model="kid/m", include_message_history=True, inherit_parent_system_prompt=True)
     asked, work = await requests_of(kid)
 

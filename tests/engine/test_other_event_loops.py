@@ -62,7 +62,7 @@ WAYS: dict[str, Callable[[Engine, Any], Awaitable[Any]]] = {
 
 @pytest.mark.spec("ecosystem:EC231")
 @pytest.mark.parametrize("name", WAYS)
-def test_whoever_runs_an_agent_under_trio_is_told_what_to_do_and_nothing_is_made(name: str, tmp_path: Path) -> None:
+def test_run_under_trio_raises_with_a_remedy_and_creates_nothing(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
 
     async def body() -> None:
@@ -79,7 +79,7 @@ def test_whoever_runs_an_agent_under_trio_is_told_what_to_do_and_nothing_is_made
 
 @pytest.mark.spec("ecosystem:EC231")
 @pytest.mark.deep
-def test_a_synchronous_run_in_a_thread_serves_a_program_of_trio() -> None:
+def test_run_sync_in_a_thread_works_under_trio() -> None:
     async def body() -> str:
         async with engine() as of:
             result = await anyio.to_thread.run_sync(partial(of.run_sync, "bot", "Hi."))
@@ -89,7 +89,7 @@ def test_a_synchronous_run_in_a_thread_serves_a_program_of_trio() -> None:
 
 
 @pytest.mark.spec("ecosystem:EC231")
-def test_a_program_of_anyio_on_asyncio_runs_agents_as_any_other(tmp_path: Path) -> None:
+def test_anyio_program_on_asyncio_runs_agents(tmp_path: Path) -> None:
     async def body() -> str:
         async with engine() as of:
             with anyio.fail_after(60):

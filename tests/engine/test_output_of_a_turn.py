@@ -43,7 +43,7 @@ async def ran(handle_steps, *replies, **options):
 
 
 @pytest.mark.spec("generator-contract:G22")
-async def test_the_output_of_an_earlier_turn_is_not_that_of_a_later_one():
+async def test_output_of_an_earlier_turn_is_not_returned_later():
     """
     In codebuff a handler has ``agentState.output`` alone, which an earlier turn may have set; here it is the same.
     """
@@ -65,7 +65,7 @@ async def test_the_output_of_an_earlier_turn_is_not_that_of_a_later_one():
 
 
 @pytest.mark.spec("generator-contract:G22")
-async def test_a_turn_of_several_steps_keeps_its_output_until_the_next_turn_begins():
+async def test_turn_of_several_steps_keeps_its_output():
     seen = []
 
     def handle_steps(ctx):
@@ -83,7 +83,7 @@ async def test_a_turn_of_several_steps_keeps_its_output_until_the_next_turn_begi
 
 
 @pytest.mark.spec("generator-contract:G22")
-async def test_an_output_that_the_handler_sets_itself_is_told_at_once():
+async def test_output_set_by_the_handler_is_returned_at_once():
     seen = []
 
     def handle_steps(ctx):
@@ -111,7 +111,7 @@ async def test_without_a_schema_the_output_is_json():
 
 
 @pytest.mark.spec("generator-contract:G23")
-async def test_a_state_with_a_model_as_its_output_can_be_passed_on():
+async def test_state_with_a_pydantic_output_can_be_continued():
     kept = []
 
     def keep(state):
@@ -141,7 +141,7 @@ TEXTS = {
 @pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
 @pytest.mark.parametrize("step", [STEP, STEP_ALL], ids=["STEP", "STEP_ALL"])
 @pytest.mark.parametrize("reply", TEXTS.values(), ids=TEXTS)
-async def test_json_text_that_the_result_accepts_is_the_output_of_its_turn(reply, step):
+async def test_valid_json_text_is_the_output_of_its_turn(reply, step):
     seen = []
 
     def handle_steps(ctx):
@@ -158,7 +158,7 @@ async def test_json_text_that_the_result_accepts_is_the_output_of_its_turn(reply
 
 
 @pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
-async def test_the_final_answer_at_the_step_limit_is_the_output_of_its_turn():
+async def test_final_answer_at_the_step_limit_is_its_turns_output():
     seen = []
 
     def handle_steps(ctx):
@@ -171,7 +171,7 @@ async def test_the_final_answer_at_the_step_limit_is_the_output_of_its_turn():
 
 
 @pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
-async def test_the_text_of_a_turn_counts_after_set_output_and_for_its_own_turn_alone():
+async def test_text_after_set_output_is_the_output_of_its_turn():
     seen = []
 
     def handle_steps(ctx):
@@ -190,7 +190,7 @@ async def test_the_text_of_a_turn_counts_after_set_output_and_for_its_own_turn_a
 
 @pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
 @pytest.mark.parametrize("said", ["Not yet.", '{"seat": 1}', f"{JSON} and {JSON}"])
-async def test_text_that_the_result_refuses_is_no_output_of_a_turn(said):
+async def test_invalid_text_is_no_output_of_a_turn(said):
     seen = []
 
     def handle_steps(ctx):
@@ -203,7 +203,7 @@ async def test_text_that_the_result_refuses_is_no_output_of_a_turn(said):
 
 
 @pytest.mark.spec("generator-contract:G22")
-async def test_without_a_schema_no_text_is_the_output_of_a_turn():
+async def test_without_a_schema_text_is_no_output_of_a_turn():
     seen = []
 
     def handle_steps(ctx):

@@ -28,7 +28,7 @@ def agent(**options: Any) -> AgentDefinition:
     return AgentDefinition("asker", model=options.pop("model", "local/m"), **options)
 
 
-def test_a_request_that_does_not_fit_is_sent_nowhere_where_that_is_asked_for_and_said_with_both_sizes():
+def test_oversize_refuse_sends_nothing_and_states_both_sizes():
     script = ScriptedModel([text("never")])
     with Engine([agent(settings=REFUSE)], models=models_of(script)) as engine:
         result = engine.run_sync("asker", "word " * 2_000)
@@ -47,16 +47,14 @@ def test_a_request_that_does_not_fit_is_sent_nowhere_where_that_is_asked_for_and
         ({"settings": REFUSE, "model": "local/m | local/n"}, WINDOW, 2_000),
     ],
 )
-def test_the_provider_judges_unless_it_is_asked_for_the_window_is_known_and_the_request_is_longer(
-    options, window, words
-):
+def test_oversize_is_left_to_the_provider_unless_refusal_applies(options, window, words):
     script = ScriptedModel([text("ok")])
     with Engine([agent(**options)], models=models_of(script, window)) as engine:
         assert "ok" == engine.run_sync("asker", "word " * words).unwrap()
     assert 1 == len(script.calls)
 
 
-def test_a_policy_shortens_what_does_not_fit_once_and_a_replay_repeats_it_without_a_window():
+def test_context_policy_shortens_an_oversize_request_once_and_replays_alike():
     plain = AgentDefinition("plain", model="local/m")
     shortened = agent(settings=REFUSE, hooks=Hooks(pre_step=[truncate(max_tokens=10_000)]))
     script, journal = ScriptedModel([text("hi"), text("read"), text("ok")]), MemoryJournal()
@@ -72,7 +70,7 @@ def test_a_policy_shortens_what_does_not_fit_once_and_a_replay_repeats_it_withou
 
 
 @pytest.mark.spec("requirements:G15")
-async def test_a_window_that_the_provider_stated_between_two_runs_counts_in_the_second():
+async def test_context_window_learnt_in_one_run_counts_in_the_next():
     class Stating(ScriptedModel):
         async def describe(self, model: str) -> ModelInfo:
             return ModelInfo(WINDOW)
@@ -86,7 +84,7 @@ async def test_a_window_that_the_provider_stated_between_two_runs_counts_in_the_
     assert ("ok", ContextOverflow) == (before.unwrap(), type(after.error))
 
 
-def test_a_handler_is_told_at_its_own_line():
+def test_context_overflow_is_raised_at_the_handlers_yield():
     def handler(ctx: Any) -> Any:
         try:
             yield from Complete([UserMessage("word " * 2_000)])
@@ -97,6 +95,6 @@ def test_a_handler_is_told_at_its_own_line():
         assert "too long" == engine.run_sync("asker").unwrap()
 
 
-def test_settings_that_say_nothing_of_it_are_recorded_as_before():
+def test_settings_without_oversize_are_recorded_as_before():
     assert "oversize" not in to_json(ModelSettings(temperature=0.5))
     assert "refuse" == to_json(REFUSE)["oversize"]

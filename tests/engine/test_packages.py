@@ -135,7 +135,7 @@ class Person:
         ({"one": leaf("reviewer", "r") + "\nagents = [agent]\ndel agent\n"}, "many.one:agents"),
     ],
 )
-def test_an_entry_names_a_folder_a_module_an_agent_or_a_list(site: Site, modules: dict[str, str], value: str) -> None:
+def test_package_entry_names_a_folder_module_agent_or_list(site: Site, modules: dict[str, str], value: str) -> None:
     site.put("many", modules, {"reviewer": {}}, value=value)
 
     for wanted in ("acme/reviewer", "acme/reviewer@1.2"):
@@ -145,7 +145,7 @@ def test_an_entry_names_a_folder_a_module_an_agent_or_a_list(site: Site, modules
 
 
 @pytest.mark.spec("packages:PK3")
-def test_a_version_is_compared_as_python_does_and_another_one_is_told(site: Site) -> None:
+def test_package_version_is_compared_by_pep_440_and_mismatch_reported(site: Site) -> None:
     site.put("acme-agents", {"reviewer": leaf("reviewer", "r")}, {"reviewer": {}})
 
     assert load_agent("acme/reviewer@1.2") is load_agent("acme/reviewer@1.2.0") is load_agent("acme/reviewer")
@@ -158,7 +158,7 @@ def test_a_version_is_compared_as_python_does_and_another_one_is_told(site: Site
 
 
 @pytest.mark.spec("packages:PK4")
-def test_two_packages_with_one_id_are_told_and_neither_is_taken(site: Site) -> None:
+def test_two_packages_with_one_id_are_reported_and_neither_used(site: Site) -> None:
     site.put("acme-one", {"a": leaf("reviewer", "one")}, {"reviewer": {}})
     site.put(
         "acme-two",
@@ -173,7 +173,7 @@ def test_two_packages_with_one_id_are_told_and_neither_is_taken(site: Site) -> N
 
 
 @pytest.mark.spec("packages:PK4")
-def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_where_there_is_none(site: Site) -> None:
+def test_package_agent_replaces_no_bundled_one_and_fills_missing_ids(site: Site) -> None:
     site.put("acme-agents", {"a": leaf("editor", "mine"), "b": leaf("unheard", "u")}, {"editor": {}, "unheard": {}})
 
     assert load_agent("editor") is not load_agent("acme/editor")
@@ -208,9 +208,7 @@ def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_wher
         ({"declared": {"reads": ["x" * 300] * 900}}, "has more than 262,144 bytes"),
     ],
 )
-def test_a_package_that_cannot_be_used_is_told_and_costs_no_other(
-    site: Site, options: dict[str, Any], said: str
-) -> None:
+def test_unusable_package_is_reported_and_affects_no_other(site: Site, options: dict[str, Any], said: str) -> None:
     site.put("fine", {"a": leaf("reviewer", "r")}, {"reviewer": {}}, publisher="fine")
     site.put("odd", {"a": "raise SystemExit('imported')\n"}, **{"agents": {"reviewer": {}}, **options})
 
@@ -227,7 +225,7 @@ def test_a_package_that_cannot_be_used_is_told_and_costs_no_other(
 
 
 @pytest.mark.spec("packages:PK2")
-def test_a_declaration_that_lies_elsewhere_than_the_package_is_not_taken(
+def test_declaration_outside_its_package_is_not_used(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.put("acme-agents", {"a": leaf("reviewer", "r")}, {"reviewer": {}})
@@ -254,9 +252,7 @@ def test_a_declaration_that_lies_elsewhere_than_the_package_is_not_taken(
     ).map(lambda value: json.dumps(value).encode())
 )
 @pytest.mark.spec("packages:PK2")
-def test_whatever_a_declaration_holds_it_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_any_package_declaration_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / FILE
     file.write_bytes(content)
 
@@ -288,9 +284,7 @@ def test_at_the_command_line_nothing_is_imported_before_somebody_agreed(site: Si
 
 
 @pytest.mark.spec("packages:PK6")
-def test_what_was_agreed_to_holds_for_versions_that_want_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_consent_holds_for_versions_that_want_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
     wishes = trust.AccessRequest("Acme_Agents", "1.0", "acme", ("tool a: read", "host b"))
     assert trust.find_unapproved_access(wishes) is None
@@ -308,7 +302,7 @@ def test_what_was_agreed_to_holds_for_versions_that_want_no_more(
 
 
 @pytest.mark.spec("packages:PK6")
-def test_what_others_may_write_is_no_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consent_file_writable_by_others_counts_as_no_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
     wishes = trust.AccessRequest("acme-agents", "1.0", "acme", ())
     trust.approve_access(wishes)
@@ -364,7 +358,7 @@ agent = AgentDefinition("reviewer", tools=[fetch], spawnable_agents=["other/x"],
         ),
     ],
 )
-def test_code_that_has_more_or_less_than_was_declared_is_not_used(
+def test_package_code_that_differs_from_its_declaration_is_not_used(
     site: Site, modules: dict[str, str], agents: dict[str, Any], said: str
 ) -> None:
     site.put("odd", modules, agents)
@@ -402,7 +396,7 @@ def test_the_categories_of_bundled_tools_are_those_of_the_tools(tmp_path: Path) 
 
 
 @pytest.mark.spec("packages:PK5")
-def test_agents_of_packages_find_each_other_and_never_those_of_whoever_uses_them(site: Site) -> None:
+def test_agents_of_a_package_resolve_each_other_before_the_users(site: Site) -> None:
     site.put(
         "acme-agents",
         {"a": lead("lead", "helper"), "b": leaf("helper", "acme's")},
@@ -457,7 +451,7 @@ agent = AgentDefinition("lead", spawnable_agents=[AgentDefinition("helper", hand
 
 
 @pytest.mark.spec("packages:PK5")
-def test_what_an_agent_of_another_package_names_is_looked_up_there_and_what_one_holds_takes_nobodys_place(
+def test_foreign_agent_resolves_its_names_in_its_own_package(
     site: Site,
 ) -> None:
     acme = {"a": BOTH, "b": leaf("helper", "acme's")}
@@ -496,7 +490,7 @@ def test_circles_within_and_across_packages_are_fine(site: Site) -> None:
 
 
 @pytest.mark.spec("packages:PK5")
-async def test_a_model_is_offered_agents_of_two_publishers_by_both_names(site: Site) -> None:
+async def test_equal_ids_of_two_publishers_are_offered_under_full_names(site: Site) -> None:
     for publisher in ("acme", "other"):
         site.put(f"{publisher}-agents", {"a": leaf("helper", f"{publisher}'s")}, {"helper": {}}, publisher=publisher)
     from stepengine.testing import text, tool_call
@@ -519,7 +513,7 @@ async def test_a_model_is_offered_agents_of_two_publishers_by_both_names(site: S
 
 
 @pytest.mark.spec("packages:PK9")
-def test_the_head_names_every_agent_of_a_package_that_may_run_and_a_replay_tells_of_other_versions(site: Site) -> None:
+def test_journal_head_names_package_agents_and_replay_reports_other_versions(site: Site) -> None:
     code = site.put(
         "acme-agents",
         {"a": lead("lead", "helper"), "b": leaf("helper", "h"), "c": leaf("third", "t")},

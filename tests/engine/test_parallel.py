@@ -79,7 +79,7 @@ def engine_of(handler, kid=None, limits=None, **options) -> Engine:
 
 @pytest.mark.spec("requirements:X50")
 @pytest.mark.parametrize("members", ["children", "performs"])
-async def test_a_slow_member_holds_up_nobody_but_its_own_place_in_the_window(members):
+async def test_slow_member_occupies_only_its_own_slot_of_the_window(members):
     last = asyncio.Event()
 
     async def work(name: str) -> str:
@@ -115,7 +115,7 @@ async def test_a_slow_member_holds_up_nobody_but_its_own_place_in_the_window(mem
         (3, Limits(max_concurrent_children=5), 3),
     ],
 )
-async def test_a_number_replaces_the_default_of_children_and_never_a_limit_that_was_set(asked, limits, most):
+async def test_explicit_number_of_children_replaces_the_default_not_a_limit(asked, limits, most):
     counting = Counting()
 
     def boss(ctx):
@@ -130,7 +130,7 @@ async def test_a_number_replaces_the_default_of_children_and_never_a_limit_that_
 
 @pytest.mark.spec("requirements:X50")
 @pytest.mark.parametrize("asked", [None, 40])
-async def test_children_who_wait_for_their_turn_keep_no_perform_and_no_tool_call_waiting(asked):
+async def test_waiting_children_block_no_perform_and_no_tool_call(asked):
     together = asyncio.Event()
     children, others = Counting(), Counting()
 
@@ -162,7 +162,7 @@ async def test_children_who_wait_for_their_turn_keep_no_perform_and_no_tool_call
 
 
 @pytest.mark.spec("requirements:X50")
-async def test_tool_calls_keep_to_the_limit_that_was_set_for_them():
+async def test_concurrent_tool_calls_keep_to_their_limit():
     counting = Counting()
 
     @tool
@@ -179,7 +179,7 @@ async def test_tool_calls_keep_to_the_limit_that_was_set_for_them():
 
 @pytest.mark.spec("reliability:R3", "requirements:X50")
 @pytest.mark.parametrize(("room", "width", "most"), [(2, None, 2), (2, 5, 2), (None, 3, 3), (4, 2, 2)])
-async def test_no_more_tool_calls_are_recorded_as_begun_than_are_under_way(room, width, most):
+async def test_only_tool_calls_under_way_are_recorded_as_begun(room, width, most):
     journal, seen = MemoryJournal(), []
 
     @tool
@@ -200,13 +200,13 @@ async def test_no_more_tool_calls_are_recorded_as_begun_than_are_under_way(room,
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, True, "8", 2.0])
-def test_a_window_that_nobody_fits_into_is_refused_where_it_is_written(concurrency):
+def test_empty_concurrency_window_is_refused_where_it_is_written(concurrency):
     with pytest.raises(BadYield, match="the concurrency of a Parallel is an integer from 1, or None"):
         Parallel(Perform(int), concurrency=concurrency)
 
 
 @pytest.mark.spec("requirements:X50", "generator-contract:G47")
-async def test_a_parallel_is_one_action_whatever_it_holds():
+async def test_parallel_counts_as_one_action():
     counting = Counting()
 
     def boss(ctx):
@@ -223,7 +223,7 @@ async def test_a_parallel_is_one_action_whatever_it_holds():
 
 
 @pytest.mark.spec("requirements:X50")
-async def test_the_defaults_for_calls_of_models_bind_no_handler_and_take_nothing_from_the_model():
+async def test_defaults_for_model_calls_bind_no_handler():
     counting = Counting()
 
     def boss(ctx):
@@ -250,7 +250,7 @@ def touch() -> str:
 @pytest.mark.spec("requirements:X50", "reliability:SP02")
 @pytest.mark.parametrize("way", ["parallel", "window", "map_agents", "best_of", "mixed"])
 @pytest.mark.parametrize("limit", ["max_children", "max_total_children"])
-async def test_what_a_set_limit_cannot_hold_is_refused_at_the_yield_before_anything_starts(way, limit):
+async def test_parallel_above_a_set_limit_is_refused_before_anything_starts(way, limit):
     counting, caught = Counting(), []
 
     def ask():
@@ -292,7 +292,7 @@ async def test_what_a_set_limit_cannot_hold_is_refused_at_the_yield_before_anyth
 
 
 @pytest.mark.spec("requirements:X50")
-async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_what_never_started(monkeypatch):
+async def test_outer_limit_counts_inner_requests_and_refunds_unstarted_ones(monkeypatch):
     seen = []
 
     def kid(ctx):
@@ -332,7 +332,7 @@ async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_w
 
 @pytest.mark.spec("reliability:SP05", "requirements:X50")
 @pytest.mark.parametrize("how", ["raises", "denied"])
-async def test_a_tool_call_that_fails_gives_up_the_children_beside_it(how):
+async def test_failing_tool_call_cancels_the_children_beside_it(how):
     closed = []
 
     @tool
@@ -377,7 +377,7 @@ def in_doubt(journal) -> list[int]:
 
 @pytest.mark.spec("requirements:X50", "replay:J24", "reliability:I11")
 @pytest.mark.parametrize(("width", "doubtful"), [(3, 3), (None, 12)])
-async def test_a_member_has_its_intent_when_it_is_admitted_and_a_crash_leaves_no_more_in_doubt(width, doubtful):
+async def test_member_intent_is_recorded_at_admission(width, doubtful):
     counting = Counting()
 
     def boss(ctx):
@@ -409,7 +409,7 @@ async def test_a_member_has_its_intent_when_it_is_admitted_and_a_crash_leaves_no
 
 
 @pytest.mark.spec("reliability:I3", "reliability:I2")
-async def test_a_child_that_ran_is_not_refused_on_replay_whoever_comes_first_there():
+async def test_recorded_child_is_not_refused_on_replay_in_any_order():
     """
     Two runs share what the tree may have; which of them comes too late depends on their timing, but not on replay.
     """
@@ -466,7 +466,7 @@ KILLED = """
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X50", "reliability:R3", "reliability:I11")
 @pytest.mark.parametrize("after", [1, 9, 400])
-def test_a_process_killed_among_a_thousand_performs_leaves_at_most_its_window_in_doubt(tmp_path, after):
+def test_kill_among_a_thousand_performs_leaves_one_window_in_doubt(tmp_path, after):
     path, log, script = tmp_path / "run.jsonl", tmp_path / "log", tmp_path / "killed.py"
     script.write_text(textwrap.dedent(KILLED))
     log.touch()

@@ -97,7 +97,7 @@ def test_without_a_policy_every_call_is_allowed(world):
 
 
 @pytest.mark.spec("requirements:M18", "requirements:M15")
-def test_a_denied_call_gets_the_rule_s_message_and_the_others_run(world):
+def test_denied_call_gets_the_rules_message_and_others_run(world):
     policy = Policy([Rule.deny_tool("put", "Never.", id="no-put"), Rule.allow_tool("get", id="yes-get")])
     result = world.run([tool_calls(PUT, GET), text("ok")], policy)
 
@@ -134,7 +134,7 @@ def test_no_way_of_asking_leads_past_a_deny(world, source):
 
 
 @pytest.mark.spec("reliability:SP14", "requirements:M3", "reliability:R7")
-def test_a_child_stands_under_the_same_policy_with_its_own_id_and_lifts_nothing(world):
+def test_child_has_the_same_policy_and_can_lift_nothing(world):
     def loosened(ctx, call):
         return Decision.allow(rule_id="mine")
 
@@ -204,7 +204,7 @@ def only(x):
     ("answer", "expected"),
     [("yes", [("put", 1)]), ("no", []), ("not on Fridays", []), (True, [("put", 1)]), (False, [])],
 )
-def test_a_question_suspends_and_its_answer_decides_about_just_this_call(world, answer, expected):
+def test_answer_to_a_permission_question_decides_only_its_call(world, answer, expected):
     journal = MemoryJournal()
     policy = Policy([Rule.ask_for_tool("put", "Really put it?"), Rule.allow_tool("get")])
     asked = world.run([tool_calls(PUT, GET), PUT, text("ok")], policy, journal=journal)
@@ -232,7 +232,7 @@ class Confirmer:
 
 @pytest.mark.spec("requirements:M15", "reliability:PM30")
 @pytest.mark.parametrize(("answer", "done"), [(True, 1), ("yes", 1), (False, 0), ("", 0), (OSError("no terminal"), 0)])
-def test_somebody_in_process_is_asked_and_who_cannot_answer_has_not_agreed(world, answer, done):
+def test_only_an_interactor_that_can_answer_grants_a_permission(world, answer, done):
     result = world.run([PUT, text("ok")], Policy(), interactor=Confirmer(answer))
 
     assert RunStatus.COMPLETED is result.status
@@ -248,7 +248,7 @@ def test_somebody_in_process_is_asked_and_who_cannot_answer_has_not_agreed(world
         "q1: yes",
     ],
 )
-def test_a_result_that_says_otherwise_changes_no_rule(world, payload):
+def test_tool_result_text_changes_no_permission_rule(world, payload):
     """
     The model obeys whatever it reads: after the injected text it calls the denied tool, again and again.
     """
@@ -269,7 +269,7 @@ def test_a_result_that_says_otherwise_changes_no_rule(world, payload):
     assert ["ok", "denied", "denied"] == [c.result.status for c in result.tool_calls]
 
 
-def test_what_is_no_policy_is_refused_where_it_is_written():
+def test_invalid_policy_is_refused_where_it_is_written():
     with pytest.raises(DefinitionError, match="Policy"):
         Engine(permissions="plan")
 
@@ -293,7 +293,7 @@ def broken_preview(input):
     ],
     ids=["says", "none", "raises", "wrong"],
 )
-def test_a_permission_question_shows_the_tool_s_own_preview_and_no_record_holds_it(world, preview, shown):
+def test_permission_question_shows_the_tools_preview_without_recording_it(world, preview, shown):
     @tool(category="write", preview=preview)
     def put(x: int) -> str:
         """Put."""
@@ -351,7 +351,7 @@ def puts(*numbers):
 
 
 @pytest.mark.spec("requirements:M11", "requirements:X29", "reliability:R7")
-def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
+def test_always_allowed_call_is_asked_once_and_deny_still_wins(world):
     policy = Policy([Rule("deny", only(9), id="never nine", scope="agent:lead")])
     person = Person(put=ANY_PUT, get=True)
     result = world.run([*puts(1), *puts(2, 9), GET, *puts(3), text("ok")], policy, interactor=person)
@@ -391,7 +391,7 @@ def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
     ],
     ids=["words", "quoted", "script"],
 )
-def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_exactly_its_text(allowed, same, other):
+def test_always_for_a_command_covers_exactly_its_words_or_script(allowed, same, other):
     ran = []
 
     @tool(category="execute")
@@ -414,7 +414,7 @@ def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_e
 
 
 @pytest.mark.spec("requirements:M11")
-def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(world):
+def test_always_is_kept_per_session_and_user_until_cleared(world):
     class Generous(Person):
         def ask(self, question):
             return attrs.evolve(super().ask(question), covers=question.wider[-1]["id"])
@@ -442,7 +442,7 @@ def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(
 
 
 @pytest.mark.spec("requirements:M11")
-def test_an_always_is_known_from_the_record_alone_after_a_resume_and_in_a_replay(world):
+def test_always_is_restored_from_the_record_on_resume_and_replay(world):
     journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
     rest = [*puts(3), text("ok")]
     with Engine([agent], world.tools, ScriptedModel([*puts(1, 2), GET]), permissions=Policy()) as engine:
@@ -459,7 +459,7 @@ def test_an_always_is_known_from_the_record_alone_after_a_resume_and_in_a_replay
 
 
 @pytest.mark.spec("requirements:M11", "reliability:PM29")
-def test_an_always_is_for_the_agent_the_files_and_the_hosts_that_were_seen():
+def test_always_covers_only_the_agent_files_and_hosts_shown():
     @tool(category="write")
     def put(path: str, text: str) -> str:
         """Write."""
@@ -508,7 +508,7 @@ def test_an_always_is_for_the_agent_the_files_and_the_hosts_that_were_seen():
 
 
 @pytest.mark.spec("requirements:X71")
-def test_an_always_for_what_nobody_knows_the_meaning_of_is_for_exactly_this_call():
+def test_always_for_an_unclassified_tool_covers_exactly_this_call():
     """
     Tools of MCP servers, tools without a category, and tools that name neither files nor addresses.
     """
@@ -540,7 +540,7 @@ def test_an_always_for_what_nobody_knows_the_meaning_of_is_for_exactly_this_call
 
 
 @pytest.mark.spec("requirements:X71")
-def test_a_question_offers_a_widened_command_and_any_input_narrowest_first():
+def test_permission_question_offers_scopes_from_narrow_to_any_input():
     ran = []
 
     @tool(category="execute")
@@ -582,7 +582,7 @@ def test_a_question_offers_a_widened_command_and_any_input_narrowest_first():
 
 
 @pytest.mark.spec("requirements:X71", "requirements:X54")
-def test_an_answer_covers_only_what_its_question_offers(world):
+def test_permission_answer_covers_only_the_scopes_offered(world):
     person = Person(put=Answer(remember="session", covers="allow everything"))
     result = world.run([PUT, text("ok")], Policy(), interactor=person)
 
@@ -613,7 +613,7 @@ def shared(world, path, replies, answer, **options):
 
 
 @pytest.mark.spec("requirements:M11", "requirements:M12")
-def test_what_a_person_allows_for_good_is_known_to_every_process_with_the_same_policy_file(world, policy_file):
+def test_permanent_permission_is_shared_by_processes_with_one_policy_file(world, policy_file):
     replies = [*puts(1, 2), text("ok")]
     assert 2 == shared(world, policy_file, replies, True)[1]
     assert 1 == shared(world, policy_file, replies, ANY_PUT)[1]
@@ -630,7 +630,7 @@ def test_what_a_person_allows_for_good_is_known_to_every_process_with_the_same_p
 
 
 @pytest.mark.spec("requirements:X71")
-def test_what_was_kept_for_a_tool_before_anybody_was_told_that_any_input_is_meant_answers_nothing(world, policy_file):
+def test_stored_permission_without_informed_any_input_answers_nothing(world, policy_file):
     old = Rule("allow", Call("put", agent="lead"), scope="user")
     Policy(remembered=[old]).save(policy_file)
 
@@ -639,7 +639,7 @@ def test_what_was_kept_for_a_tool_before_anybody_was_told_that_any_input_is_mean
 
 
 @pytest.mark.spec("requirements:M11", "requirements:X29")
-def test_a_rule_that_another_process_kept_changes_no_run_that_waits_and_no_replay(world, policy_file):
+def test_rule_stored_by_another_process_changes_no_waiting_run(world, policy_file):
     journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
     with Engine([agent], world.tools, ScriptedModel(puts(1)), permissions=PolicyFile(policy_file)) as engine:
         (question,) = engine.run_sync("lead", "go", journal=journal).pending_questions
@@ -654,7 +654,7 @@ def test_a_rule_that_another_process_kept_changes_no_run_that_waits_and_no_repla
 
 
 @pytest.mark.spec("requirements:M11")
-def test_a_policy_file_that_cannot_be_used_any_more_is_told_and_somebody_is_asked(world, policy_file, caplog):
+def test_policy_file_that_became_unusable_is_reported_and_permission_asked(world, policy_file, caplog):
     person = Person(put=Answer(remember="always"))
     agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
     model = ScriptedModel([*puts(1), text("ok")] * 2)
@@ -700,7 +700,7 @@ def unattended(world, **options):
     ],
     ids=["plain", "session", "journal", "interactor", "not headless", "asks", "in session", "journalled", "answered"],
 )
-def test_where_nobody_can_permit_a_call_it_is_denied_and_the_model_is_told(world, engine, run, status):
+def test_call_without_anyone_to_permit_it_is_denied_with_reason(world, engine, run, status):
     journal = MemoryJournal() if run.pop("journal", False) else None
     with unattended(world, **engine) as made:
         result = made.run_sync("lead", "go", journal=journal, **run)
@@ -719,7 +719,7 @@ def test_where_nobody_can_permit_a_call_it_is_denied_and_the_model_is_told(world
 
 
 @pytest.mark.spec("requirements:M17")
-def test_a_question_that_is_no_permission_waits_in_a_headless_run_too(world):
+def test_plain_question_waits_in_a_headless_run_too(world):
     def handler(ctx):
         yield from Ask("Which one?")
 
@@ -729,7 +729,7 @@ def test_a_question_that_is_no_permission_waits_in_a_headless_run_too(world):
 
 
 @pytest.mark.spec("requirements:M17")
-async def test_who_holds_a_handle_can_permit_a_call_and_a_stream_is_no_plain_run(world):
+async def test_holder_of_a_handle_or_stream_can_permit_a_call(world):
     async with unattended(world) as engine, engine.start("lead", "go") as handle:
         async for event in handle.events():
             if isinstance(event, PermissionRequested):
@@ -746,7 +746,7 @@ async def test_who_holds_a_handle_can_permit_a_call_and_a_stream_is_no_plain_run
 @pytest.mark.parametrize(
     "asked", [{"cmd": "rm x"}, {"command": "rm x"}, {"COMMAND": "ls", "cmd": "rm x"}], ids=["alias", "name", "both"]
 )
-def test_the_policy_judges_the_input_that_runs_whatever_name_the_model_gave_it(asked):
+def test_policy_judges_the_executed_input_under_any_argument_alias(asked):
     ran = []
 
     @tool(category="execute", aliases={"command": ("cmd",)})
@@ -769,7 +769,7 @@ Plain = Annotated[str, StringConstraints(strip_whitespace=True, to_lower=True)]
 @pytest.mark.spec("reliability:R8", "reliability:FP4", "requirements:M5")
 @pytest.mark.parametrize("name", ["file", "path"])
 @pytest.mark.parametrize("aliased", ["alias", "choices", "model"])
-def test_the_policy_judges_the_value_that_a_type_makes_of_an_aliased_input(name, aliased):
+def test_policy_judges_the_validated_value_of_an_aliased_input(name, aliased):
     ran = []
     alias = {"alias": "file"} if aliased == "alias" else {"validation_alias": AliasChoices("file", "path")}
 
@@ -799,7 +799,7 @@ def test_the_policy_judges_the_value_that_a_type_makes_of_an_aliased_input(name,
         assert expected == ran
 
 
-def test_an_alias_that_leads_into_an_object_is_refused_where_the_tool_is_made():
+def test_alias_path_into_an_object_is_refused_at_tool_definition():
     with pytest.raises(DefinitionError, match="an alias is one name"):
 
         @tool
@@ -823,7 +823,7 @@ def shown(model):
 
 @pytest.mark.spec("requirements:X54", "reliability:R8")
 @pytest.mark.parametrize("source", ["model", "batch", "handler"])
-def test_who_answers_can_change_the_call_and_the_model_is_shown_the_one_that_ran(world, source):
+def test_permission_answer_can_edit_the_call_shown_to_the_model(world, source):
     def handler(ctx):
         yield ToolCall("put", {"x": 1})
         yield STEP_ALL
@@ -865,7 +865,7 @@ def test_a_changed_input_is_checked_and_judged_like_the_first(world, edited, sai
 
 
 @pytest.mark.spec("reliability:R8")
-def test_what_a_hook_makes_of_a_changed_input_is_asked_about_again(world):
+def test_hook_change_of_an_edited_input_is_asked_about_again(world):
     def capped(ctx, call):
         return Change(input={"x": 10}) if call.input["x"] > 10 else None
 
@@ -882,7 +882,7 @@ def test_what_a_hook_makes_of_a_changed_input_is_asked_about_again(world):
 
 
 @pytest.mark.spec("requirements:X54", "requirements:K12")
-def test_an_edit_that_fits_no_question_is_refused_and_nothing_changes(world):
+def test_edit_that_fits_no_question_is_refused_and_changes_nothing(world):
     journal = MemoryJournal()
     asked = world.run([PUT, text("ok")], Policy(), journal=journal)
     before, (question,) = journal.lines(), asked.pending_questions
@@ -896,7 +896,7 @@ def test_an_edit_that_fits_no_question_is_refused_and_nothing_changes(world):
 
 
 @pytest.mark.spec("reliability:PM38")
-def test_a_model_that_is_denied_again_and_again_is_told_and_then_stopped(world):
+def test_repeated_denials_warn_the_model_and_then_stop_it(world):
     policy = Policy([Rule.deny_tool("put", "Never."), Rule.allow_tool("get")])
     replies = [*puts(1, 2), GET, *puts(3), tool_calls(*puts(4, 5, 6)), text("never said")]
     result = world.run([*replies], policy, limits=Limits(max_denials=5))
@@ -913,7 +913,7 @@ def test_a_model_that_is_denied_again_and_again_is_told_and_then_stopped(world):
 
 @pytest.mark.spec("reliability:PM38")
 @given(denials=st.integers(0, 14))
-def test_ten_denials_end_a_run_where_nobody_said_otherwise(denials):
+def test_ten_denials_end_a_run_by_default(denials):
     world = World()
     result = world.run([*puts(*range(denials)), text("ok")], Policy([Rule.deny_tool("put")]))
 
@@ -922,7 +922,7 @@ def test_ten_denials_end_a_run_where_nobody_said_otherwise(denials):
 
 
 @pytest.mark.spec("reliability:PM38")
-def test_equal_questions_of_one_reply_are_asked_once_and_answered_for_all(world):
+def test_equal_questions_of_one_reply_are_asked_once(world):
     same = [PUT, tool_call("put", {"x": 7}), PUT]
     person = Person(put=True)
     world.run([tool_calls(*same), text("ok")], Policy(), interactor=person)
@@ -932,7 +932,7 @@ def test_equal_questions_of_one_reply_are_asked_once_and_answered_for_all(world)
     assert ["allow"] * 3 == [decision for _, decision, _ in world.decided()]
 
 
-def test_what_is_forgotten_while_a_run_goes_on_is_asked_about_again_in_it(world):
+def test_permission_cleared_during_a_run_is_asked_for_again(world):
     agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
     model = ScriptedModel([*puts(1, 2), GET, *puts(3), text("ok")])
 
@@ -962,7 +962,7 @@ SAID = st.one_of(
     said=st.lists(SAID, min_size=1, max_size=4),
 )
 @pytest.mark.deep
-def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen_by_somebody(replies, said):
+def test_denied_calls_never_run_and_executed_ones_were_approved(replies, said):
     """
     A nine is denied. Everything else runs only as a person saw it, or wrote it, or after one allowed any input for good.
     """
@@ -993,7 +993,7 @@ def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen
         assert journal.lines() == engine.replay_sync(journal).journal.lines()
 
 
-def test_where_a_rule_would_still_ask_no_always_is_offered_and_none_is_kept(world):
+def test_always_is_not_offered_while_a_rule_would_still_ask(world):
     strict = Policy([Rule.ask_for_tool("put", scope="user", priority=1)])
     person = Person(put=ANY_PUT)
     world.run([*puts(1, 2), text("ok")], strict, interactor=person)
@@ -1003,7 +1003,7 @@ def test_where_a_rule_would_still_ask_no_always_is_offered_and_none_is_kept(worl
 
 
 @pytest.mark.spec("reliability:PM29")
-def test_an_always_with_another_command_in_its_place_is_no_rule_for_the_first(world):
+def test_always_for_a_replaced_command_does_not_cover_the_first(world):
     ran = []
 
     @tool(category="execute")
@@ -1022,7 +1022,7 @@ def test_an_always_with_another_command_in_its_place_is_no_rule_for_the_first(wo
     assert 2 == len(person.asked)
 
 
-def test_the_question_that_a_replay_ends_with_is_shown_as_it_was(world):
+def test_question_that_ends_a_replay_is_shown_as_recorded(world):
     @tool(category="write", preview=edited_preview)
     def put(x: int) -> str:
         """Put."""
@@ -1040,7 +1040,7 @@ def test_the_question_that_a_replay_ends_with_is_shown_as_it_was(world):
 
 
 @pytest.mark.spec("reliability:R8")
-def test_a_hook_that_never_leaves_an_input_as_it_was_approved_ends_in_a_deny(world):
+def test_hook_that_keeps_changing_an_approved_input_ends_in_deny(world):
     def more(ctx, call):
         return Change(input={"x": call.input["x"] + 1})
 

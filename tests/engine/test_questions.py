@@ -52,7 +52,7 @@ def asking(**fields):
 
 @pytest.mark.spec("requirements:K3", "requirements:K2")
 @pytest.mark.parametrize("kind", [Saying, Later])
-async def test_an_interactor_of_the_tool_answers_what_the_model_asks_with_it(kind):
+async def test_interactor_of_a_tool_answers_the_models_question(kind):
     own = kind("red")
     agent = AgentDefinition("asker", model="scripted/model", tools=[ask_user_tool(own)])
     engine = Engine([agent], models=ScriptedModel([asking(), text("Red it is.")]))
@@ -64,7 +64,7 @@ async def test_an_interactor_of_the_tool_answers_what_the_model_asks_with_it(kin
 
 
 @pytest.mark.spec("requirements:K3")
-async def test_an_interactor_of_the_tool_goes_before_the_engines_and_answers_nothing_else():
+async def test_interactor_of_a_tool_precedes_the_engines():
     def judge(ctx: HookContext, call):
         return Decision.ask("May it?") if call.tool_name == "add" else None
 
@@ -94,7 +94,7 @@ class Tall:
 @pytest.mark.spec("requirements:K3")
 @pytest.mark.parametrize("wrong", ["x", 5, input, Saying, Tall(), {"ask": 1}])
 @pytest.mark.parametrize("where", ["engine", "tool"])
-def test_nobody_who_can_be_asked_is_refused_where_it_is_written(wrong, where):
+def test_unusable_interactor_is_refused_where_it_is_written(wrong, where):
     with pytest.raises(DefinitionError, match=r"interactor.* is an object with a method ask\(question\)"):
         Engine(interactor=wrong) if where == "engine" else ask_user_tool(wrong)
 
@@ -124,7 +124,7 @@ class Fickle:
 
 
 @pytest.mark.spec("requirements:X54")
-async def test_an_interactor_whose_answer_is_no_option_is_asked_again_three_times():
+async def test_interactor_with_an_invalid_option_is_asked_three_more_times():
     wrong = ["green", Answer(selected=("green",)), Answer(selected=("red", "blue"))]
     for right in ("blue", Answer(declined=True)):
         result = await Engine(interactor=Fickle(*wrong, right)).run(choosing())
@@ -137,7 +137,7 @@ async def test_an_interactor_whose_answer_is_no_option_is_asked_again_three_time
 
 
 @pytest.mark.spec("requirements:X54", "requirements:K12")
-async def test_whoever_holds_the_run_is_told_that_an_answer_is_none_and_may_give_another_one():
+async def test_invalid_answer_through_a_handle_can_be_corrected():
     async with Engine().start(choosing()) as handle:
         events = handle.events()
         async for event in events:
@@ -151,7 +151,7 @@ async def test_whoever_holds_the_run_is_told_that_an_answer_is_none_and_may_give
 
 
 @pytest.mark.spec("requirements:X54")
-async def test_an_answer_up_front_that_is_none_is_not_used_and_the_result_says_so():
+async def test_invalid_answer_up_front_is_ignored_with_a_warning():
     held = await Engine().run(choosing(), answers={"Which?": "green"})
     assert RunStatus.SUSPENDED is held.status
     assert (
@@ -174,7 +174,7 @@ async def test_several_options_may_be_given_as_one_text():
 
 
 @pytest.mark.spec("requirements:X54")
-async def test_a_question_that_has_a_name_is_answered_by_it_wherever_it_stands():
+async def test_named_question_is_answered_by_its_name_at_any_place():
     def kid_steps(ctx):
         return (yield from Ask("Size?", key="size"))
 
@@ -241,7 +241,7 @@ async def test_at_most_a_hundred_questions_wait_for_an_answer():
 
 
 @pytest.mark.spec("reliability:R23")
-async def test_a_model_that_asks_too_much_at_once_is_told_and_goes_on():
+async def test_model_with_too_many_questions_gets_an_error_and_continues():
     agent = AgentDefinition("asker", model="scripted/model", tools=[ask_user_tool()])
     many = {"questions": [{"question": f"{k}?"} for k in range(101)]}
     engine = Engine([agent], models=ScriptedModel([tool_call("ask_user", many), text("Never mind.")]))
@@ -295,7 +295,7 @@ def ask(**question):
 
 
 @pytest.mark.spec("requirements:X11", "requirements:K6", "requirements:D24")
-async def test_an_agent_without_a_handler_goes_on_from_a_stored_state_with_the_answer_in_its_place():
+async def test_agent_without_handler_continues_a_stored_state_with_an_answer():
     clerk = Counted()
     batch = tool_calls(tool_call("note", {"word": "before"}), ask(), tool_call("note", {"word": "after"}))
     held = await clerk.engine(batch).run("clerk", "Book a table.")
@@ -318,7 +318,7 @@ async def test_an_agent_without_a_handler_goes_on_from_a_stored_state_with_the_a
 
 @pytest.mark.spec("requirements:X11")
 @pytest.mark.parametrize("key", ["id", "text"])
-async def test_a_stored_permission_is_given_or_denied_for_the_call_that_it_is_about(key):
+async def test_stored_permission_is_granted_or_denied_for_its_own_call(key):
     def judge(ctx, call):
         return Decision.ask("May it?") if call.input["word"] != "free" else None
 
@@ -345,7 +345,7 @@ async def test_a_stored_permission_is_given_or_denied_for_the_call_that_it_is_ab
 
 
 @pytest.mark.spec("requirements:X11", "requirements:K3")
-async def test_what_nobody_answers_stays_open_and_an_answer_holds_for_its_own_question_only():
+async def test_unanswered_question_stays_open_beside_an_answered_one():
     clerk = Counted()
     held = await clerk.engine(ask()).run("clerk", "Book.")
     again = await clerk.engine().run("clerk", previous=held.state)
@@ -365,7 +365,7 @@ async def test_what_nobody_answers_stays_open_and_an_answer_holds_for_its_own_qu
 
 
 @pytest.mark.spec("requirements:X11")
-async def test_what_is_said_beside_an_answer_follows_it():
+async def test_message_beside_an_answer_follows_it():
     clerk = Counted()
     held = await clerk.engine(ask()).run("clerk", "Book.")
     await clerk.engine(text("ok")).run("clerk", "And a window.", previous=held.state, answers={"For how many?": "2"})
@@ -375,7 +375,7 @@ async def test_what_is_said_beside_an_answer_follows_it():
 
 
 @pytest.mark.spec("requirements:X11")
-async def test_a_run_that_went_on_from_a_state_is_recorded_and_replays():
+async def test_run_continued_from_a_state_is_recorded_and_replays():
     clerk = Counted()
     held = await clerk.engine(ask()).run("clerk", "Book.")
     journal = MemoryJournal()
@@ -388,7 +388,7 @@ async def test_a_run_that_went_on_from_a_state_is_recorded_and_replays():
 
 
 @pytest.mark.spec("requirements:X11")
-async def test_with_a_handler_or_a_child_that_asks_a_state_alone_is_refused_and_the_message_names_what_is_missing():
+async def test_state_alone_cannot_continue_a_handler_or_an_asking_child():
     def handler(ctx):
         return (yield from Ask("For how many?"))
 

@@ -50,7 +50,7 @@ nap = AgentDefinition("nap", handle_steps=nap_steps)
 
 @pytest.mark.spec("waiting:WT5", "waiting:WT20")
 @pytest.mark.parametrize("loser", [Sleep(4000), Receive("stop"), AgentCall(nap)], ids=["sleep", "receive", "child"])
-async def test_a_child_beside_a_race_that_an_answer_won_is_not_suspended(loser: Any) -> None:
+async def test_child_beside_an_answered_race_is_not_suspended(loser: Any) -> None:
     def handle_steps(ctx: Any) -> Any:
         yield from Start(AgentCall(mail, "go"))
         return (yield from Race(Ask("Go?", options=("yes", "no")), loser))
@@ -76,7 +76,7 @@ async def test_a_child_beside_a_race_that_an_answer_won_is_not_suspended(loser: 
     ],
     ids=["beside a wait", "beside another race"],
 )
-async def test_a_race_in_a_race_wins_when_a_member_of_it_is_first(race: Any, expected: Any) -> None:
+async def test_nested_race_wins_when_one_of_its_members_is_first(race: Any, expected: Any) -> None:
     def handle_steps(ctx: Any) -> Any:
         return (yield from race())
 
@@ -115,7 +115,7 @@ async def test_a_call_that_a_hook_denies_ends_its_race(depth: int) -> None:
 
 
 @pytest.mark.spec("waiting:WT5")
-async def test_a_message_that_comes_as_another_member_wins_stays_for_the_next_who_receives() -> None:
+async def test_message_that_loses_a_race_stays_for_the_next_receiver() -> None:
     """It is received once then, also by whoever resumes the run after that."""
     handles: list[Any] = []
 
@@ -144,7 +144,7 @@ async def test_a_message_that_comes_as_another_member_wins_stays_for_the_next_wh
 
 @pytest.mark.spec("waiting:WT5")
 @pytest.mark.parametrize("concurrency", [1, 2, 3])
-async def test_all_of_a_race_begin_together_however_few_members_may_be_under_way(concurrency: int) -> None:
+async def test_all_members_of_a_race_begin_together_despite_the_window(concurrency: int) -> None:
     """
     The first in order does not keep the others from being faster.
     """
@@ -164,7 +164,7 @@ async def test_all_of_a_race_begin_together_however_few_members_may_be_under_way
 
 
 @pytest.mark.spec("waiting:WT5")
-async def test_a_background_child_of_a_body_that_loses_its_race_is_cancelled_without_a_reason_of_its_own() -> None:
+async def test_background_child_of_a_losing_tool_is_cancelled() -> None:
     async def slow() -> None:
         await asyncio.sleep(60)
 
@@ -206,7 +206,7 @@ def asks_in_a_child() -> Any:
 
 @pytest.mark.spec("waiting:WT5")
 @pytest.mark.parametrize("loser", [AgentCall("asks"), ToolCall(asks_in_a_child)], ids=["child", "child of a body"])
-async def test_a_member_that_was_suspended_before_its_race_was_won_is_cancelled_and_asks_nothing(loser: Any) -> None:
+async def test_member_suspended_before_its_race_is_won_is_cancelled(loser: Any) -> None:
     def handle_steps(ctx: Any) -> Any:
         return (yield from Race(loser, Perform(asyncio.sleep, 0.02)))[0]
 

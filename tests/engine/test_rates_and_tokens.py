@@ -81,7 +81,7 @@ def looking(seen: list[int | None]) -> Any:
 
 
 @pytest.mark.spec("requirements:N15", "generator-contract:T34")
-async def test_all_runs_of_an_engine_and_their_children_share_the_limits_of_a_provider() -> None:
+async def test_all_runs_of_an_engine_share_provider_rate_limits() -> None:
     provider, events = Crowded(), []
     limit = RateLimit(max_concurrency=2)
     engine = Engine([parent()], models={"test": provider}, rate_limits={"test": limit}, observers=[events.append])
@@ -104,7 +104,7 @@ async def test_without_rate_limits_nothing_waits_and_nothing_is_said() -> None:
     assert not [e for e in events if e.type == "rate_limited"]
 
 
-async def test_a_run_that_waits_for_its_turn_can_be_cancelled_and_the_next_one_is_not_held_up() -> None:
+async def test_run_waiting_for_a_rate_limit_can_be_cancelled() -> None:
     asked, gate = asyncio.Event(), asyncio.Event()
 
     class Slow(Crowded):
@@ -133,14 +133,14 @@ async def test_a_run_that_waits_for_its_turn_can_be_cancelled_and_the_next_one_i
     assert 2 == provider.total
 
 
-def test_a_rate_limit_for_a_provider_that_is_not_registered_is_refused_with_those_that_are() -> None:
+def test_rate_limit_for_an_unregistered_provider_is_refused() -> None:
     with pytest.raises(DefinitionError, match="'antropic', which is not registered; registered are: 'anthropic'"):
         Engine(rate_limits={"antropic": RateLimit(max_concurrency=1)})
 
 
 @pytest.mark.spec("requirements:N15")
 @pytest.mark.parametrize(("limit", "expected"), [(None, 6), (2, 2)])
-async def test_tools_of_one_reply_run_at_once_as_far_as_the_limit_says(limit: int | None, expected: int) -> None:
+async def test_tools_of_one_reply_run_concurrently_up_to_the_limit(limit: int | None, expected: int) -> None:
     running = most = 0
 
     @tool(parallel_safe=True)
@@ -170,7 +170,7 @@ async def test_tools_of_one_reply_run_at_once_as_far_as_the_limit_says(limit: in
 
 
 @pytest.mark.spec("requirements:X45", "requirements:I1", "requirements:E10")
-async def test_a_tool_sees_what_is_left_by_what_was_reported_and_the_estimate_of_what_came_after() -> None:
+async def test_tool_sees_tokens_left_from_reported_usage_plus_an_estimate() -> None:
     seen: list[int | None] = []
 
     @tool(in_thread=False)
@@ -213,7 +213,7 @@ async def test_there_is_never_less_left_than_nothing(reported: int) -> None:
 
 
 @pytest.mark.spec("requirements:X45")
-async def test_what_was_reported_for_a_history_that_was_rewritten_does_not_count() -> None:
+async def test_usage_reported_for_a_rewritten_history_does_not_count() -> None:
     seen: list[Any] = []
 
     @tool(in_thread=False)
@@ -238,7 +238,7 @@ async def test_what_was_reported_for_a_history_that_was_rewritten_does_not_count
 
 
 @pytest.mark.spec("requirements:X45")
-async def test_what_was_reported_before_a_run_was_suspended_counts_when_it_goes_on() -> None:
+async def test_usage_reported_before_a_suspension_counts_after_resume() -> None:
     seen: list[int | None] = []
     look = looking(seen)
 
@@ -259,7 +259,7 @@ async def test_what_was_reported_before_a_run_was_suspended_counts_when_it_goes_
 
 
 @pytest.mark.spec("ecosystem:EC75", "requirements:I1")
-async def test_tokens_are_counted_by_the_provider_when_it_can_be_asked_and_estimated_when_not() -> None:
+async def test_tokens_are_counted_by_the_provider_or_else_estimated() -> None:
     class Counting(ScriptedModel):
         counted: int | None = 42
 
@@ -323,7 +323,7 @@ async def test_the_tokens_left_are_those_that_the_policy_allows(policy: Any, lim
     assert [limit - 100] == by_tool == by_hook
 
 
-async def test_a_policy_bounds_a_model_whose_window_is_unknown() -> None:
+async def test_context_policy_bounds_a_model_with_unknown_window() -> None:
     by_tool: list[int | None] = []
     agent = AgentDefinition("a", model="test/m", tools=[looking(by_tool)], hooks=Hooks(pre_step=[truncate(500)]))
     replies = [attrs.evolve(tool_call("look", {}), usage=Usage(100)), "done"]
@@ -333,7 +333,7 @@ async def test_a_policy_bounds_a_model_whose_window_is_unknown() -> None:
 
 
 @pytest.mark.spec("requirements:G18")
-def test_a_tool_that_asks_what_is_left_loads_no_price_data_in_a_run_without_a_model_call() -> None:
+def test_tokens_left_without_a_model_call_loads_no_price_data() -> None:
     code = """
 import sys
 from stepengine import AgentDefinition, Engine, ToolCall, ToolContext, tool
@@ -356,7 +356,7 @@ sys.exit("genai_prices" in sys.modules)
 
 
 @pytest.mark.spec("requirements:G15")
-async def test_the_context_length_is_that_of_the_models_in_force_also_under_an_override() -> None:
+async def test_context_length_is_that_of_the_overridden_model() -> None:
     seen: list[int | None] = []
     look = looking(seen)
 

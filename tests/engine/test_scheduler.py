@@ -73,9 +73,7 @@ async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:
 @pytest.mark.deep
 @PLACES
 @pytest.mark.spec("waiting:WT26", "waiting:WT27")
-async def test_a_year_of_half_hours_starts_each_night_once_over_both_changes_of_the_clock(
-    tmp_path: Path, place: str
-) -> None:
+async def test_nightly_schedule_starts_once_per_night_across_clock_changes(tmp_path: Path, place: str) -> None:
     schedule = Schedule(agent, cron="30 2 * * *", timezone="Europe/Berlin", id="night")
     started: list[str] = []
     async with Engine([agent]) as engine:
@@ -96,9 +94,7 @@ async def test_a_year_of_half_hours_starts_each_night_once_over_both_changes_of_
 
 @PLACES
 @pytest.mark.spec("waiting:WT27")
-async def test_a_clock_that_is_put_back_starts_nothing_twice_and_what_comes_after_it_comes(
-    tmp_path: Path, place: str
-) -> None:
+async def test_clock_set_back_starts_nothing_twice(tmp_path: Path, place: str) -> None:
     schedule = Schedule(agent, cron="0 * * * *", id="hourly", catch_up="all")
     begin = at("2026-05-01T00:30")
     async with Engine([agent]) as engine:
@@ -114,7 +110,7 @@ async def test_a_clock_that_is_put_back_starts_nothing_twice_and_what_comes_afte
 
 
 @pytest.mark.spec("waiting:WT27")
-async def test_a_clock_that_was_far_ahead_once_leaves_no_schedule_dead_for_years(tmp_path: Path) -> None:
+async def test_clock_once_far_ahead_blocks_no_schedule(tmp_path: Path) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [schedule], runs=tmp_path)
@@ -127,9 +123,7 @@ async def test_a_clock_that_was_far_ahead_once_leaves_no_schedule_dead_for_years
 
 @PLACES
 @pytest.mark.spec("waiting:WT27")
-async def test_a_time_whose_claimant_died_before_there_was_a_journal_is_started_by_the_next(
-    tmp_path: Path, place: str
-) -> None:
+async def test_claim_of_a_process_dead_before_journaling_is_taken_over(tmp_path: Path, place: str) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     book = ScheduleBook(tmp_path / place)
     book.passed({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
@@ -144,7 +138,7 @@ async def test_a_time_whose_claimant_died_before_there_was_a_journal_is_started_
     assert "completed" == standings([schedule], runs=tmp_path / place, now=at("2026-05-02T00:00"))[0].last.status
 
 
-async def test_a_time_whose_claimant_died_after_its_journal_was_begun_is_left_to_whoever_resumes_runs(
+async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
     tmp_path: Path,
 ) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
@@ -164,7 +158,7 @@ async def test_a_time_whose_claimant_died_after_its_journal_was_begun_is_left_to
 
 @PLACES
 @pytest.mark.spec("waiting:WT27")
-async def test_of_two_who_look_after_the_same_runs_one_starts_a_time(tmp_path: Path, place: str) -> None:
+async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path, place: str) -> None:
     schedules = [Schedule(agent, cron="*/5 * * * *", id=f"s{n}", catch_up="all") for n in range(5)]
     async with Engine([agent]) as one, Engine([agent]) as other:
         both = [Scheduler(engine, schedules, runs=tmp_path / place, at_once=50) for engine in (one, other)]
@@ -181,7 +175,7 @@ async def test_of_two_who_look_after_the_same_runs_one_starts_a_time(tmp_path: P
     assert ["completed"] * 5 == [one.last.status for one in stand]
 
 
-def test_whoever_is_slow_does_not_start_what_another_has_told_as_missed(tmp_path: Path) -> None:
+def test_slow_scheduler_does_not_start_a_time_reported_as_missed(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
     book.passed({"s": "x"}, at("2026-05-01T00:00"))
     times = [at("2026-05-01T00:01"), at("2026-05-01T00:02")]
@@ -269,9 +263,7 @@ asyncio.run(main())
 @PLACES
 @pytest.mark.spec("waiting:WT27")
 @pytest.mark.deep
-def test_a_run_whose_process_is_killed_in_the_middle_is_gone_on_with_by_whoever_wakes_runs(
-    tmp_path: Path, place: str
-) -> None:
+def test_scheduled_run_of_a_killed_process_is_resumed(tmp_path: Path, place: str) -> None:
     script, log = tmp_path / "process.py", tmp_path / "log"
     script.write_text(DYING)
     words = [sys.executable, str(script), str(log), str(tmp_path / place)]
@@ -289,7 +281,7 @@ def test_a_run_whose_process_is_killed_in_the_middle_is_gone_on_with_by_whoever_
 
 
 @pytest.mark.spec("waiting:WT27")
-async def test_a_run_that_has_ended_is_left_to_nobody(tmp_path: Path) -> None:
+async def test_ended_scheduled_run_is_resumed_by_no_process(tmp_path: Path) -> None:
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path)
         await ticked(scheduler, at("2026-05-01T00:00"))
@@ -302,7 +294,7 @@ async def test_a_run_that_has_ended_is_left_to_nobody(tmp_path: Path) -> None:
 @pytest.mark.deep
 @PLACES
 @pytest.mark.spec("waiting:WT27")
-def test_two_processes_that_are_killed_again_and_again_start_each_time_once(tmp_path: Path, place: str) -> None:
+def test_two_schedulers_killed_repeatedly_start_each_time_once(tmp_path: Path, place: str) -> None:
     script = tmp_path / "process.py"
     script.write_text(PROCESS)
     runs, reached = tmp_path / place, 1
@@ -340,7 +332,7 @@ def test_two_processes_that_are_killed_again_and_again_start_each_time_once(tmp_
     ("catch_up", "started", "missed"),
     [("one", 1, 6), ("all", 7, 0), ("none", 0, 7)],
 )
-async def test_after_a_week_off_the_newest_each_or_none_is_started_and_the_others_are_told(
+async def test_catch_up_starts_newest_each_or_none_and_reports_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, catch_up: Any, started: int, missed: int
 ) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily", catch_up=catch_up)
@@ -365,7 +357,7 @@ async def test_after_a_week_off_the_newest_each_or_none_is_started_and_the_other
 
 
 @pytest.mark.spec("waiting:WT28")
-async def test_of_years_off_a_thousand_times_are_caught_up_with_at_most(tmp_path: Path) -> None:
+async def test_catch_up_after_years_is_capped_at_a_thousand(tmp_path: Path) -> None:
     schedule = Schedule(agent, cron="* * * * *", id="minutely", catch_up="all")
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [schedule], runs=tmp_path)
@@ -376,7 +368,7 @@ async def test_of_years_off_a_thousand_times_are_caught_up_with_at_most(tmp_path
 
 
 @pytest.mark.spec("waiting:WT28")
-async def test_a_schedule_counts_from_the_first_look_at_it_at_its_changed_line_or_at_it_enabled(tmp_path: Path) -> None:
+async def test_schedule_counts_from_first_look_changed_line_or_enabling(tmp_path: Path) -> None:
     def daily(hour: int, *, enabled: bool = True) -> Schedule:
         return Schedule(agent, cron=f"0 {hour} * * *", id="daily", enabled=enabled, catch_up="all")
 
@@ -397,7 +389,7 @@ async def test_a_schedule_counts_from_the_first_look_at_it_at_its_changed_line_o
 
 
 @pytest.mark.spec("waiting:WT28")
-async def test_so_many_runs_are_under_way_at_once_and_the_others_follow(tmp_path: Path) -> None:
+async def test_concurrent_scheduled_runs_are_limited_and_others_follow(tmp_path: Path) -> None:
     under_way, most = 0, 0
     gate = asyncio.Event()
 
@@ -431,7 +423,7 @@ async def test_so_many_runs_are_under_way_at_once_and_the_others_follow(tmp_path
 
 
 @pytest.mark.spec("waiting:WT29")
-async def test_a_run_knows_its_schedule_its_local_time_and_what_was_missed(tmp_path: Path) -> None:
+async def test_scheduled_run_knows_its_schedule_local_time_and_missed_times(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     hooked = AgentDefinition(
         "hooked",
@@ -455,7 +447,7 @@ async def test_a_run_knows_its_schedule_its_local_time_and_what_was_missed(tmp_p
 
 
 @pytest.mark.spec("waiting:WT29")
-async def test_what_cannot_be_started_is_told_remembered_and_keeps_no_other_from_it(
+async def test_unstartable_schedule_is_reported_and_blocks_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strict = AgentDefinition(
@@ -489,7 +481,7 @@ async def test_what_cannot_be_started_is_told_remembered_and_keeps_no_other_from
         assert [True] == [True for r in caplog.records if f"{id_!r}" in r.getMessage() and r.levelname == "ERROR"]
 
 
-async def test_a_question_suspends_the_run_and_its_journal_says_how_it_stands_since(tmp_path: Path) -> None:
+async def test_asking_scheduled_run_is_suspended_with_status_in_its_journal(tmp_path: Path) -> None:
     def asking(ctx):
         return (yield Ask("Go on?", key="go"))
 
@@ -508,7 +500,7 @@ async def test_a_question_suspends_the_run_and_its_journal_says_how_it_stands_si
 
 @pytest.mark.spec("waiting:WT29")
 @PLACES
-async def test_a_book_that_cannot_be_used_is_told_starts_nothing_and_is_tried_again(tmp_path: Path, place: str) -> None:
+async def test_unusable_schedule_database_is_reported_and_retried(tmp_path: Path, place: str) -> None:
     book = tmp_path / "runs.db" if place == "runs.db" else tmp_path / "runs" / ".schedules.db"
     book.parent.mkdir(exist_ok=True)
     book.write_bytes(b"this is not a database, whatever it is called; " * 100)
@@ -579,7 +571,7 @@ def test_ids_are_unique_and_agents_known_before_anything_comes(tmp_path: Path) -
 
 
 @pytest.mark.spec("waiting:WT27")
-async def test_in_the_background_times_are_waited_for_and_a_change_is_noticed(tmp_path: Path) -> None:
+async def test_background_scheduler_waits_for_times_and_notices_changes(tmp_path: Path) -> None:
     clock = NotingClock(at("2026-05-01T06:59:30"))
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
@@ -618,7 +610,7 @@ async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytes
     assert ["daily-20260501T070000Z"] == names(tmp_path)
 
 
-async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
+async def test_any_failed_look_is_followed_by_the_next_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = NotingClock(at("2026-05-01T06:59"))
@@ -637,7 +629,7 @@ async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
     assert ["daily-20260501T070000Z"] == names(tmp_path)
 
 
-def test_what_was_started_can_be_counted_from_the_book_alone(tmp_path: Path) -> None:
+def test_started_times_can_be_counted_from_the_database_alone(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
     book.passed({"s": "x"}, at("2026-05-01T00:00"))
     for hour in (1, 2):

@@ -58,7 +58,7 @@ def coming(cron: str, zone: str, start: str, count: int) -> list[str]:
         ("30 2 * * *", "UTC", "2026-03-28T12:00", ["03-29 02:30+0000", "03-30 02:30+0000"]),
     ],
 )
-def test_a_time_that_summer_time_skips_comes_at_the_first_moment_after_it_once(
+def test_time_skipped_by_summer_time_runs_once_right_after_it(
     cron: str, zone: str, start: str, expected: list[str]
 ) -> None:
     assert expected == coming(cron, zone, start, len(expected))
@@ -78,13 +78,13 @@ def test_a_time_that_summer_time_skips_comes_at_the_first_moment_after_it_once(
         ("*/20 1 * * *", LORD_HOWE, "2026-04-05T01:20", ["04-05 01:40+1100", "04-05 01:40+1030", "04-06 01:00+1030"]),
     ],
 )
-def test_a_time_that_comes_twice_runs_once_unless_its_line_means_every_so_many_minutes(
+def test_repeated_hour_runs_a_time_once_except_for_intervals(
     cron: str, zone: str, start: str, expected: list[str]
 ) -> None:
     assert expected == coming(cron, zone, start, len(expected))
 
 
-def test_from_within_the_second_pass_of_an_hour_nothing_of_the_first_comes_again() -> None:
+def test_second_pass_of_an_hour_repeats_nothing_of_the_first() -> None:
     schedule = Schedule("a", cron="30 2 * * *", timezone=BERLIN)
     second_pass = datetime(2026, 10, 25, 2, 15, tzinfo=ZoneInfo(BERLIN), fold=1)
 
@@ -113,7 +113,7 @@ def test_from_within_the_second_pass_of_an_hour_nothing_of_the_first_comes_again
         ("0\t7 * *\n1", "2026-01-05 07:00"),
     ],
 )
-def test_lines_are_read_as_debians_cron_reads_them_with_the_usual_words(cron: str, expected: str) -> None:
+def test_cron_lines_are_read_as_by_debian_cron(cron: str, expected: str) -> None:
     comes = Schedule("a", cron=cron).next_after(datetime(2026, 1, 1, tzinfo=UTC))
 
     assert comes is not None
@@ -158,7 +158,7 @@ UNUSABLE = pytest.mark.parametrize(
 
 @pytest.mark.spec("waiting:WT25")
 @UNUSABLE
-def test_what_cannot_be_used_is_refused_where_it_is_written(given: dict[str, object], told: str) -> None:
+def test_invalid_schedule_is_refused_where_it_is_written(given: dict[str, object], told: str) -> None:
     with pytest.raises(DefinitionError, match=told):
         Schedule("a", **{"cron": "0 7 * * 1-5", **given})
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_used_is_refused_where_it_is_written(given: dict[str, obj
 @pytest.mark.speed
 @pytest.mark.spec("waiting:WT25")
 @UNUSABLE
-def test_what_cannot_be_used_is_refused_within_a_second(given: dict[str, object], told: str) -> None:
+def test_invalid_schedule_is_refused_within_a_second(given: dict[str, object], told: str) -> None:
     started = time.process_time()
     with pytest.raises(DefinitionError, match=told):
         Schedule("a", **{"cron": "0 7 * * 1-5", **given})
@@ -198,7 +198,7 @@ class Ticket(BaseModel):
 
 
 @pytest.mark.spec("waiting:WT23")
-def test_the_id_of_a_schedule_is_its_agents_and_a_digest_of_what_it_says() -> None:
+def test_schedule_id_is_its_agent_and_a_content_digest() -> None:
     agent = AgentDefinition("my-agent")
     one = Schedule(agent, cron="0 7 * * *", params={"number": 1})
 
@@ -215,7 +215,7 @@ def test_the_id_of_a_schedule_is_its_agents_and_a_digest_of_what_it_says() -> No
     assert 40 >= len(Schedule("publisher/" + "long-" * 20 + "name@1.0.0", cron="* * * * *").id)
 
 
-def test_a_line_is_told_in_words() -> None:
+def test_cron_line_is_described_in_words() -> None:
     assert "At 07:00 on Monday through Friday" == Schedule("a", cron="0 7 * * 1-5").in_words()
 
 
@@ -275,7 +275,7 @@ def by_minutes(line: str, zone: str, after: datetime, until: datetime) -> list[d
 @example(line="*/10 3 * * *", turn=(LORD_HOWE, "2026-10-03T10:00"))
 @example(line="30 2 * * *", turn=(BERLIN, "2026-03-28T20:00"))
 @pytest.mark.deep
-def test_the_times_between_two_moments_are_those_that_going_by_minutes_finds(line: str, turn: tuple[str, str]) -> None:
+def test_times_between_two_moments_equal_a_minute_by_minute_search(line: str, turn: tuple[str, str]) -> None:
     zone, start = turn
     after = datetime.fromisoformat(start).replace(tzinfo=UTC)
     until = after + timedelta(hours=12)
@@ -302,7 +302,7 @@ def test_any_text_is_a_schedule_or_a_definition_error(text: str) -> None:
     assert schedule.in_words()
 
 
-def test_only_so_many_times_are_listed_and_the_newest_are_found_however_long_ago_it_was() -> None:
+def test_listing_is_capped_and_finds_newest_times_of_any_age() -> None:
     after, until = YEARS
     newest = newest_times_between(MINUTELY, after, until)
 
@@ -330,7 +330,7 @@ def test_of_minutes_of_many_years_the_newest_are_found_soon() -> None:
     ("cron", "last"),
     [("* * * 1 *", "2026-01-31T23:59"), ("* * 1-9 3 *", "2026-03-09T23:59")],
 )
-def test_the_newest_times_of_a_line_that_comes_often_but_rarely_are_found(cron: str, last: str) -> None:
+def test_newest_times_of_a_dense_but_rare_line_are_found(cron: str, last: str) -> None:
     after, until = datetime(2020, 1, 1, tzinfo=UTC), datetime(2026, 3, 15, tzinfo=UTC)
 
     newest = newest_times_between(Schedule("a", cron=cron), after, until)
@@ -343,14 +343,14 @@ def test_the_newest_times_of_a_line_that_comes_often_but_rarely_are_found(cron: 
 # --- what is rested on ------------------------------------------------------------------------------------------------
 
 
-def test_cronsim_misses_minutes_where_clocks_move_by_half_an_hour_so_that_it_is_given_no_zones() -> None:
+def test_cronsim_misses_minutes_at_half_hour_clock_changes() -> None:
     """Fails when a version of cronsim gets this right; then its own zones could be looked at again."""
     start = datetime(2026, 10, 4, tzinfo=ZoneInfo(LORD_HOWE))
 
     assert "03:30" == f"{next(CronSim('*/10 3 * * *', start)):%H:%M}"
 
 
-def test_cronsim_refuses_what_never_comes_and_gives_up_after_fifty_years() -> None:
+def test_cronsim_refuses_impossible_dates_and_stops_after_fifty_years() -> None:
     with pytest.raises(CronSimError, match="day-of-month"):
         CronSim("0 0 31 2 *", NAIVE)
     with pytest.raises(StopIteration):

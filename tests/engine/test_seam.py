@@ -80,7 +80,7 @@ def family() -> AgentDefinition[Any]:
     )
 
 
-async def test_a_middleware_sees_every_effect_of_the_tree_begun_before_it_is_performed_exactly_once() -> None:
+async def test_middleware_sees_every_effect_of_the_tree_once() -> None:
     log: list[Any] = []
     agent = family()
     replies = {"one": text("1"), "two": text("2")}
@@ -112,7 +112,7 @@ async def test_a_middleware_sees_every_effect_of_the_tree_begun_before_it_is_per
         assert ["begin", "perform", "Value"] == [what for what, where, _ in log if where == address]
 
 
-async def test_a_middleware_may_answer_instead_and_the_meter_counts_what_it_says() -> None:
+async def test_middleware_may_answer_instead_and_the_meter_counts_its_usage() -> None:
     class Player:
         def __init__(self, inner: Performer) -> None:
             self.begin = inner.begin

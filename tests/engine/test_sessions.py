@@ -121,7 +121,7 @@ BOOKING = AgentDefinition("booking", handle_steps=booking)
 
 
 @pytest.mark.spec("requirements:L3", "requirements:L1")
-async def test_a_run_goes_on_from_what_its_session_holds_and_leaves_it_for_the_next(store):
+async def test_run_continues_from_its_session_and_saves_the_next_state(store):
     model = ScriptedModel([text("Hello."), text("I said hello.")])
     first = await Engine([BOT], models=model, sessions=store).run(
         BOT, "Hi.", session_id="u:1", user_id="ann", metadata={"lang": "de"}
@@ -148,7 +148,7 @@ async def test_a_run_goes_on_from_what_its_session_holds_and_leaves_it_for_the_n
 
 
 @pytest.mark.spec("requirements:L4", "reliability:SS05")
-async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none(tmp_path):
+async def test_session_needs_a_store_and_may_omit_its_id(tmp_path):
     store = FileSessions(tmp_path / "below" / "sessions")
     engine = Engine([BOT], models=ScriptedModel([text("a"), text("b"), text("c")]), sessions=store)
     one, two = await engine.run(BOT, "x"), await engine.run(BOT, "x", session_id="ann:1/../bob")
@@ -163,7 +163,7 @@ async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none
 
 
 @pytest.mark.spec("requirements:L1", "requirements:L2", "requirements:L4")
-async def test_a_store_with_two_methods_is_enough_and_what_it_lacks_is_named():
+async def test_store_with_two_methods_suffices_and_missing_ones_are_named():
     store = Histories()
     model = ScriptedModel([text("Hello."), text("Yes.")])
     engine = Engine([BOT], models=model, sessions=store)
@@ -180,7 +180,7 @@ async def test_a_store_with_two_methods_is_enough_and_what_it_lacks_is_named():
 
 @pytest.mark.spec("requirements:L3")
 @pytest.mark.parametrize("way", ["run_sync", "stream", "start"])
-async def test_streams_handles_and_synchronous_callers_go_on_from_a_session_too(way, tmp_path):
+async def test_streams_handles_and_run_sync_continue_a_session_too(way, tmp_path):
     store = SqliteSessions(tmp_path / "s.db")
     model = ScriptedModel([text("Hello."), text("Yes.")])
     async with Engine([BOT], models=model, sessions=store) as engine:
@@ -204,7 +204,7 @@ async def test_streams_handles_and_synchronous_callers_go_on_from_a_session_too(
 
 
 @pytest.mark.spec("requirements:X40", "requirements:L3")
-async def test_a_run_is_saved_however_it_ends_unless_it_never_began(store):
+async def test_run_is_saved_at_any_end_unless_it_never_began(store):
     def broken(ctx, *_):
         msg = "no"
         raise RuntimeError(msg)
@@ -221,7 +221,7 @@ async def test_a_run_is_saved_however_it_ends_unless_it_never_began(store):
 
 
 @pytest.mark.spec("reliability:SS03")
-async def test_a_store_that_fails_to_load_keeps_the_run_from_starting(tmp_path):
+async def test_store_that_fails_to_load_prevents_the_run(tmp_path):
     class Failing(Histories):
         async def get_history(self, session_id):
             msg = "no connection"
@@ -240,7 +240,7 @@ async def test_a_store_that_fails_to_load_keeps_the_run_from_starting(tmp_path):
 
 
 @pytest.mark.spec("reliability:SS03")
-async def test_a_store_that_fails_to_save_does_not_lose_the_result(caplog):
+async def test_store_that_fails_to_save_keeps_the_result(caplog):
     class Full(Histories):
         async def save_history(self, session_id, messages):
             msg = "disk full"
@@ -255,7 +255,7 @@ async def test_a_store_that_fails_to_save_does_not_lose_the_result(caplog):
 
 
 @pytest.mark.spec("reliability:SS04")
-async def test_what_was_mended_at_loading_is_told_once():
+async def test_repair_at_session_load_is_reported_once():
     store = Histories()
     store.kept["x"] = [
         UserMessage("Add."),
@@ -273,7 +273,7 @@ async def test_what_was_mended_at_loading_is_told_once():
 
 
 @pytest.mark.spec("requirements:D18")
-async def test_previous_takes_the_place_of_what_a_session_holds(store):
+async def test_previous_replaces_the_stored_session_state(store):
     engine = Engine([BOT], models=ScriptedModel([text("a"), text("b")]), sessions=store)
     await engine.run(BOT, "old", session_id="x")
     await engine.run(BOT, "go on", session_id="x", previous=AgentState.from_messages([UserMessage("new")]))
@@ -303,7 +303,7 @@ async def test_a_conversation_can_be_measured_replaced_and_cleared_between_runs(
 
 
 @pytest.mark.spec("requirements:D18")
-async def test_a_handler_that_goes_on_counts_once_what_it_had_spent(tmp_path):
+async def test_resumed_handler_counts_earlier_spending_once(tmp_path):
     def handler(ctx):
         yield STEP
         answer = yield from Ask("Well?")
@@ -325,7 +325,7 @@ async def test_a_handler_that_goes_on_counts_once_what_it_had_spent(tmp_path):
 
 @pytest.mark.spec("requirements:L3", "requirements:K5", "requirements:K6", "reliability:R2", "requirements:X11")
 @pytest.mark.parametrize("kind", ["memory", "files", "sqlite", "states", "histories"])
-async def test_the_next_message_answers_what_the_model_asked_and_calls_that_ran_do_not_run_again(kind, tmp_path):
+async def test_next_message_answers_the_models_question_without_repeating_calls(kind, tmp_path):
     store = {"states": States, "histories": Histories}.get(kind, lambda: store_of(kind, tmp_path))()
     ran = []
 
@@ -353,7 +353,7 @@ async def test_the_next_message_answers_what_the_model_asked_and_calls_that_ran_
 
 @pytest.mark.spec("requirements:L3", "requirements:K5", "reliability:R2", "requirements:X11")
 @pytest.mark.parametrize("kind", ["memory", "files", "sqlite", "states"])
-async def test_the_next_message_answers_a_handler_through_the_journal_that_the_store_keeps(kind, tmp_path):
+async def test_next_message_answers_a_handler_through_the_stores_journal(kind, tmp_path):
     def fresh():
         return store if kind in ("memory", "states") else store_of(kind, tmp_path)
 
@@ -376,7 +376,7 @@ async def test_the_next_message_answers_a_handler_through_the_journal_that_the_s
 
 
 @pytest.mark.spec("requirements:X11")
-async def test_a_handler_whose_journal_nobody_kept_is_refused_and_the_message_names_what_is_missing(tmp_path):
+async def test_waiting_handler_without_a_kept_journal_is_refused(tmp_path):
     store = FileSessions(tmp_path)
     own = MemoryJournal()
     held = await Engine([BOOKING], sessions=store).run(BOOKING, "go", session_id="x", journal=own)
@@ -389,7 +389,7 @@ async def test_a_handler_whose_journal_nobody_kept_is_refused_and_the_message_na
 
 
 @pytest.mark.spec("requirements:K5")
-async def test_a_message_says_yes_to_a_permission_and_a_session_that_waits_for_two_takes_one_after_the_other(tmp_path):
+async def test_message_grants_a_permission_and_two_are_answered_in_turn(tmp_path):
     ran = []
 
     @tool(in_thread=False)
@@ -413,7 +413,7 @@ async def test_a_message_says_yes_to_a_permission_and_a_session_that_waits_for_t
     assert [1] == ran
 
 
-async def test_what_is_said_to_another_agent_is_no_answer(store):
+async def test_message_to_another_agent_is_no_answer(store):
     await Engine([BOOKING], sessions=store).run(BOOKING, "A table.", session_id="x")
     model = ScriptedModel([text("Hello.")])
     result = await Engine([BOT, BOOKING], models=model, sessions=store).run(BOT, "Hi.", session_id="x")
@@ -422,7 +422,7 @@ async def test_what_is_said_to_another_agent_is_no_answer(store):
 
 
 @pytest.mark.spec("requirements:K5")
-async def test_a_child_that_asks_is_answered_by_the_next_message_too(tmp_path):
+async def test_next_message_answers_the_question_of_a_child_too(tmp_path):
     boss = AgentDefinition("boss", model="scripted/m", tools=spawn_tools(), spawnable_agents=[BOOKING])
     spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "booking", "prompt": "go"}]})
     model = ScriptedModel([spawn, text("Booked.")])
@@ -437,7 +437,7 @@ async def test_a_child_that_asks_is_answered_by_the_next_message_too(tmp_path):
 
 
 @pytest.mark.spec("requirements:K5")
-async def test_a_handler_that_was_changed_under_a_waiting_session_says_so_and_leaves_it_as_it_is(store):
+async def test_changed_handler_of_a_waiting_session_is_refused_unchanged(store):
     def changed(ctx):
         yield from Ask("How many?")
 
@@ -460,7 +460,7 @@ async def test_a_handler_that_was_changed_under_a_waiting_session_says_so_and_le
 
 
 @pytest.mark.spec("requirements:X58", "requirements:K5")
-async def test_a_conversation_that_waits_goes_on_after_an_edit_when_that_is_said(store):
+async def test_waiting_session_continues_after_an_edit_when_allowed(store):
     def agent(system):
         def handler(ctx):
             yield STEP
@@ -480,7 +480,7 @@ async def test_a_conversation_that_waits_goes_on_after_an_edit_when_that_is_said
 
 
 @pytest.mark.spec("requirements:K5", "requirements:L3")
-async def test_what_comes_with_an_answer_reaches_the_run_and_its_session(tmp_path):
+async def test_attachments_of_an_answer_reach_the_run_and_its_session(tmp_path):
     def handler(ctx):
         answer = yield from Ask("Well?")
         yield STEP
@@ -522,7 +522,7 @@ async def test_an_answer_that_does_not_fit_changes_nothing(store):
 
 
 @pytest.mark.spec("reliability:SS01")
-async def test_two_messages_at_once_wait_for_each_other_and_lose_nothing(store):
+async def test_two_concurrent_messages_are_serialised_and_none_is_lost(store):
     prompts = [f"message {number}" for number in range(6)]
     engines = [Engine([BOT], models=Slow(lambda: asyncio.sleep(0.01)), sessions=store) for _ in range(2)]
     tasks = [engines[n % 2].run(BOT, prompt, session_id="x") for n, prompt in enumerate(prompts)]
@@ -556,7 +556,7 @@ def in_line(monkeypatch):
     return have_come
 
 
-async def test_a_run_is_planned_once_before_it_waits_for_its_session_and_begins_when_it_is_let_in():
+async def test_run_is_planned_once_before_waiting_for_its_session():
     """
     What is wrong is told before the wait, an author's validators look at params once, and the clock starts with the turn.
     """
@@ -601,7 +601,7 @@ async def test_a_run_is_planned_once_before_it_waits_for_its_session_and_begins_
 
 
 @pytest.mark.spec("reliability:SS01")
-async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_comes(store, in_line):
+async def test_cancelled_waiter_for_a_session_lets_the_next_one_in(store, in_line):
     gate = asyncio.Event()
 
     engine = Engine([BOT], models=Slow(gate.wait), sessions=store)
@@ -621,7 +621,7 @@ async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_com
 
 @pytest.mark.spec("requirements:N6", "reliability:I12", "reliability:SS01")
 @pytest.mark.parametrize("way", ["interrupt", "max_seconds", "cancel", "shutdown"])
-async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_its_turn(way, in_line, monkeypatch):
+async def test_run_waiting_for_its_session_ends_when_told_to(way, in_line, monkeypatch):
     first_may_end, store = asyncio.Event(), MemorySessions()
     async with Engine([BOT], models=Slow(first_may_end.wait), sessions=store) as engine:
         first = engine.start(BOT, "1", session_id="x")
@@ -659,7 +659,7 @@ async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_
 
 @pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("who", ["waits", "is in"])
-async def test_a_run_whose_event_loop_was_closed_keeps_nobody_out_of_its_session(who):
+async def test_run_of_a_closed_loop_does_not_block_its_session(who):
     queue, loop = SessionQueue(), asyncio.new_event_loop()
     coming = queue.enter("x")
     own = None if who == "is in" else await queue.enter("x")
@@ -688,7 +688,7 @@ async def test_a_run_whose_event_loop_was_closed_keeps_nobody_out_of_its_session
 
 
 @pytest.mark.spec("requirements:L4")
-async def test_a_journal_for_a_message_that_answers_is_refused_and_changes_nothing(tmp_path):
+async def test_journal_argument_for_an_answering_message_is_refused(tmp_path):
     store = FileSessions(tmp_path)
     async with Engine([BOOKING], sessions=store) as engine:
         await engine.run("booking", "go", session_id="x")
@@ -703,7 +703,7 @@ async def test_a_journal_for_a_message_that_answers_is_refused_and_changes_nothi
     assert "4 at noon" == result.output
 
 
-async def test_runs_of_two_sessions_that_start_each_other_do_not_wait_for_ever():
+async def test_sessions_whose_runs_start_each_other_do_not_deadlock():
     both_are_in, inside = asyncio.Event(), []
 
     @tool(in_thread=False)
@@ -733,7 +733,7 @@ async def test_runs_of_two_sessions_that_start_each_other_do_not_wait_for_ever()
     assert "fine" == (await engine.run(BOT, "after", session_id="a")).output
 
 
-async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_does_not_wait_for_ever():
+async def test_nested_run_in_the_same_session_is_refused():
     store = MemorySessions()
 
     @tool(in_thread=False)
@@ -762,7 +762,7 @@ async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_d
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
-async def test_across_processes_the_later_save_is_a_conflict_that_overwrites_nothing(kind, tmp_path):
+async def test_later_save_of_another_process_is_a_conflict(kind, tmp_path):
     async def quicker():
         done = await asyncio.to_thread(process, tmp_path, kind, "quick")
         assert (0, "True quick!") == (done.returncode, done.stdout.strip()), done.stderr
@@ -809,7 +809,7 @@ def process(folder, kind, *arguments):
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS02")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
-async def test_what_a_process_had_finished_that_was_killed_before_it_saved_is_saved_by_the_next_message(kind, tmp_path):
+async def test_result_of_a_process_killed_before_saving_is_saved_later(kind, tmp_path):
     assert 0 == process(tmp_path, kind, "first").returncode
     assert -signal.SIGKILL == process(tmp_path, kind, "kill").returncode
     store = store_of(kind, tmp_path)
@@ -826,7 +826,7 @@ async def test_what_a_process_had_finished_that_was_killed_before_it_saved_is_sa
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS02", "requirements:K5", "requirements:K12")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
-async def test_an_answer_that_a_killed_process_had_taken_is_not_asked_for_again(kind, tmp_path):
+async def test_answer_taken_by_a_killed_process_is_not_asked_again(kind, tmp_path):
     assert 0 == process(tmp_path, kind, "a table", "booking").returncode
     assert -signal.SIGKILL == process(tmp_path, kind, "kill 4", "booking").returncode
     # The run goes on with the model that it was begun with, so its provider has to be there, called or not.
@@ -860,7 +860,7 @@ async def test_a_run_that_another_process_saved_for_it_is_saved(goes_on, tmp_pat
 
 
 @pytest.mark.spec("reliability:SS03")
-async def test_a_save_that_failed_once_is_made_up_for_by_the_next_message(tmp_path, monkeypatch):
+async def test_failed_save_is_repeated_by_the_next_message(tmp_path, monkeypatch):
     store = FileSessions(tmp_path)
     engine = Engine([BOT], models=ScriptedModel([text("Hello."), text("Yes.")]), sessions=store)
     with monkeypatch.context() as patch:
@@ -895,7 +895,7 @@ async def test_a_thousand_sessions_at_once_never_see_each_other():
 
 
 @pytest.mark.spec("requirements:L9")
-async def test_each_run_has_a_journal_of_its_own_in_the_store_the_newest_are_kept_and_go_with_the_session(store):
+async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store):
     engine = Engine([BOT], models=ScriptedModel([text(f"reply {n}") for n in range(13)]), sessions=store)
     results = [await engine.run(BOT, f"message {n}", session_id="x") for n in range(12)]
     await engine.run(BOT, "message", session_id="y")
@@ -913,7 +913,7 @@ async def test_each_run_has_a_journal_of_its_own_in_the_store_the_newest_are_kep
     assert 1 == store.load("y").turns
 
 
-async def test_a_journal_of_the_callers_own_is_used_in_place_of_the_stores(tmp_path):
+async def test_callers_journal_replaces_that_of_the_store(tmp_path):
     store = FileSessions(tmp_path / "s")
     engine = Engine([BOT], models=ScriptedModel([text("Hello.")]), sessions=store)
     result = await engine.run(BOT, "Hi.", session_id="x", journal=tmp_path / "run.jsonl")
@@ -924,7 +924,7 @@ async def test_a_journal_of_the_callers_own_is_used_in_place_of_the_stores(tmp_p
 
 
 @pytest.mark.spec("requirements:L13")
-async def test_conversations_of_children_are_sessions_of_their_own_when_they_are_asked_for(tmp_path):
+async def test_conversations_of_children_become_sessions_on_request(tmp_path):
     leaf = AgentDefinition("leaf", model="scripted/m")
     middle = AgentDefinition("middle", model="scripted/m", tools=spawn_tools(), spawnable_agents=[leaf])
     boss = AgentDefinition("boss", model="scripted/m", tools=spawn_tools(), spawnable_agents=[middle, leaf])
@@ -957,7 +957,7 @@ async def test_conversations_of_children_are_sessions_of_their_own_when_they_are
 
 
 @pytest.mark.spec("requirements:B1")
-async def test_a_session_that_was_loaded_does_not_change_when_its_run_goes_on(store):
+async def test_loaded_session_is_unchanged_by_its_continuing_run(store):
     engine = Engine([BOT], models=ScriptedModel([text("a"), text("b")]), sessions=store)
     await engine.run(BOT, "x", session_id="x")
     loaded = store.load("x")

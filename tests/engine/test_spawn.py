@@ -90,7 +90,7 @@ async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
     "reliability:SP04",
     "requirements:X16",
 )
-async def test_every_entry_has_its_result_in_its_place_and_bad_ones_start_nothing():
+async def test_every_spawn_entry_has_its_result_in_order():
     engine, agent, _ = boss(
         tool_call(
             "spawn_agents",
@@ -125,7 +125,7 @@ async def test_every_entry_has_its_result_in_its_place_and_bad_ones_start_nothin
 
 
 @pytest.mark.spec("generator-contract:L3")
-async def test_a_call_of_which_every_entry_is_bad_is_an_error_result_for_models_and_handlers_alike():
+async def test_spawn_call_with_only_bad_entries_is_an_error_result():
     failed, result = await spawned({"agent_type": "nobody"}, {"agent_type": "forbidden"})
 
     assert failed.is_error
@@ -145,7 +145,7 @@ async def test_a_call_of_which_every_entry_is_bad_is_an_error_result_for_models_
 
 @pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "reliability:SP04")
 @pytest.mark.parametrize("by", ["model", "handler"])
-async def test_what_is_wrong_in_one_entry_is_told_in_its_place_and_the_others_run(by):
+async def test_error_in_one_spawn_entry_leaves_the_others_running(by):
     entries = [
         {"agent_type": "echo-one", "prompt": "a", "model": "other"},
         {"agent_type": "echo-one", "prompt": "b"},
@@ -181,7 +181,7 @@ async def test_what_is_wrong_in_one_entry_is_told_in_its_place_and_the_others_ru
 
 @pytest.mark.spec("generator-contract:L3", "generator-contract:G51")
 @pytest.mark.parametrize("wrong", [{"agent_type": "echo-one", "model": "x"}, {"agent_type": "nobody"}])
-async def test_a_model_is_told_of_a_bad_entry_although_it_ended_its_turn(wrong):
+async def test_bad_entry_is_reported_after_the_models_turn_ended(wrong):
     ends = [t for t in control_tools() if t.spec.name == "end_turn"]
     asked = tool_calls(tool_call("spawn_agents", {"agents": [wrong]}), tool_call("end_turn"))
     engine, agent, scripted = boss(asked, tools=[*spawn_tools(), *ends])
@@ -205,7 +205,7 @@ COERCED = {
 @pytest.mark.spec("generator-contract:L1")
 @pytest.mark.parametrize("named", [True, False], ids=["by name", "as tool"])
 @pytest.mark.parametrize("given", COERCED.values(), ids=COERCED)
-async def test_what_models_write_instead_of_a_list_of_objects_is_understood(given, named):
+async def test_malformed_spawn_lists_of_models_are_understood(given, named):
     result, _ = await spawned(given=given, tools=["spawn_agents"] if named else spawn_tools())
 
     assert 'p/{"k": 1}' == result.data[0]["output"]
@@ -228,7 +228,7 @@ async def test_what_models_write_instead_of_a_list_of_objects_is_understood(give
         ("a/b/c", False),
     ],
 )
-async def test_an_id_matches_when_every_part_that_it_gives_is_equal(wanted, found):
+async def test_agent_id_matches_when_all_given_parts_are_equal(wanted, found):
     result, _ = await spawned({"agent_type": wanted, "prompt": "p"})
 
     assert found is ("error" not in result.data[0])
@@ -236,7 +236,7 @@ async def test_an_id_matches_when_every_part_that_it_gives_is_equal(wanted, foun
 
 
 @pytest.mark.spec("generator-contract:L2")
-def test_parts_that_a_request_leaves_out_match_anything_and_the_first_match_wins():
+def test_omitted_id_parts_match_anything_and_the_first_match_wins():
     from stepengine.machine.child_effects import find_matching_id
 
     allowed = ["acme/helper@1", "other/helper@2", "helper"]
@@ -257,7 +257,7 @@ KID = AgentDefinition("kid", description="Says hello.", handle_steps=echo)
 
 
 @pytest.mark.spec("generator-contract:L2")
-async def test_an_id_with_a_publisher_means_the_given_agent_of_that_name_and_says_once_that_no_version_is_checked():
+async def test_publisher_id_selects_the_given_agent_with_one_warning():
     wanted = "codebuff/kid@0.0.1"
 
     def both(ctx):
@@ -277,7 +277,7 @@ async def test_an_id_with_a_publisher_means_the_given_agent_of_that_name_and_say
 
 
 @pytest.mark.spec("generator-contract:L2")
-async def test_a_publisher_id_that_the_engine_has_no_agent_for_means_a_bundled_one_and_else_is_refused(tmp_path):
+async def test_unregistered_publisher_id_selects_a_bundled_agent_or_is_refused(tmp_path):
     def searching(ctx):
         found = yield from AgentCall("codebuff/code-searcher@0.0.1", params={"search_queries": [{"pattern": "needle"}]})
         return found
@@ -303,7 +303,7 @@ async def test_a_publisher_id_that_the_engine_has_no_agent_for_means_a_bundled_o
 
 @pytest.mark.spec("generator-contract:L28", "generator-contract:L19")
 @pytest.mark.parametrize("name", ["echo_one", "echo-one"])
-async def test_each_spawnable_agent_is_offered_as_a_tool_and_a_call_of_it_is_one_of_spawn_agents(name):
+async def test_spawnable_agent_is_a_tool_whose_call_is_spawn_agents(name):
     engine, agent, scripted = boss(tool_call(name, {"prompt": "hi", "params": {"k": 2}}))
     result = await engine.run(agent, "go")
     first = scripted.calls[0]
@@ -323,7 +323,7 @@ async def test_each_spawnable_agent_is_offered_as_a_tool_and_a_call_of_it_is_one
 
 @pytest.mark.spec("generator-contract:L28")
 @pytest.mark.parametrize("name", ["echo_one", "echo-one"])
-async def test_a_hook_judges_a_call_of_an_agent_by_the_tools_own_name_whatever_the_model_calls_it(name):
+async def test_hook_sees_any_agent_call_as_spawn_agents(name):
     seen = []
 
     def closed(ctx, call):
@@ -347,7 +347,7 @@ async def test_a_hook_judges_a_call_of_an_agent_by_the_tools_own_name_whatever_t
 
 @pytest.mark.spec("generator-contract:L28")
 @pytest.mark.parametrize("name", ["end-turn", "ask-user", "look-up"])
-async def test_only_agents_go_by_another_name_and_other_tools_are_not_available_under_it(name):
+async def test_only_agents_have_alias_names_among_tools(name):
     tools = [*(t for t in control_tools() if t.spec.name == "end_turn"), ask_user_tool(), look_up]
     engine, agent, _ = boss(tool_call(name, {}), tools=tools, spawnable_agents=[])
     result = await engine.run(agent, "go")
@@ -365,14 +365,14 @@ async def test_only_agents_go_by_another_name_and_other_tools_are_not_available_
         ({}, "/{}"),
     ],
 )
-async def test_a_prompt_that_is_no_text_and_params_that_are_no_object_are_dropped(given, output):
+async def test_non_text_prompt_and_non_object_params_are_dropped(given, output):
     engine, agent, _ = boss(tool_call("echo_one", given))
 
     assert output == (await engine.run(agent, "go")).tool_calls[0].result.data[0]["output"]
 
 
 @pytest.mark.spec("generator-contract:L28", "requirements:A13")
-async def test_wrong_params_of_an_agents_tool_are_an_error_entry_that_names_the_fields():
+async def test_invalid_params_of_an_agent_tool_name_the_fields():
     engine, agent, _ = boss(tool_call("typed", {"prompt": "x", "params": {"size": 1}}))
     result = (await engine.run(agent, "go")).tool_calls[0].result
 
@@ -381,7 +381,7 @@ async def test_wrong_params_of_an_agents_tool_are_an_error_entry_that_names_the_
 
 
 @pytest.mark.spec("generator-contract:L29")
-def test_agents_that_cannot_be_offered_as_tools_are_refused_when_the_engine_is_built():
+def test_agents_that_cannot_be_tools_are_refused_at_engine_construction():
     class Strange(pydantic.BaseModel):
         call: Any = None
 
@@ -403,7 +403,7 @@ def test_agents_that_cannot_be_offered_as_tools_are_refused_when_the_engine_is_b
 
 
 @pytest.mark.spec("generator-contract:L28")
-async def test_definitions_inside_the_params_schema_still_hold_when_it_is_part_of_a_tools_schema():
+async def test_params_schema_definitions_resolve_inside_the_tool_schema():
     class Leaf(pydantic.BaseModel):
         n: int
 
@@ -422,7 +422,7 @@ async def test_definitions_inside_the_params_schema_still_hold_when_it_is_part_o
 
 
 @pytest.mark.spec("requirements:J17")
-async def test_an_agent_is_an_ordinary_tool_with_a_name_and_description_of_its_own():
+async def test_agent_as_tool_has_its_own_name_and_description():
     structured = AgentDefinition(
         "counter", output_schema={"type": "object"}, handle_steps=lambda ctx: (yield from two())
     )
@@ -457,7 +457,7 @@ def two():
 
 
 @pytest.mark.spec("requirements:J17", "reliability:SP12")
-async def test_an_output_that_is_no_json_is_an_error_of_the_agents_own_tool_that_names_the_place():
+async def test_agent_tool_output_that_is_no_json_is_an_error():
     def strange(ctx):
         return {"deep": [object()]}
         yield
@@ -472,7 +472,7 @@ async def test_an_output_that_is_no_json_is_an_error_of_the_agents_own_tool_that
 
 
 @pytest.mark.spec("requirements:J11", "requirements:E25", "requirements:J17")
-async def test_the_task_tool_lists_its_agents_and_gives_the_final_text():
+async def test_task_tool_lists_its_agents_and_returns_the_final_text():
     talker = AgentDefinition("talker", model="test/m", description="Talks.", display_name="The Talker")
     made = task_tool([talker, ECHO, CRASH])
     schema = made.spec.input_schema
@@ -527,7 +527,7 @@ async def test_every_way_to_spawn_is_counted_by_the_same_limits():
 
 
 @pytest.mark.spec("generator-contract:T31", "requirements:Q10")
-async def test_an_agent_of_the_engine_can_be_looked_up_by_its_id():
+async def test_engine_agent_can_be_looked_up_by_its_id():
     engine, agent, _ = boss(
         tool_calls(
             tool_call("lookup_agent_info", {"agent_id": "typed"}),
@@ -568,7 +568,7 @@ async def test_an_agent_of_the_engine_can_be_looked_up_by_its_id():
 
 
 @pytest.mark.spec("requirements:J12")
-async def test_the_events_of_children_say_who_started_whom_with_what_also_when_they_fail():
+async def test_child_events_name_spawner_and_input_even_on_failure():
     engine, agent, _ = boss(
         tool_call("spawn_agents", {"agents": [{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}]}),
         tool_call("spawn_agents", {"agents": [{"agent_type": "crash"}, {"agent_type": "echo-one"}]}),
@@ -591,7 +591,7 @@ async def test_the_events_of_children_say_who_started_whom_with_what_also_when_t
 
 @pytest.mark.spec("requirements:X51")
 @pytest.mark.parametrize("way", ["spawn_agents", "tool"])
-async def test_what_a_child_returned_after_its_tokens_were_spent_reaches_its_parent(way):
+async def test_child_result_reaches_its_parent_after_the_token_limit(way):
     def thrifty(ctx):
         try:
             yield STEP
@@ -621,7 +621,7 @@ async def test_what_a_child_returned_after_its_tokens_were_spent_reaches_its_par
 
 
 @pytest.mark.spec("requirements:D15", "generator-contract:L8")
-async def test_a_run_and_a_child_tell_what_was_spent_under_the_same_names():
+async def test_run_and_child_report_spending_under_the_same_names():
     def reply(words, cost, model=None):
         return ModelReply(words, usage=Usage(10, 5), cost=None if cost is None else Decimal(cost), model=model)
 
@@ -660,7 +660,7 @@ def starts_kid(call):
 
 @pytest.mark.spec("generator-contract:L17")
 @pytest.mark.parametrize("steps", [None, "STEP", "GenerateN"])
-async def test_a_child_whose_first_request_has_no_user_message_fails_and_asks_no_model(steps):
+async def test_child_without_a_user_message_fails_without_a_model_call(steps):
     def kid(ctx):
         yield STEP if steps == "STEP" else GenerateN(2)
 
@@ -702,7 +702,7 @@ async def test_a_root_run_needs_no_prompt():
 
 
 @pytest.mark.spec("generator-contract:L17")
-async def test_a_model_that_starts_a_child_without_a_prompt_is_told_so():
+async def test_model_spawn_without_a_prompt_is_an_explained_error():
     kid = AgentDefinition("kid", model="t/m", description="Looks.")
     boss = AgentDefinition("boss", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
     model = ScriptedModel([tool_call("spawn_agents", {"agents": [{"agent_type": "kid"}]}), text("ok")])
@@ -713,7 +713,7 @@ async def test_a_model_that_starts_a_child_without_a_prompt_is_told_so():
 
 
 @pytest.mark.spec("generator-contract:L2")
-async def test_a_bare_id_means_a_bundled_agent_unless_the_engine_has_one_of_that_id(tmp_path):
+async def test_bare_id_selects_a_bundled_agent_unless_engine_has_one(tmp_path):
     """
     codebuff finds ``"code-searcher"`` among local agents and then in its store.
     """

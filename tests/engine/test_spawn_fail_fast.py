@@ -67,7 +67,7 @@ class Nursery:
 
 
 @pytest.mark.spec("reliability:SP05", "generator-contract:L6")
-async def test_fail_fast_cancels_the_siblings_and_each_of_them_says_so_live_and_on_replay():
+async def test_fail_fast_cancels_and_marks_siblings_live_and_on_replay():
     live, journal = Nursery(), MemoryJournal()
     result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 50)
     states = [status for _, status, _ in result.output]
@@ -166,7 +166,7 @@ class Nested:
 
 
 @pytest.mark.spec("reliability:SP05", "reliability:I12")
-async def test_a_sibling_that_waits_for_children_of_its_own_is_cancelled_with_them():
+async def test_sibling_waiting_for_its_children_is_cancelled_with_them():
     live, journal = Nested(), MemoryJournal()
     result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 50)
 
@@ -179,7 +179,7 @@ async def test_a_sibling_that_waits_for_children_of_its_own_is_cancelled_with_th
 
 
 @pytest.mark.spec("reliability:SP05")
-async def test_any_member_that_fails_cancels_the_children_and_other_members_finish():
+async def test_failing_member_cancels_child_runs_while_other_members_finish():
     class Mixed(Nested):
         def fail(self) -> None:
             raise OSError("broke")
@@ -200,7 +200,7 @@ async def test_any_member_that_fails_cancels_the_children_and_other_members_fini
 
 
 @pytest.mark.spec("reliability:I12", "generator-contract:L6")
-async def test_a_run_that_is_stopped_while_nobody_failed_closes_the_whole_group():
+async def test_stopping_a_run_without_failures_closes_the_whole_group():
     class Waiting(Nested):
         def boss(self, ctx):
             yield Parallel([AgentCall("middle")] * 4, fail_fast=True)

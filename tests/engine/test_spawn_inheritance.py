@@ -80,7 +80,7 @@ def shared(bodies: list[bytes]) -> bytes:
 
 @pytest.mark.spec("generator-contract:L18", "generator-contract:L15", "requirements:J8")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_ten_siblings_that_inherit_send_the_parents_request_byte_for_byte_as_their_prefix(wire):
+async def test_ten_inheriting_siblings_send_the_parents_request_as_prefix(wire):
     entries = [{"agent_type": f"kid-{i}", "prompt": f"part {i}"} for i in range(10)]
     kids = [
         agent(
@@ -136,7 +136,7 @@ class Wanted(pydantic.BaseModel):
 
 
 @pytest.mark.spec("generator-contract:L18", "generator-contract:S14")
-async def test_a_child_that_inherits_the_prompt_is_shown_the_schema_of_its_output_once_and_the_real_one():
+async def test_inherited_prompt_shows_only_the_childs_output_schema_once():
     real = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     fields = {"inherit_parent_system_prompt": True, "tools": ["set_output", own_tool]}
     kid = agent("kid", output_schema=real, **fields)
@@ -157,7 +157,7 @@ async def test_a_child_that_inherits_the_prompt_is_shown_the_schema_of_its_outpu
 
 
 @pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP04")
-async def test_a_child_that_inherits_the_prompt_is_shown_its_parents_tools_and_may_call_its_own_only():
+async def test_inherited_prompt_shows_parent_tools_but_allows_own_only():
     leaf = agent("leaf", description="A leaf.", input_schema=InputSchema(prompt="What to fetch.", params=Wanted))
     twig = agent("twig", input_schema=InputSchema())
     kid = agent(
@@ -208,7 +208,7 @@ async def test_a_child_that_inherits_the_prompt_is_shown_its_parents_tools_and_m
 
 
 @pytest.mark.spec("generator-contract:L18")
-async def test_what_is_inherited_is_handed_down_further():
+async def test_inherited_conversation_is_inherited_by_grandchildren():
     leaf = agent("leaf", inherit_parent_system_prompt=True)
     kid = agent(
         "kid", inherit_parent_system_prompt=True, spawnable_agents=[leaf], handle_steps=then_child(AgentCall("leaf"))
@@ -269,7 +269,7 @@ async def test_history_and_prompt_are_inherited_independently_of_each_other(hist
 
 @pytest.mark.spec("generator-contract:L8", "generator-contract:L15")
 @pytest.mark.parametrize("history", [False, True])
-async def test_a_child_sees_images_and_tags_only_through_an_inherited_history(history):
+async def test_child_sees_images_and_tags_only_through_inherited_history(history):
     picture = UserMessage([ImagePart(data=b"png")], ("PICTURE",), ttl="user_prompt")
     hooks = Hooks(pre_run=[lambda ctx: Change(messages=[picture, *ctx.messages])])
     kid = agent("kid", include_message_history=history)
@@ -283,7 +283,7 @@ async def test_a_child_sees_images_and_tags_only_through_an_inherited_history(hi
 
 
 @pytest.mark.spec("requirements:A5", "requirements:J8")
-async def test_a_handler_may_override_the_tools_and_the_model_of_a_child_that_it_may_spawn():
+async def test_handler_may_override_tools_and_model_of_a_spawnable_child():
     kid = agent("kid", model="test/small", tools=[add])
     strong = attrs.evolve(kid, model="test/large", tools=[own_tool])
     other = agent("other")
@@ -326,7 +326,7 @@ def without_notes(messages: Any) -> list[str]:
 
 
 @pytest.mark.spec("generator-contract:L23", "generator-contract:L25", "requirements:D15")
-async def test_an_inline_child_of_a_model_leaves_its_history_before_the_reply_and_takes_its_own_messages_away():
+async def test_inline_child_of_a_model_leaves_no_own_messages():
     scripted = ScriptedModel(
         [
             tool_calls(
@@ -358,7 +358,7 @@ async def test_an_inline_child_of_a_model_leaves_its_history_before_the_reply_an
 
 
 @pytest.mark.spec("generator-contract:L25", "generator-contract:L15")
-async def test_what_a_reply_says_before_its_inline_call_is_seen_inside_and_stands_there_once_afterwards():
+async def test_text_before_an_inline_call_appears_inside_and_once_afterwards():
     def reply(*parts: Any) -> Any:
         return ModelReply(parts)
 
@@ -378,7 +378,7 @@ async def test_what_a_reply_says_before_its_inline_call_is_seen_inside_and_stand
 
 @pytest.mark.spec("generator-contract:L25", "generator-contract:G42")
 @pytest.mark.parametrize("recorded", [True, False])
-async def test_an_inline_child_may_replace_the_history_of_the_handler_that_runs_it(recorded):
+async def test_inline_child_may_replace_its_callers_history(recorded):
     def prune(ctx):
         kept = [m for m in ctx.agent_state.message_history if m.text == "go"]
         yield ToolCall("set_messages", {"messages": [*kept, UserMessage("summary", ttl="user_prompt")]}, False)
@@ -406,7 +406,7 @@ async def test_an_inline_child_may_replace_the_history_of_the_handler_that_runs_
 
 
 @pytest.mark.spec("generator-contract:L23", "generator-contract:L25")
-async def test_an_inline_child_that_may_not_run_or_fails_is_an_error_result_and_the_history_stays():
+async def test_failing_inline_child_is_an_error_result_without_history_change():
     def broken(ctx):
         yield ToolCall("set_messages", {"messages": []}, include_tool_call=False)
         raise RuntimeError("broke")
@@ -433,7 +433,7 @@ async def test_an_inline_child_that_may_not_run_or_fails_is_an_error_result_and_
 
 
 @pytest.mark.spec("generator-contract:L25", "requirements:I2")
-async def test_an_inline_child_in_every_step_keeps_the_view_beside_the_record():
+async def test_inline_child_in_every_step_keeps_view_and_record():
     def shorten(ctx):
         yield from ()
 
@@ -458,7 +458,7 @@ async def test_an_inline_child_in_every_step_keeps_the_view_beside_the_record():
 
 
 @pytest.mark.spec("generator-contract:L25", "reliability:I3", "reliability:I11")
-async def test_what_an_inline_child_leaves_is_the_same_on_replay_and_after_a_crash_at_any_record():
+async def test_inline_history_is_equal_on_replay_and_after_any_crash():
     def handle(ctx):
         for _ in range(2):
             yield ToolCall("spawn_agent_inline", {"agent_type": "helper", "prompt": "look"}, include_tool_call=False)
@@ -490,7 +490,7 @@ async def test_what_an_inline_child_leaves_is_the_same_on_replay_and_after_a_cra
 
 
 @pytest.mark.spec("generator-contract:L25", "generator-contract:T34")
-async def test_an_inline_child_leaves_the_context_too_and_any_other_child_keeps_it_to_itself():
+async def test_inline_child_shares_its_context_but_other_children_do_not():
     """
     What both keep in the context is theirs together, and what the child took away is gone.
     """
@@ -535,7 +535,7 @@ async def test_an_inline_child_leaves_the_context_too_and_any_other_child_keeps_
         ({"prompt": "Do.", "params": {"k": 1}}, ["Do."]),
     ],
 )
-async def test_a_handler_tells_what_it_inherited_from_what_was_added_for_it(asked, own, inline):
+async def test_handler_can_tell_inherited_messages_from_added_ones(asked, own, inline):
     def handle(ctx):
         return [[m.text for m in ctx.inherited_messages], [m.text for m in ctx.prompt_messages]]
         yield
@@ -558,7 +558,7 @@ async def test_a_handler_tells_what_it_inherited_from_what_was_added_for_it(aske
     assert not any('"k"' in text for text in inner[0])
 
 
-async def test_hooks_behind_a_tool_see_the_input_that_was_carried_out():
+async def test_hooks_after_a_tool_see_the_executed_input():
     """
     What a model got slightly wrong was mended before; a hook behind the call is shown what ran.
     """

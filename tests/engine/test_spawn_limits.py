@@ -51,7 +51,7 @@ def entries(count: int, agent: str = "quick") -> dict[str, Any]:
 
 @pytest.mark.spec("reliability:SP02", "generator-contract:L3", "reliability:I8")
 @pytest.mark.parametrize("way", ["model", "handler"])
-async def test_of_100_children_exactly_as_many_start_as_the_tree_may_have_and_the_rest_are_told(way):
+async def test_hundred_requested_children_are_cut_to_the_tree_limit(way):
     def handle(ctx):
         yield STEP
 
@@ -174,7 +174,7 @@ def look() -> str:
 
 @pytest.mark.spec("requirements:X63")
 @pytest.mark.parametrize(("kid", "reply", "why"), CUT.values(), ids=CUT)
-async def test_what_a_child_said_before_its_budget_was_spent_reaches_its_parent_with_the_limit(kid, reply, why):
+async def test_childs_last_text_reaches_its_parent_with_the_spent_limit(kid, reply, why):
     child = AgentDefinition("kid", model="test/m", description="Looks.", tools=[look], **kid)
     calls: dict[str, dict[str, Any]] = {
         "spawn_agents": {"agents": [{"agent_type": "kid", "prompt": "look"}]},
@@ -218,7 +218,7 @@ async def test_what_a_child_said_before_its_budget_was_spent_reaches_its_parent_
     ("asked", "where"),
     [*[(asked, "root") for asked in ("step", "turn", "perform", "child", "children")], ("turn", "middle")],
 )
-async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked, where, monkeypatch):
+async def test_time_limit_takes_effect_when_blocking_code_returns(asked, where, monkeypatch):
     after = []
 
     def blocking(*_: Any) -> str:

@@ -54,7 +54,7 @@ QUICK = AgentDefinition("quick", handle_steps=quick)
 
 
 @pytest.mark.spec("reliability:SP12", "generator-contract:S12", "generator-contract:L3")
-async def test_outputs_that_are_too_long_no_json_or_against_their_schema_are_shown_as_such():
+async def test_invalid_or_long_child_outputs_are_marked_in_the_result():
     def huge(ctx):
         return "a" * 10_000_000
         yield
@@ -104,7 +104,7 @@ async def test_outputs_that_are_too_long_no_json_or_against_their_schema_are_sho
 
 
 @pytest.mark.spec("reliability:I2", "generator-contract:L6")
-async def test_whatever_order_children_finish_in_addresses_history_and_replay_are_the_same():
+async def test_completion_order_of_children_changes_no_address_history_or_replay():
     def engine(order: Any, *, dead: bool = False) -> Engine:
         turns = {name: asyncio.Event() for name in order}
 
@@ -153,7 +153,7 @@ async def test_whatever_order_children_finish_in_addresses_history_and_replay_ar
 
 
 @pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:H1", "reliability:R7")
-async def test_nothing_that_a_child_brings_lifts_what_is_denied_for_the_tree():
+async def test_child_cannot_lift_a_denial_of_the_tree():
     asked: list[tuple[str, str]] = []
     ran: list[str] = []
 
@@ -213,7 +213,7 @@ async def test_nothing_that_a_child_brings_lifts_what_is_denied_for_the_tree():
 
 
 @pytest.mark.spec("reliability:SP14")
-async def test_an_approval_of_one_childs_call_is_none_for_its_siblings():
+async def test_approval_for_one_child_does_not_cover_its_siblings():
     ran: list[str] = []
 
     @tool(in_thread=False)
@@ -325,7 +325,7 @@ def sure(journal: MemoryJournal) -> tuple[set[tuple[str, int]], Counter[str]]:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:I11")
-async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_that_has_a_result():
+async def test_crash_with_eight_children_repeats_no_recorded_result():
     whole, journal = Office(), MemoryJournal()
     expected = await whole.engine().run("boss", journal=journal)
     lines = journal.lines()
@@ -353,7 +353,7 @@ async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_th
 
 
 @pytest.mark.deep
-async def test_nothing_new_is_done_before_each_child_has_heard_all_that_is_recorded():
+async def test_recorded_results_are_replayed_before_any_new_effect():
     told: list[str] = []
 
     async def do(what: str) -> str:
@@ -477,7 +477,7 @@ class Many:
 
 @pytest.mark.spec("reliability:SP17", "generator-contract:L6")
 @pytest.mark.parametrize("helper", ["map_agents", "best_of"])
-async def test_a_run_that_is_stopped_starts_no_more_children_and_closes_every_one(helper):
+async def test_stopped_run_starts_no_more_children_and_closes_all(helper):
     many, before = Many(helper), asyncio.all_tasks()
     async with many.engine().start("boss") as handle:
         await asyncio.wait_for(many.full.wait(), 50)
@@ -493,7 +493,7 @@ async def test_a_run_that_is_stopped_starts_no_more_children_and_closes_every_on
 
 
 @pytest.mark.spec("requirements:D15", "generator-contract:L8")
-async def test_a_child_has_a_fresh_state_with_a_budget_of_its_own_and_everything_it_used_counts_above():
+async def test_child_has_own_budget_and_counts_for_its_parents():
     seen: dict[str, Any] = {}
 
     def look(ctx):

@@ -61,7 +61,7 @@ def stepped(agent: Any, journal: MemoryJournal) -> Any:
 
 @pytest.mark.spec("evaluation:JG112", "requirements:X59")
 @pytest.mark.parametrize("where", ["root", "child"])
-def test_what_ends_the_program_of_a_run_ends_nothing_of_who_looks_at_it(where: str) -> None:
+def test_system_exit_of_a_run_does_not_end_the_stepper(where: str) -> None:
     def leaving(ctx: Any) -> Any:
         got = yield from call("read", str, n=1)
         sys.exit(f"after {got}")
@@ -88,7 +88,7 @@ def test_what_ends_the_program_of_a_run_ends_nothing_of_who_looks_at_it(where: s
 
 
 @pytest.mark.spec("evaluation:JG4", "evaluation:JG5")
-def test_the_frames_of_a_waiting_handler_are_those_of_its_author_with_all_their_variables() -> None:
+def test_frames_of_a_waiting_handler_are_its_authors_with_variables() -> None:
     def handle_steps(ctx: Any) -> Any:
         seen: list[Any] = []
         for number in range(2):
@@ -128,7 +128,7 @@ def looker(timeout: float | None, number: int = 1) -> Any:
 
 @pytest.mark.spec("evaluation:JG5")
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_the_frames_of_a_waiting_tool_are_shown_with_and_without_a_time_limit(timeout: float | None) -> None:
+def test_frames_of_a_waiting_tool_are_shown_despite_a_timeout(timeout: float | None) -> None:
     agent = looker(timeout)
     with stepped(agent, recorded(agent, [tool_call("look"), text("ok")])) as stepper:
         stepper.go(1)
@@ -143,7 +143,7 @@ def test_the_frames_of_a_waiting_tool_are_shown_with_and_without_a_time_limit(ti
 
 @pytest.mark.spec("replay:D1")
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_a_divergence_in_a_tool_names_its_line_with_and_without_a_time_limit(timeout: float | None) -> None:
+def test_divergence_in_a_tool_names_its_line_despite_a_timeout(timeout: float | None) -> None:
     agent = looker(timeout)
     journal = recorded(agent, [tool_call("look"), text("ok")])
     with (
@@ -157,7 +157,7 @@ def test_a_divergence_in_a_tool_names_its_line_with_and_without_a_time_limit(tim
 
 
 @pytest.mark.spec("evaluation:JG5")
-def test_a_hook_that_waits_in_a_tool_with_a_time_limit_is_the_one_that_is_shown() -> None:
+def test_waiting_hook_of_a_tool_with_timeout_is_shown() -> None:
     def asks(ctx: Any, call: Any) -> Any:
         yield from Perform(int)  # the hook waits
 
@@ -170,7 +170,7 @@ def test_a_hook_that_waits_in_a_tool_with_a_time_limit_is_the_one_that_is_shown(
 
 
 @pytest.mark.spec("evaluation:JG5")
-def test_what_cannot_be_looked_into_is_one_line_and_ends_the_chain() -> None:
+def test_uninspectable_frame_is_one_line_and_ends_the_chain() -> None:
     class Delegate:
         def __init__(self) -> None:
             self.steps = inner(1)
@@ -196,7 +196,7 @@ def test_what_cannot_be_looked_into_is_one_line_and_ends_the_chain() -> None:
 
 
 @pytest.mark.spec("evaluation:JG3")
-def test_siblings_stand_where_they_stood_when_it_was_recorded_however_their_results_fell() -> None:
+def test_siblings_stop_at_recorded_places_in_any_completion_order() -> None:
     """
     After the first three results of two children at once, the loop variables are those that the recorded run had.
     """
@@ -231,7 +231,7 @@ def test_siblings_stand_where_they_stood_when_it_was_recorded_however_their_resu
 
 
 @pytest.mark.spec("evaluation:JG2")
-def test_a_stepper_needs_no_event_loop_and_no_thread_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stepper_needs_no_loop_or_thread_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle_steps(ctx: Any) -> Any:
         yield STEP
         yield from Perform(len, "abc")
@@ -256,7 +256,7 @@ def test_a_stepper_needs_no_event_loop_and_no_thread_and_writes_nothing(monkeypa
 
 
 @pytest.mark.spec("evaluation:JG3", "evaluation:JG111")
-def test_a_run_that_waits_ends_with_its_question_and_one_that_was_answered_does_not() -> None:
+def test_only_an_unanswered_question_ends_the_walk() -> None:
     def handle_child(ctx: Any) -> Any:
         kept = yield from call("read", str)
         return (yield from Ask(f"Keep {kept}?"))
@@ -283,7 +283,7 @@ def test_a_run_that_waits_ends_with_its_question_and_one_that_was_answered_does_
 
 
 @pytest.mark.spec("evaluation:JG38")
-def test_a_run_that_goes_another_way_stands_where_it_differs_and_goes_no_further() -> None:
+def test_stepper_stops_where_a_run_diverges() -> None:
     def handler(last: int) -> Any:
         def handle_steps(ctx: Any) -> Any:
             for number in (0, 1, last):
@@ -307,7 +307,7 @@ def test_a_run_that_goes_another_way_stands_where_it_differs_and_goes_no_further
 
 @pytest.mark.spec("evaluation:JG38")
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_run_that_ends_earlier_or_later_than_its_record_is_found(count: int) -> None:
+def test_stepper_finds_a_run_shorter_or_longer_than_its_record(count: int) -> None:
     def handler(count: int) -> Any:
         def handle_steps(ctx: Any) -> Any:
             for number in range(count):
@@ -325,7 +325,7 @@ def test_a_run_that_ends_earlier_or_later_than_its_record_is_found(count: int) -
 
 
 @pytest.mark.spec("evaluation:JG4", "evaluation:JG113")
-def test_hooks_are_told_with_what_they_said_and_one_that_waits_is_the_frame() -> None:
+def test_hooks_are_listed_with_outcomes_and_waiting_frames() -> None:
     def count(ctx: Any) -> Change:
         return Change(context={"n": 1})
 
@@ -356,7 +356,7 @@ def test_hooks_are_told_with_what_they_said_and_one_that_waits_is_the_frame() ->
 
 @pytest.mark.spec("evaluation:JG2", "evaluation:JG110")
 @pytest.mark.parametrize("how", ["fail_fast", "refused", "depth", "tokens", "window"])
-def test_children_that_were_refused_or_cancelled_end_as_they_are_recorded(how: str) -> None:
+def test_refused_and_cancelled_children_end_as_recorded(how: str) -> None:
     async def pause() -> None:
         await asyncio.sleep(5)
 
@@ -389,7 +389,7 @@ def test_children_that_were_refused_or_cancelled_end_as_they_are_recorded(how: s
 
 
 @pytest.mark.spec("evaluation:JG112")
-def test_a_run_that_was_cut_off_stands_at_what_is_in_doubt() -> None:
+def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
     def handle_steps(ctx: Any) -> Any:
         for number in range(3):
             yield from call("read", str, n=number)
@@ -405,7 +405,7 @@ def test_a_run_that_was_cut_off_stands_at_what_is_in_doubt() -> None:
 
 
 @pytest.mark.spec("evaluation:JG2")
-def test_another_stepper_shares_the_record_and_still_finds_effects_of_another_kind() -> None:
+def test_second_stepper_shares_the_record_and_finds_other_effects() -> None:
     kinds: list[Any] = []
 
     def handle_steps(ctx: Any) -> Any:
@@ -453,7 +453,7 @@ def test_closing_runs_the_finally_blocks_of_handlers_children_first() -> None:
 
 
 @pytest.mark.spec("evaluation:JG119")
-def test_what_is_no_run_or_has_no_agent_here_is_refused() -> None:
+def test_stepper_refuses_a_non_run_or_missing_agent() -> None:
     agent = AgentDefinition("reader", tools=[read], handle_steps=reading)
     with pytest.raises(JournalError):
         stepped(agent, MemoryJournal())

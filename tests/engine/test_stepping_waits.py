@@ -111,7 +111,7 @@ def ends_of(journal: Journal) -> list[str]:
 
 
 @pytest.mark.spec("evaluation:JG3", "waiting:WT4")
-async def test_each_result_of_each_run_is_one_position_and_the_walk_comes_to_the_recorded_end(
+async def test_each_result_is_one_position_up_to_the_recorded_end(
     journal: MemoryJournal,
 ) -> None:
     result = await recorded(journal)
@@ -133,7 +133,7 @@ async def test_each_result_of_each_run_is_one_position_and_the_walk_comes_to_the
 
 
 @pytest.mark.spec("evaluation:JG3", "evaluation:JG4")
-async def test_each_place_is_the_same_from_the_start_as_on_the_way(journal: MemoryJournal) -> None:
+async def test_position_is_equal_by_jump_and_by_step(journal: MemoryJournal) -> None:
     await recorded(journal)
 
     def told(moment: Any) -> Any:
@@ -153,7 +153,7 @@ async def test_each_place_is_the_same_from_the_start_as_on_the_way(journal: Memo
 
 
 @pytest.mark.spec("evaluation:JG4")
-async def test_inside_of_a_child_in_the_background_are_its_own_variables(journal: MemoryJournal) -> None:
+async def test_background_child_shows_its_own_variables(journal: MemoryJournal) -> None:
     await recorded(journal)
 
     with debug(engine_of(), journal) as one:
@@ -232,9 +232,7 @@ def steps_on(ctx: Any) -> Any:
 
 @pytest.mark.spec("evaluation:JG3", "waiting:WT4")
 @pytest.mark.parametrize("handle", [races, cancels, leaves, leaves_at_once, fails, loses_patience, steps_on])
-async def test_what_ends_with_the_run_around_it_has_the_recorded_end_and_price(
-    handle: Any, journal: MemoryJournal
-) -> None:
+async def test_work_ended_with_its_parent_has_its_recorded_price(handle: Any, journal: MemoryJournal) -> None:
     middle = AgentDefinition("between", spawnable_agents=["below"], handle_steps=between)
     agents = [
         AgentDefinition("leader", model="m/x", spawnable_agents=["between", "below"], handle_steps=handle),
@@ -254,7 +252,7 @@ async def test_what_ends_with_the_run_around_it_has_the_recorded_end_and_price(
     assert again.status is result.status
 
 
-async def test_where_a_run_is_suspended_the_walk_stands_at_what_it_waits_for() -> None:
+async def test_suspended_run_ends_the_walk_at_its_wait() -> None:
     def parent(ctx: Any) -> Any:
         ref = yield from Start(AgentCall("waiter", "w"))
         yield from Wait(ref)
@@ -270,7 +268,7 @@ async def test_where_a_run_is_suspended_the_walk_stands_at_what_it_waits_for() -
     assert ("message on never", None) == (moments[-1].asked, moments[-1].outcome)
 
 
-async def test_another_child_than_the_recorded_one_is_where_the_walk_ends() -> None:
+async def test_walk_ends_at_a_child_that_differs_from_the_record() -> None:
     journal = MemoryJournal()
     await recorded(journal)
 
@@ -292,7 +290,7 @@ async def test_another_child_than_the_recorded_one_is_where_the_walk_ends() -> N
 # --- what walks by it, and what tells the record --------------------------------------------------------------------
 
 
-async def test_show_tells_each_wait_and_where_children_in_the_background_ended(journal: MemoryJournal) -> None:
+async def test_show_lists_each_wait_and_the_ends_of_background_children(journal: MemoryJournal) -> None:
     await recorded(journal)
 
     told = render(run_tree(journal))
@@ -301,7 +299,7 @@ async def test_show_tells_each_wait_and_where_children_in_the_background_ended(j
         assert said in told
 
 
-async def test_the_page_has_a_row_for_each_wait_and_the_lines_of_all_handlers(journal: MemoryJournal) -> None:
+async def test_debug_page_has_a_row_per_wait_and_handler_lines(journal: MemoryJournal) -> None:
     await recorded(journal)
     walked = RunPayload(PageTexts(), "run.jsonl")
     walked.take(journal.history())
@@ -315,7 +313,7 @@ async def test_the_page_has_a_row_for_each_wait_and_the_lines_of_all_handlers(jo
 
 
 @pytest.mark.spec("replay:D13")
-async def test_two_recordings_of_it_in_order_of_addresses_do_not_differ() -> None:
+async def test_two_recordings_in_address_order_are_equal() -> None:
     first, again = MemoryJournal(stable=True), MemoryJournal(stable=True)
     for one in (first, again):
         await recorded(one)
@@ -327,7 +325,7 @@ async def test_two_recordings_of_it_in_order_of_addresses_do_not_differ() -> Non
 
 
 @pytest.mark.spec("waiting:WT4")
-async def test_a_fork_after_any_result_goes_on_to_the_same_end(tmp_path: Path) -> None:
+async def test_fork_after_any_result_reaches_the_same_end(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "a.jsonl")
     await recorded(journal)
 

@@ -78,7 +78,7 @@ async def interrupted(engine: Engine, model: Half, definition: AgentDefinition, 
 
 
 @pytest.mark.spec("requirements:D15", "requirements:N6", "reliability:MP19")
-async def test_what_was_streamed_until_a_run_is_interrupted_counts_as_a_lower_bound():
+async def test_text_streamed_before_an_interrupt_counts_as_lower_bound():
     """It used to be a run without a model call, for nothing."""
     model = Half()
     async with built(model) as engine:
@@ -89,7 +89,7 @@ async def test_what_was_streamed_until_a_run_is_interrupted_counts_as_a_lower_bo
     assert {"test/m": 70 * DOLLAR} == dict(result.cost_by_model)
 
 
-async def test_a_cancelled_task_and_a_time_that_is_over_count_alike(monkeypatch):
+async def test_cancelled_and_timed_out_calls_are_counted_alike(monkeypatch):
     told = []
     model = Half()
     async with Engine(models={"test": model}, pricing=priced, observers=[told.append]) as engine:
@@ -119,7 +119,7 @@ async def test_a_request_that_was_sent_counts_where_nothing_came():
 
 @pytest.mark.spec("requirements:D15", "reliability:I4")
 @pytest.mark.parametrize("watched", [True, False])
-async def test_what_failed_attempts_had_used_counts_when_the_wait_for_the_next_one_is_interrupted(watched):
+async def test_failed_attempts_count_when_their_retry_wait_is_interrupted(watched):
     class Failing(Half):
         async def complete(self, request):
             self.waits.set()
@@ -143,7 +143,7 @@ async def test_what_failed_attempts_had_used_counts_when_the_wait_for_the_next_o
 
 
 @pytest.mark.spec("requirements:D15")
-async def test_what_a_child_had_used_counts_for_its_parent():
+async def test_usage_of_a_stopped_child_counts_for_its_parent():
     def handle(ctx):
         yield STEP
         yield AgentCall("asker", "go")
@@ -166,7 +166,7 @@ async def test_what_a_child_had_used_counts_for_its_parent():
 
 
 @pytest.mark.spec("requirements:D15")
-async def test_a_reply_that_came_when_the_time_was_over_is_paid_for(monkeypatch):
+async def test_reply_arriving_at_the_timeout_is_paid_for(monkeypatch):
     class Late(Half):
         async def stream(self, request):
             put_clock_ahead(monkeypatch, 6_000)
@@ -184,7 +184,7 @@ async def test_a_reply_that_came_when_the_time_was_over_is_paid_for(monkeypatch)
 
 @pytest.mark.spec("reliability:MP30", "requirements:D15", "replay:D1")
 @pytest.mark.parametrize("goes_on", [Engine.resume, partial(Engine.resume, on_divergence="extend")])
-async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_when_the_run_goes_on(goes_on, tmp_path):
+async def test_usage_of_a_stopped_call_survives_replay_and_resume(goes_on, tmp_path):
     path, model = tmp_path / "run.jsonl", Half(halves=2)
     async with built(model, agent()) as engine:
         first = await interrupted(engine, model, agent(), journal=FileJournal(path))
@@ -213,7 +213,7 @@ async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_w
 
 
 @pytest.mark.spec("requirements:D15", "reliability:SP05")
-async def test_a_child_that_is_given_up_with_its_group_counts_live_and_on_replay_alike(tmp_path):
+async def test_child_cancelled_with_its_group_counts_alike_on_replay(tmp_path):
     model = Half()
 
     async def breaks():
@@ -257,7 +257,7 @@ class Hanging(httpx2.AsyncByteStream):
 
 @pytest.mark.spec("requirements:D15", "reliability:I12")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_what_a_provider_had_told_of_its_usage_counts_when_it_is_stopped(wire):
+async def test_partial_usage_from_the_provider_counts_for_a_stopped_call(wire):
     events = wire.stream("x" * 400, [("add", '{"a": 2, "b": 3}')], "tool_use")
     end = next(index for index, event in enumerate(events) if wire.marker in event)
     body = Hanging(events[:end])

@@ -88,7 +88,7 @@ def dangling(schema: Any, root: Any = None) -> Iterator[str]:
         (Defaults, {"city": "Bremen", "founded": 782}),
     ],
 )
-def test_a_value_inside_data_is_the_output_although_the_whole_object_would_fit_too(schema, inside):
+def test_set_output_unwraps_data_even_if_the_whole_object_fits(schema, inside):
     result, _ = ran(schema, set_output(data=inside), text("done"))
     assert (result.status, result.state.output) == (RunStatus.COMPLETED, inside)
 
@@ -117,7 +117,7 @@ def test_a_refusal_names_the_field_inside_data():
 
 
 @pytest.mark.spec("generator-contract:S9", "generator-contract:S12")
-def test_a_final_text_with_the_value_inside_data_is_read_the_same_way():
+def test_final_text_with_a_data_wrapper_is_unwrapped_too():
     result, _ = ran(Found, text('{"data": {"number": "A1"}}'))
     assert result.output == Found(Flight(number="A1"))
 
@@ -132,7 +132,7 @@ def test_references_of_the_schema_of_set_output_resolve(schema):
 
 
 @pytest.mark.spec("generator-contract:S14", "reliability:TL20")
-def test_references_of_a_json_schema_stay_right_when_it_is_shown_inside_data():
+def test_json_schema_references_resolve_inside_the_data_wrapper():
     nested = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#"}}, {"$ref": "#/definitions/Old"}],
         "definitions": {"Old": {"enum": [{"$ref": "#/no/reference"}]}},
@@ -145,19 +145,19 @@ def test_references_of_a_json_schema_stay_right_when_it_is_shown_inside_data():
 
 
 @pytest.mark.spec("generator-contract:S14")
-def test_an_object_schema_that_providers_refuse_at_the_top_is_shown_inside_data():
+def test_object_schema_refused_at_top_level_is_wrapped_in_data():
     schema = {"type": "object", **ANY_OF}
     result, requests = ran(schema, set_output(data=FLIGHT), text("done"))
     assert requests[0].tools[0].input_schema["properties"] == {"data": schema}
     assert result.output == FLIGHT
 
 
-def test_a_response_schema_whose_reference_leads_nowhere_is_refused():
+def test_response_schema_with_a_dangling_reference_is_refused():
     with pytest.raises(DataError, match="'#/\\$defs/Missing'"):
         ModelSettings(response_schema={"type": "object", "properties": {"a": {"$ref": "#/$defs/Missing"}}})
 
 
-def test_an_output_schema_whose_reference_leads_nowhere_is_refused():
+def test_output_schema_with_a_dangling_reference_is_refused():
     agent = AgentDefinition("finder", output_schema={"type": "array", "items": {"$ref": "#/$defs/Missing"}})
     with pytest.raises(DefinitionError, match="'#/\\$defs/Missing'"):
         Engine([agent], models=ScriptedModel([]))

@@ -49,7 +49,7 @@ def test_a_run_can_be_started_from_synchronous_code():
 
 
 @pytest.mark.spec("reliability:SS09", "reliability:TL13")
-async def test_it_works_inside_a_running_loop_with_async_and_sync_tools():
+async def test_run_sync_works_in_a_running_loop_with_any_tools():
     here = asyncio.get_running_loop()
     loops, threads = [], []
 
@@ -112,7 +112,7 @@ def test_a_handler_may_run_another_agent_synchronously_at_any_depth(depth):
 
 
 @pytest.mark.spec("reliability:TL17", "reliability:SS09")
-def test_a_tool_in_a_thread_may_run_another_agent_while_its_own_loop_waits():
+def test_threaded_tool_may_run_another_agent_while_its_loop_waits():
     @tool
     def ask_another() -> str:
         """Ask another agent."""
@@ -130,7 +130,7 @@ def test_a_tool_in_a_thread_may_run_another_agent_while_its_own_loop_waits():
 
 
 @pytest.mark.spec("reliability:GN13")
-def test_a_handler_that_drives_itself_is_an_error_of_its_own():
+def test_handler_that_advances_itself_is_a_distinct_error():
     def handle(ctx):
         next(holder[0])
         yield
@@ -162,7 +162,7 @@ def test_overrides_reach_the_loop_thread():
 
 
 @pytest.mark.spec("requirements:X59")
-def test_a_keyboard_interrupt_out_of_a_tool_reaches_the_caller_and_not_the_loop():
+def test_keyboard_interrupt_in_a_tool_reaches_the_caller_only():
     @tool
     async def interrupt() -> str:
         """Interrupt."""
@@ -202,7 +202,7 @@ def test_ctrl_c_cancels_the_run_and_waits_for_its_end():
 
 
 @pytest.mark.spec("reliability:I12", "reliability:SS12")
-def test_ctrl_c_in_asyncio_run_ends_the_run_before_the_interrupt_is_raised():
+def test_ctrl_c_in_asyncio_run_ends_the_run_before_raising():
     program = """
         import asyncio, os, signal
         from stepengine import AgentDefinition, Engine
@@ -266,7 +266,7 @@ def test_a_signal_handler_is_refused():
         ],
     ],
 )
-def test_an_engine_that_nobody_closed_ends_with_the_interpreter_without_a_word(ending):
+def test_unclosed_engine_ends_silently_with_the_interpreter(ending):
     program = f"""
         import asyncio
         from stepengine import AgentDefinition, Engine

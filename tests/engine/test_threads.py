@@ -15,7 +15,7 @@ from stepengine.errors import AgentError
 
 @pytest.mark.spec("reliability:GN14")
 @pytest.mark.parametrize("speak", ["notify", "logger"])
-async def test_a_thread_of_a_handler_cannot_speak_to_the_run_or_change_what_it_was_given(speak):
+async def test_handler_thread_cannot_affect_the_run_or_its_inputs(speak):
     raised = []
 
     def in_thread(ctx):
@@ -46,7 +46,7 @@ async def test_a_thread_of_a_handler_cannot_speak_to_the_run_or_change_what_it_w
 
 
 @pytest.mark.spec("reliability:GN14")
-def test_a_run_that_is_driven_in_the_engines_own_thread_may_speak_there():
+def test_run_advanced_in_the_engines_thread_may_use_its_context():
     def handle(ctx):
         ctx.logger.info("fine")
         return "said"

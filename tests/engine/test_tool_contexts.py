@@ -42,7 +42,7 @@ def with_child(name):
 
 @pytest.mark.spec("requirements:E6")
 @pytest.mark.parametrize("session", [None, "s1"])
-async def test_a_body_is_told_who_calls_it_in_which_step_and_below_whom(session):
+async def test_tool_context_names_run_step_and_parents(session):
     seen, lengths = {}, {}
 
     @tool(in_thread=False)
@@ -65,7 +65,7 @@ async def test_a_body_is_told_who_calls_it_in_which_step_and_below_whom(session)
 
 @pytest.mark.spec("requirements:E6")
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in_thread):
+async def test_cancelled_run_sets_the_signal_before_interrupting_the_tool(in_thread):
     started, release = asyncio.Event(), threading.Event()
     loop, seen = asyncio.get_running_loop(), []
 
@@ -100,7 +100,7 @@ async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in
 
 
 @pytest.mark.spec("requirements:E6", "requirements:O1")
-async def test_what_a_body_logs_and_what_it_raised_reach_the_log_of_the_engine_with_its_place(caplog):
+async def test_tool_logs_and_errors_reach_the_engine_log_with_place(caplog):
     @tool(in_thread=False)
     def fails(ctx: ToolContext) -> None:
         """Fail."""
@@ -123,7 +123,7 @@ async def test_what_a_body_logs_and_what_it_raised_reach_the_log_of_the_engine_w
 
 
 @pytest.mark.spec("requirements:D15")
-async def test_a_cost_that_a_tool_reports_without_usage_counts_for_the_run():
+async def test_cost_reported_by_a_tool_counts_for_the_run():
     @tool(in_thread=False)
     def ask_elsewhere() -> ToolResult:
         """Ask a paid service."""
@@ -138,7 +138,7 @@ async def test_a_cost_that_a_tool_reports_without_usage_counts_for_the_run():
 
 
 @pytest.mark.spec("requirements:E12", "requirements:G17")
-async def test_credits_and_side_effects_of_a_result_reach_the_log_and_the_totals():
+async def test_credits_and_side_effects_reach_log_and_totals():
     @tool(in_thread=False)
     def writes() -> ToolResult:
         """Write."""

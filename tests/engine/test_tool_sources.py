@@ -48,7 +48,7 @@ def worker(*tools: Any, **options: Any) -> AgentDefinition[Any]:
     return AgentDefinition("worker", model="test/model", tools=[*tools], **options)
 
 
-async def test_each_run_has_the_tools_that_were_there_when_it_began() -> None:
+async def test_run_has_the_tools_its_source_listed_at_start() -> None:
     shelf = Shelf("cup")
     model = ScriptedModel(["ok", "ok"])
 
@@ -62,7 +62,7 @@ async def test_each_run_has_the_tools_that_were_there_when_it_began() -> None:
     assert 1 == shelf.closed
 
 
-async def test_a_replay_has_the_tools_of_the_record_and_looks_nowhere() -> None:
+async def test_replay_uses_recorded_tools_without_asking_the_source() -> None:
     shelf, journal = Shelf("cup"), MemoryJournal()
     async with Engine([worker(shelf)], models=ScriptedModel([tool_call("cup", {}), "ok"])) as engine:
         await engine.run("worker", "Go.", journal=journal)
@@ -90,7 +90,7 @@ async def test_a_child_has_the_tools_of_its_own_sources() -> None:
     assert "cup" not in [tool.name for tool in model.calls[0].tools]
 
 
-async def test_rules_judge_a_tool_that_was_found_when_the_run_began() -> None:
+async def test_permission_rules_apply_to_tools_listed_at_run_start() -> None:
     model = ScriptedModel([tool_call("cup", {}), tool_call("plate", {}), "ok"])
     policy = Policy([Rule.allow_tool("cup")], mode="dont_ask")
 
@@ -100,7 +100,7 @@ async def test_rules_judge_a_tool_that_was_found_when_the_run_began() -> None:
     assert ["ok", "denied"] == [one.result.status for one in result.tool_calls]
 
 
-async def test_a_tool_that_is_there_already_fails_the_run_by_name() -> None:
+async def test_listed_tool_with_a_taken_name_fails_the_run() -> None:
     async def take(input: dict[str, Any]) -> str:
         return "own"
 
@@ -112,7 +112,7 @@ async def test_a_tool_that_is_there_already_fails_the_run_by_name() -> None:
     assert "'shelf' has a tool 'cup', and there is another one of that name" in str(result.error)
 
 
-async def test_a_hook_of_the_authors_may_add_tools_to_one_run() -> None:
+async def test_hook_may_add_tools_to_one_run() -> None:
     async def take(input: dict[str, Any]) -> str:
         return "taken"
 
@@ -129,7 +129,7 @@ async def test_a_hook_of_the_authors_may_add_tools_to_one_run() -> None:
     assert [["cup"], ["cup"], []] == [[tool.name for tool in request.tools] for request in model.calls]
 
 
-async def test_tools_are_added_when_a_run_begins_and_at_no_other_point() -> None:
+async def test_tools_can_only_be_added_at_run_start() -> None:
     async def take(input: dict[str, Any]) -> str:
         return "taken"
 
@@ -150,7 +150,7 @@ def test_a_source_is_listed_once() -> None:
         worker(shelf, shelf)
 
 
-async def test_what_one_run_found_is_unknown_to_the_next_one() -> None:
+async def test_tools_listed_for_one_run_are_unknown_to_the_next() -> None:
     def handle(ctx: Any) -> Any:
         result = yield from ToolCall("cup", {}, include_tool_call=False)
         return result.text

@@ -104,7 +104,7 @@ def plain(a: int) -> Steps[int]:
         ({"deferred": True}, "deferred= means nothing"),
     ],
 )
-def test_an_option_that_a_body_has_no_use_for_is_refused_with_what_to_do(options: Any, said: str) -> None:
+def test_option_useless_for_a_yielding_tool_is_refused_with_remedy(options: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         tool(**options)(plain)
 
@@ -147,21 +147,21 @@ async def asynchronous(a: int) -> Any:
         (asynchronous, "is an async generator"),
     ],
 )
-def test_a_signature_that_no_body_can_have_is_refused_with_its_file_and_line(fn: Any, said: str) -> None:
+def test_invalid_signature_of_a_yielding_tool_is_refused_with_line(fn: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said) as caught:
         tool(fn)
     assert f"{__file__}:" in caught.value.message
 
 
 @pytest.mark.spec("programs:PG4")
-def test_a_name_in_uses_that_means_nothing_is_refused_when_the_engine_is_made() -> None:
+def test_unknown_name_in_uses_is_refused_at_engine_construction() -> None:
     made = tool(uses=["no_such_tool"])(plain)
     with pytest.raises(DefinitionError, match="'no_such_tool', which no tool and no agent is called"):
         Engine([boss(made)])
 
 
 @pytest.mark.spec("programs:PG4")
-def test_two_tools_of_one_name_are_told_where_one_is_carried_by_another() -> None:
+def test_equal_tool_names_are_reported_when_one_is_carried() -> None:
     one, other = Ledger().tool(), Ledger().tool()
     with pytest.raises(DefinitionError, match="uses a tool 'note', and the agent has another"):
         Engine([boss(tool(uses=[one])(plain), other)])
@@ -199,7 +199,7 @@ def script(version: str = "1.0") -> list[Any]:
 
 
 @pytest.mark.spec("programs:PG1", "programs:PG2", "programs:PG4", "programs:PG5")
-async def test_a_body_asks_a_person_over_processes_and_every_effect_happens_once(tmp_path: Path) -> None:
+async def test_tool_asks_a_user_across_processes_without_repeating_effects(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "run.jsonl"
     agent = boss(releasing(ledger))
     models = ScriptedModel(script())
@@ -219,7 +219,7 @@ async def test_a_body_asks_a_person_over_processes_and_every_effect_happens_once
 
 
 @pytest.mark.spec("programs:PG1")
-async def test_what_a_body_raises_is_an_error_result_in_the_words_of_any_tool(tmp_path: Path) -> None:
+async def test_exception_of_a_yielding_tool_is_an_ordinary_error_result(tmp_path: Path) -> None:
     agent = boss(releasing(Ledger()))
     answered = {"Release 1.0?": "no"}
     ran = await engine(agent, script()[0]).run(agent, "go", answers=answered, journal=tmp_path / "run.jsonl")
@@ -265,7 +265,7 @@ LINE = f"{__file__}:{wrong.fn.__code__.co_firstlineno + 3}"
     ],
     ids=str,
 )
-async def test_what_needs_a_conversation_is_refused_at_the_line_that_yields_it(asked: Any) -> None:
+async def test_conversation_effect_in_a_tool_is_refused_at_its_line(asked: Any) -> None:
     @tool(ends_turn=True)
     def leaving() -> str:
         """Leave."""
@@ -281,7 +281,7 @@ async def test_what_needs_a_conversation_is_refused_at_the_line_that_yields_it(a
 
 
 @pytest.mark.spec("programs:PG1", "programs:PG5")
-async def test_output_todos_context_and_credits_of_a_body_are_its_callers() -> None:
+async def test_output_todos_context_and_credits_belong_to_the_tools_caller() -> None:
     @tool
     def paid(n: int) -> ToolResult:
         """Cost something."""
@@ -305,7 +305,7 @@ async def test_output_todos_context_and_credits_of_a_body_are_its_callers() -> N
 
 
 @pytest.mark.spec("programs:PG3")
-async def test_hooks_see_the_call_once_and_each_call_that_the_body_makes() -> None:
+async def test_hooks_see_the_call_and_each_nested_call_once() -> None:
     seen: list[Any] = []
     ledger = Ledger()
 
@@ -357,7 +357,7 @@ async def test_a_rule_is_about_the_calls_of_its_source(source: str | None, ran: 
     assert Policy.from_json(policy.to_json()) == policy
 
 
-def test_a_rule_that_allows_holds_for_no_call_of_which_nobody_knows_who_asks() -> None:
+def test_allow_rule_with_a_source_ignores_calls_of_unknown_source() -> None:
     asked = Request(tool=ToolSpec("note"), input=JsonDict())
     made = [
         Policy([getattr(Rule, name)("note", source="tool")]) for name in ("allow_tool", "deny_tool", "ask_for_tool")
@@ -387,7 +387,7 @@ async def test_a_hook_cannot_call_a_tool_that_yields() -> None:
 
 
 @pytest.mark.spec("programs:PG3")
-async def test_what_a_body_asks_for_is_shown_between_start_and_end_of_its_call(tmp_path: Path) -> None:
+async def test_nested_effects_appear_between_start_and_end_of_a_call(tmp_path: Path) -> None:
     agent = boss(releasing(Ledger()))
     # Closed: a tool's idle thread lives for about as long as the check for leaks waits.
     async with engine(agent, *script()) as made:
@@ -415,7 +415,7 @@ async def test_two_bodies_may_name_their_questions_alike(tmp_path: Path) -> None
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_members_of_a_parallel_run_on_while_one_of_them_waits_for_a_person(tmp_path: Path) -> None:
+async def test_parallel_members_continue_while_one_waits_for_an_answer(tmp_path: Path) -> None:
     ledger = Ledger()
 
     @tool(uses=[ledger.tool()])
@@ -445,7 +445,7 @@ async def test_members_of_a_parallel_run_on_while_one_of_them_waits_for_a_person
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_a_body_that_calls_itself_without_end_is_refused_at_the_depth_of_the_tree() -> None:
+async def test_self_calling_tool_is_refused_at_the_depth_limit() -> None:
     @tool
     def again(n: int) -> Steps[str]:
         """Call itself."""
@@ -459,7 +459,7 @@ async def test_a_body_that_calls_itself_without_end_is_refused_at_the_depth_of_t
 
 
 @pytest.mark.spec("programs:PG3")
-async def test_children_of_a_models_body_are_limited_as_those_of_the_model() -> None:
+async def test_children_of_a_models_tool_are_limited_like_the_models() -> None:
     @tool(uses=[WRITER])
     def many() -> Steps[Any]:
         """Start children."""
@@ -475,7 +475,7 @@ async def test_children_of_a_models_body_are_limited_as_those_of_the_model() -> 
 
 
 @pytest.mark.spec("programs:PG4")
-async def test_an_agent_that_no_tool_carries_is_not_run_by_a_body() -> None:
+async def test_tool_cannot_run_an_agent_that_no_tool_carries() -> None:
     stranger = AgentDefinition("stranger", model="test/m")
 
     @tool
@@ -535,7 +535,7 @@ SLIPS: dict[Any, str] = {
 
 @pytest.mark.spec("programs:PG1")
 @pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.__name__)
-async def test_a_slip_in_a_body_is_an_error_result_that_says_what_to_write_and_is_the_same_on_every_machine(
+async def test_mistake_in_a_yielding_tool_is_a_stable_explained_error(
     slip: Any,
 ) -> None:
     warned = pytest.warns(SourceWarning, match="'writer'") if slip is agent_with_a_slip else contextlib.nullcontext()
@@ -562,7 +562,7 @@ def settling(order: str) -> Steps[str]:
         (lambda: AgentDefinition("a", handle_steps=settling), "a tool stands in tools=[...], and a handler calls it"),
     ],
 )
-def test_who_takes_a_tool_for_a_function_an_agent_or_a_handler_is_told_what_to_do(wrong_use: Any, said: str) -> None:
+def test_yielding_tool_used_as_function_agent_or_handler_is_explained(wrong_use: Any, said: str) -> None:
     with pytest.raises((TypeError, StepEngineError)) as caught:
         wrong_use()
     assert said in str(caught.value)
@@ -570,7 +570,7 @@ def test_who_takes_a_tool_for_a_function_an_agent_or_a_handler_is_told_what_to_d
 
 @pytest.mark.spec("programs:PG4")
 @pytest.mark.parametrize("has_it", [False, True], ids=["nobody", "the engine"])
-async def test_a_body_that_calls_what_its_tool_does_not_carry_is_told_of_uses(has_it: bool) -> None:
+async def test_call_of_an_uncarried_tool_is_refused_with_uses_hint(has_it: bool) -> None:
     @tool
     def forgetful() -> Steps[str]:
         """Call what nobody gave it."""
@@ -584,7 +584,7 @@ async def test_a_body_that_calls_what_its_tool_does_not_carry_is_told_of_uses(ha
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_chance_and_time_of_a_body_are_its_own_and_the_same_again(tmp_path: Path) -> None:
+async def test_random_and_time_of_a_tool_are_replayable(tmp_path: Path) -> None:
     @tool
     def draw(ctx: StepContext) -> Steps[str]:
         """Draw."""
@@ -603,7 +603,7 @@ async def test_chance_and_time_of_a_body_are_its_own_and_the_same_again(tmp_path
 
 
 @pytest.mark.spec("programs:PG8")
-async def test_a_time_limit_counts_work_and_not_what_people_take(tmp_path: Path) -> None:
+async def test_tool_timeout_counts_work_but_not_waits_for_people(tmp_path: Path) -> None:
     clock = Clock()
 
     @tool(timeout=1.0)
@@ -634,7 +634,7 @@ async def test_a_time_limit_counts_work_and_not_what_people_take(tmp_path: Path)
 
 
 @pytest.mark.spec("programs:PG1")
-async def test_a_body_that_ignores_its_closing_or_gives_no_json_ends_all_the_same() -> None:
+async def test_tool_that_ignores_closing_or_returns_no_json_still_ends() -> None:
     @tool
     def no_json() -> Steps[Any]:
         """Give what is not JSON."""
@@ -663,7 +663,7 @@ async def test_a_body_that_ignores_its_closing_or_gives_no_json_ends_all_the_sam
 
 
 @pytest.mark.spec("programs:PG5")
-async def test_what_a_stopped_body_spent_counts(tmp_path: Path) -> None:
+async def test_spending_of_a_stopped_tool_counts(tmp_path: Path) -> None:
     @tool
     def thinking() -> Steps[str]:
         """Ask a model, then a person."""
@@ -735,7 +735,7 @@ def test_a_body_is_walked_and_rehearsed_as_a_handler_is() -> None:
 
 
 @pytest.mark.spec("programs:PG7")
-def test_a_body_is_simulated_with_crashes_in_the_middle_of_it() -> None:
+def test_yielding_tool_is_simulated_with_crashes_inside() -> None:
     agent = boss(releasing(Ledger()))
     seen = simulate(agent, range(40), replies=[tool_call("release", {"version": "1.0"})])
     assert seen.runs == 40
@@ -765,7 +765,7 @@ async def test_a_body_calls_a_tool_that_carries_an_agent(by_model: bool) -> None
 
 
 @pytest.mark.spec("programs:PG4")
-async def test_a_body_calls_tools_that_its_run_found_when_it_began(tmp_path: Path) -> None:
+async def test_yielding_tool_calls_tools_listed_at_run_start(tmp_path: Path) -> None:
     ledger = Ledger()
     found = ledger.tool()
 
@@ -790,7 +790,7 @@ async def test_a_body_calls_tools_that_its_run_found_when_it_began(tmp_path: Pat
 
 
 @pytest.mark.spec("programs:PG4")
-async def test_a_child_that_inherits_is_sent_the_tools_of_the_model_and_none_that_only_the_body_knows() -> None:
+async def test_inheriting_child_gets_the_models_tools_and_no_carried_ones() -> None:
     seen: list[list[str]] = []
     child = AgentDefinition("child", model="test/m", inherit_parent_system_prompt=True)
 
@@ -810,9 +810,7 @@ async def test_a_child_that_inherits_is_sent_the_tools_of_the_model_and_none_tha
 
 @pytest.mark.spec("requirements:X70", "programs:PG4")
 @pytest.mark.parametrize("given_to", ["agent", "engine"])
-def test_a_tool_that_could_write_the_policy_file_is_refused_also_where_another_one_carries_it(
-    tmp_path: Path, given_to: str
-) -> None:
+def test_carried_tool_that_could_write_the_policy_file_is_refused(tmp_path: Path, given_to: str) -> None:
     Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
     inner = tool(uses=file_tools(tmp_path, write=True), name="inner")(plain)
     tools = [tool(uses=[inner], name="outer")(plain)]
@@ -857,7 +855,7 @@ async def test_bodies_take_the_room_of_calls(most: int) -> None:
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_a_body_that_waits_is_nothing_of_which_undoing_does_not_know_whether_it_happened(tmp_path: Path) -> None:
+async def test_waiting_tool_is_no_effect_in_doubt_for_undo(tmp_path: Path) -> None:
     @tool
     def asking() -> Steps[str]:
         """Ask."""
@@ -869,7 +867,7 @@ async def test_a_body_that_waits_is_nothing_of_which_undoing_does_not_know_wheth
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_a_fork_goes_on_live_behind_a_body_that_gives_something_else(tmp_path: Path) -> None:
+async def test_fork_continues_live_after_a_tool_with_changed_result(tmp_path: Path) -> None:
     def made(end: str) -> Any:
         @tool
         def work() -> Steps[str]:
@@ -889,7 +887,7 @@ async def test_a_fork_goes_on_live_behind_a_body_that_gives_something_else(tmp_p
 
 
 @pytest.mark.spec("programs:PG7")
-async def test_a_recorded_body_is_simulated_with_the_tools_that_it_carries(tmp_path: Path) -> None:
+async def test_recorded_tool_is_simulated_with_the_tools_it_carries(tmp_path: Path) -> None:
     agent, path = boss(tool(uses=[Ledger().tool()], name="outer")(noting)), tmp_path / "run.jsonl"
     ran = await engine(agent, tool_call("outer")).run(agent, "go", journal=path)
     assert results(ran) == ["noted a"]

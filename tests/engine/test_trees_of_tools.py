@@ -186,7 +186,7 @@ async def killed(seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 24, 8))
-async def test_a_killed_tree_goes_on_to_the_same_end_and_does_nothing_twice(first: int, tmp_path: Path) -> None:
+async def test_killed_tree_reaches_the_same_end_without_repeats(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 8):
         await killed(seed, tmp_path)
 

@@ -321,9 +321,7 @@ def asked() -> Handler:
 
 @pytest.mark.spec("waiting:WT5")
 @pytest.mark.parametrize("member", [AgentCall("asks"), ToolCall(asked)], ids=["child", "body of a tool"])
-async def test_a_tree_whose_race_holds_a_run_that_asks_is_suspended_and_the_winner_of_it_is_replayed(
-    tmp_path: Path, member: Any
-) -> None:
+async def test_race_with_an_asking_member_is_suspended_and_replayed(tmp_path: Path, member: Any) -> None:
     def races(ctx: Any) -> Handler:
         return (yield from Race(Sleep(HOUR), member))[0]
 
@@ -343,7 +341,7 @@ async def test_a_tree_whose_race_holds_a_run_that_asks_is_suspended_and_the_winn
 
 
 @pytest.mark.spec("waiting:WT5")
-async def test_a_body_that_its_race_gave_up_before_it_began_does_not_begin_in_a_replay(tmp_path: Path) -> None:
+async def test_tool_cancelled_before_it_began_does_not_begin_on_replay(tmp_path: Path) -> None:
     began: list[int] = []
 
     @tool
@@ -364,7 +362,7 @@ async def test_a_body_that_its_race_gave_up_before_it_began_does_not_begin_in_a_
 
 
 @pytest.mark.spec("waiting:WT3")
-async def test_children_below_one_that_is_cancelled_end_though_they_ask_at_that_moment(tmp_path: Path) -> None:
+async def test_asking_children_below_a_cancelled_one_end(tmp_path: Path) -> None:
     def starts(ctx: Any) -> Handler:
         yield from Start(AgentCall("asks"))
         yield from Ask("And?")
@@ -396,9 +394,7 @@ def starts_one_that_asks() -> Handler:
 
 @pytest.mark.spec("waiting:WT5")
 @pytest.mark.parametrize("loser", [AgentCall("asks"), ToolCall(starts_one_that_asks)], ids=["child", "child of a body"])
-async def test_one_that_asks_while_its_race_is_won_is_cancelled_and_asks_nothing_in_the_result(
-    tmp_path: Path, loser: Any
-) -> None:
+async def test_member_that_asks_as_its_race_is_won_is_cancelled(tmp_path: Path, loser: Any) -> None:
     def races(ctx: Any) -> Handler:
         return (yield from Race(loser, Sleep(ctx.params["seconds"])))[0]
 
@@ -427,9 +423,7 @@ FOUND = (22, 55, 77, 83, 93, 96, 99, 114, 116, 118, 283, 307, 336, 533)
 
 @pytest.mark.spec("waiting:WT3", "waiting:WT5")
 @pytest.mark.parametrize("first", [*FOUND, *range(200, 220, 4)])
-async def test_a_tree_that_waits_goes_on_from_any_record_does_nothing_twice_and_replays_equal(
-    first: int, tmp_path: Path
-) -> None:
+async def test_waiting_tree_resumes_from_any_record_without_repeats(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + (1 if first in FOUND else 4)):
         folder = tmp_path / str(seed)
         folder.mkdir()

@@ -75,7 +75,7 @@ def typed(make: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("journal", [None, MemoryJournal], ids=["plain", "recorded"])
 @pytest.mark.parametrize("make", ENDLESS)
 @pytest.mark.parametrize("body", [plain, annotated, asynchronous, typed])
-async def test_a_tool_that_returns_a_value_without_end_gives_an_error_result(
+async def test_endlessly_nested_tool_value_gives_an_error_result(
     body: Callable[[Any], Any], make: Callable[[], Any], journal: Any
 ) -> None:
     def handle_steps(ctx: Any) -> Any:
@@ -92,7 +92,7 @@ async def test_a_tool_that_returns_a_value_without_end_gives_an_error_result(
 
 @pytest.mark.spec("reliability:GN16")
 @pytest.mark.parametrize("make", ENDLESS)
-async def test_a_handler_that_returns_a_value_without_end_ends_its_run(make: Callable[[], Any]) -> None:
+async def test_endlessly_nested_handler_value_ends_its_run(make: Callable[[], Any]) -> None:
     def handle_steps(ctx: Any) -> Any:
         return make()
         yield

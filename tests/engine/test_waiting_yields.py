@@ -65,7 +65,7 @@ failing, asking = agent(fails, id="failing"), agent(asks, id="asking")
 
 
 @pytest.mark.spec("waiting:WT1")
-async def test_a_sleep_ends_at_one_date_however_often_it_is_resumed_and_tells_how_late_it_woke() -> None:
+async def test_sleep_keeps_its_date_across_resumes_and_reports_its_delay() -> None:
     def handle(ctx: Any) -> Any:
         yield from Sleep(HOUR)
         return (yield from Sleep(until=ctx.now() - timedelta(minutes=1))).isoformat()
@@ -99,7 +99,7 @@ async def test_a_sleep_ends_at_one_date_however_often_it_is_resumed_and_tells_ho
     ],
     ids=["negative", "naive", "neither", "both", "the end of the calendar", "that elsewhere"],
 )
-async def test_a_sleep_that_says_no_time_is_refused_at_the_yield(given: Any) -> None:
+async def test_sleep_without_a_valid_time_is_refused_at_the_yield(given: Any) -> None:
     def handle(ctx: Any) -> Any:
         try:
             yield from Sleep(**given)
@@ -115,7 +115,7 @@ async def test_a_sleep_that_says_no_time_is_refused_at_the_yield(given: Any) -> 
 
 
 @pytest.mark.spec("waiting:WT3", "waiting:WT4")
-async def test_children_are_told_in_the_order_in_which_they_ended_and_the_same_again() -> None:
+async def test_children_are_reported_in_order_of_completion_on_replay_too() -> None:
     def handle(ctx: Any) -> Any:
         one, two, three = yield from Start(AgentCall(first), AgentCall(second), AgentCall(failing))
         told = [(yield from Send(two, 2, topic="go"))]
@@ -151,9 +151,7 @@ class Ticking(Clock):
 @pytest.mark.spec("waiting:WT3")
 @pytest.mark.parametrize("how", ["returns", "fails"])
 @pytest.mark.parametrize("kind", [MemoryJournal, FileJournal, SqliteJournal])
-async def test_what_is_at_work_when_its_parent_ends_is_ended_with_it_and_its_question_goes(
-    how: str, kind: Any, tmp_path: Path
-) -> None:
+async def test_children_at_work_end_with_their_parent(how: str, kind: Any, tmp_path: Path) -> None:
     def handle(ctx: Any) -> Any:
         # A journal in a file takes a moment for each of them, in which every other run there is may wait.
         for child in (sleeping, asking, sleeping):
@@ -175,7 +173,7 @@ async def test_what_is_at_work_when_its_parent_ends_is_ended_with_it_and_its_que
 
 
 @pytest.mark.spec("waiting:WT3")
-async def test_a_child_is_waited_for_when_its_parent_returns_and_ended_when_that_says_so() -> None:
+async def test_returning_parent_waits_for_children_unless_told_to_cancel() -> None:
     def handle(ctx: Any) -> Any:
         kept = yield from Start(AgentCall(first), on_return="wait")
         other = yield from Start(AgentCall(second))
@@ -192,7 +190,7 @@ async def test_a_child_is_waited_for_when_its_parent_returns_and_ended_when_that
 
 
 @pytest.mark.spec("waiting:WT3")
-async def test_a_replay_counts_no_child_that_was_stopped_before_it_began() -> None:
+async def test_replay_counts_no_child_stopped_before_it_began() -> None:
     begun = asyncio.Event()
 
     async def stubborn() -> None:
@@ -222,7 +220,7 @@ async def test_a_replay_counts_no_child_that_was_stopped_before_it_began() -> No
 
 
 @pytest.mark.spec("waiting:WT5")
-async def test_a_race_that_goes_on_has_all_its_members_before_the_run_counts_as_one_that_only_waits(
+async def test_race_starts_all_members_before_the_run_counts_as_waiting(
     tmp_path: Path,
 ) -> None:
     """
@@ -255,7 +253,7 @@ async def test_a_race_that_goes_on_has_all_its_members_before_the_run_counts_as_
 
 
 @pytest.mark.spec("waiting:WT5")
-async def test_who_lost_a_race_is_not_done_again_wherever_the_process_died_after_it_was_won() -> None:
+async def test_loser_of_a_race_is_not_repeated_after_any_crash() -> None:
     """
     The record is cut after each of its lines behind the winner's result, as a crash leaves it.
     """
@@ -285,7 +283,7 @@ async def test_who_lost_a_race_is_not_done_again_wherever_the_process_died_after
 
 
 @pytest.mark.spec("waiting:WT37")
-async def test_a_receive_to_which_no_one_can_send_fails_with_the_remedy() -> None:
+async def test_receive_without_any_possible_sender_fails_with_the_remedy() -> None:
     result = await Engine([first]).run("first")
 
     assert (RunStatus.FAILED, ()) == (result.status, tuple(result.waits_for))
@@ -295,7 +293,7 @@ async def test_a_receive_to_which_no_one_can_send_fails_with_the_remedy() -> Non
 
 
 @pytest.mark.spec("waiting:WT37")
-async def test_a_child_to_which_no_one_can_send_fails_and_its_parent_is_told() -> None:
+async def test_child_without_any_possible_sender_fails_and_informs_its_parent() -> None:
     def starts(ctx: Any) -> Any:
         ref = yield from Start(AgentCall(first))
         waited = yield from Wait(ref)
@@ -308,7 +306,7 @@ async def test_a_child_to_which_no_one_can_send_fails_and_its_parent_is_told() -
 
 
 @pytest.mark.spec("waiting:WT37")
-async def test_a_message_of_a_parent_or_of_a_handle_arrives_without_a_journal() -> None:
+async def test_message_from_a_parent_or_handle_arrives_without_a_journal() -> None:
     def tells(ctx: Any) -> Any:
         ref = yield from Start(AgentCall(first))
         yield from Send(ref, "now", topic="go")
@@ -324,7 +322,7 @@ async def test_a_message_of_a_parent_or_of_a_handle_arrives_without_a_journal() 
 
 
 @pytest.mark.spec("waiting:WT37")
-async def test_a_run_that_also_asks_a_person_is_suspended_as_before() -> None:
+async def test_receiving_run_that_also_asks_a_question_is_suspended() -> None:
     def starts(ctx: Any) -> Any:
         yield from Start(AgentCall(first))
         return (yield from asks(ctx))

@@ -132,7 +132,7 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_message_to_a_suspended_run_is_there_when_it_goes_on(journal: Journal) -> None:
+async def test_message_to_a_suspended_run_is_delivered_on_resume(journal: Journal) -> None:
     """
     It is taken in by the next process, once, and the replay of the whole is equal.
     """
@@ -172,7 +172,7 @@ async def test_messages_come_in_order_and_one_for_another_topic_waits(journal: J
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_message_reaches_a_run_that_waits_in_this_process_from_another_sender(tmp_path: Path) -> None:
+async def test_message_from_another_sender_reaches_a_run_waiting_here(tmp_path: Path) -> None:
     """
     The sender knows only the journal: the run looks into its mailbox while it waits.
     """
@@ -190,7 +190,7 @@ async def test_a_message_reaches_a_run_that_waits_in_this_process_from_another_s
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("how", ["handle", "id", "engine"])
-async def test_what_is_posted_to_a_run_under_way_is_on_the_disk_and_delivered_at_once(tmp_path: Path, how: str) -> None:
+async def test_posted_message_is_on_disk_and_delivered_at_once(tmp_path: Path, how: str) -> None:
     journal = FileJournal(tmp_path / "a.jsonl")
     async with (
         Engine([agent(receives)]) as engine,
@@ -214,7 +214,7 @@ async def test_what_is_posted_to_a_run_under_way_is_on_the_disk_and_delivered_at
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_message_to_a_run_that_is_not_recorded_lives_in_memory() -> None:
+async def test_message_to_an_unrecorded_run_lives_in_memory() -> None:
     async with Engine([agent(receives)]) as engine, engine.start("napper") as handle:
         await asyncio.sleep(0)
         new = [handle.post("go", 3, id="x")]
@@ -236,7 +236,7 @@ def test_synchronous_code_posts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_nobody_posts_to_what_is_no_topic_has_ended_or_is_not_there(journal: Journal) -> None:
+async def test_posting_to_an_invalid_or_missing_run_is_refused(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         for topic in ("", "two words", "x" * 201, "é"):
@@ -257,7 +257,7 @@ async def test_nobody_posts_to_what_is_no_topic_has_ended_or_is_not_there(journa
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_nobody_posts_to_a_child_that_is_not_there(journal: Journal) -> None:
+async def test_posting_to_a_missing_child_is_refused(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         for path in ("9", "9.9", "0.3"):
@@ -270,7 +270,7 @@ async def test_nobody_posts_to_a_child_that_is_not_there(journal: Journal) -> No
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_program_without_an_engine_sends_a_message_to_the_run_of_a_journal(journal: Journal) -> None:
+async def test_program_without_an_engine_posts_to_a_journaled_run(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         assert [True, False] == [send_message(journal, "go", {"n": [7]}, id="one") for _ in range(2)]
@@ -292,7 +292,7 @@ def starts_late(ctx: Any) -> Any:
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("kind", ["message", "input", "cancel"])
-async def test_a_letter_to_a_run_that_never_begins_leaves_a_journal_whole(journal: Journal, kind: Any) -> None:
+async def test_message_to_an_unstarted_run_keeps_its_journal_valid(journal: Journal, kind: Any) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         topic = "go" if kind == "message" else ""
@@ -306,7 +306,7 @@ async def test_a_letter_to_a_run_that_never_begins_leaves_a_journal_whole(journa
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_letter_that_comes_before_its_child_begins_is_there_when_it_does(journal: Journal) -> None:
+async def test_message_sent_before_its_child_begins_is_delivered(journal: Journal) -> None:
     lead = AgentDefinition("lead", handle_steps=starts_late, spawnable_agents=["napper"])
     async with Engine([lead, agent(receives)]) as engine:
         await engine.run("lead", journal=journal)
@@ -321,7 +321,7 @@ async def test_a_letter_that_comes_before_its_child_begins_is_there_when_it_does
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_message_to_a_run_that_never_begins_leaves_the_journal_of_one_under_way_whole(tmp_path: Path) -> None:
+async def test_message_to_a_missing_run_keeps_the_active_journal_valid(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "a.jsonl")
     async with (
         Engine([agent(receives)]) as engine,
@@ -337,7 +337,7 @@ async def test_a_message_to_a_run_that_never_begins_leaves_the_journal_of_one_un
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_message_that_does_not_fit_the_schema_is_left_out_and_told_and_the_next_one_taken(
+async def test_message_against_the_schema_is_skipped_with_a_warning(
     journal: Journal,
 ) -> None:
     def strict(ctx: Any) -> Any:
@@ -357,7 +357,7 @@ async def test_a_message_that_does_not_fit_the_schema_is_left_out_and_told_and_t
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_an_answer_by_letter_answers_the_question_that_was_left_open(journal: Journal) -> None:
+async def test_posted_answer_answers_the_open_question(journal: Journal) -> None:
     async with Engine([agent(asks)]) as engine:
         first = await engine.run("napper", journal=journal)
         (question,) = first.pending_questions
@@ -376,7 +376,7 @@ async def test_an_answer_by_letter_answers_the_question_that_was_left_open(journ
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_an_answer_that_the_caller_gives_goes_before_one_by_letter(journal: Journal) -> None:
+async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> None:
     async with Engine([agent(asks)]) as engine:
         first = await engine.run("napper", journal=journal)
         journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
@@ -387,7 +387,7 @@ async def test_an_answer_that_the_caller_gives_goes_before_one_by_letter(journal
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.deep
-async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_open_in_the_same_process(
+async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
     tmp_path: Path,
 ) -> None:
     """
@@ -425,7 +425,7 @@ async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_ope
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_permission_by_letter_is_not_believed_where_the_journal_is_somebody_elses(journal: Journal) -> None:
+async def test_posted_permission_is_ignored_when_the_journal_is_foreign(journal: Journal) -> None:
     from stepengine import tool
     from stepengine.permissions import Policy, Rule
 
@@ -458,7 +458,7 @@ async def test_a_permission_by_letter_is_not_believed_where_the_journal_is_someb
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_cancel_by_letter_ends_the_run_once_and_it_can_be_gone_on_with(journal: Journal) -> None:
+async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         journal.mailbox().post(Letter(kind="cancel", value="not needed"))
@@ -472,7 +472,7 @@ async def test_a_cancel_by_letter_ends_the_run_once_and_it_can_be_gone_on_with(j
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_a_cancel_by_letter_ends_a_run_that_waits_in_this_process(tmp_path: Path) -> None:
+async def test_posted_cancel_ends_a_run_that_waits_in_this_process(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "a.jsonl")
     async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
@@ -515,9 +515,7 @@ async def test_one_letter_cancels_once_however_many_wait_for_letters(
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_an_answer_by_letter_answers_once_however_many_look_for_letters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_posted_answer_counts_once_with_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, is_sent, looks = FileJournal(tmp_path / "a.jsonl"), asyncio.Event(), itertools.count()
     read = FileMailbox.read
 
@@ -571,7 +569,7 @@ async def test_a_text_by_letter_is_said_to_the_run(journal: Journal) -> None:
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_letters_of_a_damaged_mailbox_are_told_and_the_run_is_whole(tmp_path: Path) -> None:
+async def test_damaged_mailbox_is_reported_and_the_run_kept_whole(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "a.jsonl")
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
@@ -588,7 +586,7 @@ async def test_letters_of_a_damaged_mailbox_are_told_and_the_run_is_whole(tmp_pa
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_what_a_parent_told_a_child_that_had_not_heard_it_is_there_after_a_crash(tmp_path: Path) -> None:
+async def test_undelivered_message_of_a_parent_survives_a_crash(tmp_path: Path) -> None:
     """
     The child waits for a message, the parent tells it something; both are suspended and go on in another process.
     """
@@ -624,7 +622,7 @@ async def test_what_a_parent_told_a_child_that_had_not_heard_it_is_there_after_a
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_a_short_sleep_is_waited_for_here_and_a_long_one_suspends(journal: Journal) -> None:
+async def test_short_sleep_waits_in_process_and_long_one_suspends(journal: Journal) -> None:
     async with Engine([agent(sleeps)], sleep_in_process=0.5) as engine:
         short = await engine.run("napper", "0.05", journal=MemoryJournal())
     clock = StandingClock()
@@ -645,7 +643,7 @@ def test_an_engine_sleeps_for_a_number_of_seconds(seconds: Any) -> None:
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_now_ends_recorded_sleeps_and_patience_and_none_that_begins_after(journal: Journal) -> None:
+async def test_now_ends_recorded_sleeps_and_waits_but_no_later_ones(journal: Journal) -> None:
     def twice(ctx: Any) -> Any:
         yield from Sleep(seconds=HOUR)
         got = yield from Receive("go", timeout=HOUR)
@@ -663,7 +661,7 @@ async def test_now_ends_recorded_sleeps_and_patience_and_none_that_begins_after(
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_a_run_waits_here_while_somebody_attends_to_it_and_is_suspended_when_they_leave(journal: Journal) -> None:
+async def test_attended_run_waits_in_process_and_is_suspended_when_left(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine, engine.start("napper", journal=journal) as handle:
         events = handle.events(answers=True)
         await anext(events)
@@ -684,7 +682,7 @@ async def test_now_is_true_or_false() -> None:
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_a_run_that_never_waits_touches_no_file_beside_its_journal(tmp_path: Path) -> None:
+def test_run_that_never_waits_touches_only_its_journal(tmp_path: Path) -> None:
     def handle(ctx: Any) -> Any:
         step = yield Perform(lambda: 1)
         return step.value
@@ -704,7 +702,7 @@ def test_a_run_that_never_waits_touches_no_file_beside_its_journal(tmp_path: Pat
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that_stands_alone(tmp_path: Path) -> None:
+async def test_suspended_run_is_indexed_only_in_a_folder_of_runs(tmp_path: Path) -> None:
     alone, folder, database = tmp_path / "alone", tmp_path / "folder", tmp_path / "runs.db"
     folder.mkdir()
     (folder / "other.jsonl").write_text("")
@@ -731,7 +729,7 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
 
 @pytest.mark.spec("waiting:WT21", "replay:D10")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_a_run_that_is_extended_and_sleeps_is_noted_with_its_new_time(journal: Journal, tmp_path: Path) -> None:
+async def test_extended_sleeping_run_is_indexed_with_its_new_time(journal: Journal, tmp_path: Path) -> None:
     def sleeps_longer(ctx: Any) -> Any:
         yield from Sleep(seconds=2 * HOUR)
 
@@ -750,7 +748,7 @@ async def test_a_run_that_is_extended_and_sleeps_is_noted_with_its_new_time(jour
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_an_index_that_is_made_anew_says_what_was_noted_and_what_came_meanwhile(tmp_path: Path) -> None:
+async def test_rebuilt_wake_index_has_old_and_new_entries(tmp_path: Path) -> None:
     place = tmp_path / "runs.db"
     async with Engine([agent(sleeps), agent(receives, "receives"), agent(asks, "asks")]) as engine:
         for run, name in (("a", "napper"), ("b", "receives"), ("c", "asks"), ("d", "receives"), ("e", "asks")):
@@ -770,7 +768,7 @@ async def test_an_index_that_is_made_anew_says_what_was_noted_and_what_came_mean
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_run_of_an_agent_with_a_very_long_id_sleeps_like_any_other(tmp_path: Path) -> None:
+async def test_run_with_a_very_long_agent_id_sleeps_and_wakes(tmp_path: Path) -> None:
     place, long = tmp_path / "runs.db", "a" * 2_000
     async with Engine([agent(sleeps, long), agent(sleeps)]) as engine:
         result = await engine.run(long, journal=SqliteJournal(place, "long"))
@@ -785,7 +783,7 @@ async def test_a_run_of_an_agent_with_a_very_long_id_sleeps_like_any_other(tmp_p
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_folder_of_what_was_put_aside_and_what_is_damaged_sleeps_without_them(tmp_path: Path) -> None:
+async def test_archived_and_damaged_runs_are_left_out_of_the_index(tmp_path: Path) -> None:
     async with Engine([agent(sleeps)]) as engine:
         await engine.run("napper", journal=tmp_path / "a.jsonl")
     content = (tmp_path / "a.jsonl").read_bytes()
@@ -808,7 +806,7 @@ def waker(place: Path, engine: Engine, told: list[Woken], ahead: timedelta = tim
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_waker_resumes_what_is_due_and_leaves_what_waits_for_a_person(tmp_path: Path) -> None:
+async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Path) -> None:
     """
     The machine was off for a week: what slept is woken late, each once; a question wakes nobody before it has an answer.
     """
@@ -847,7 +845,7 @@ async def test_a_message_makes_a_sleeper_due_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_errors_of_one_run_stop_no_other_and_it_is_tried_again_after_growing_pauses(tmp_path: Path) -> None:
+async def test_failing_run_is_retried_with_backoff_and_blocks_no_other(tmp_path: Path) -> None:
     place, told = tmp_path / "runs.db", list[Woken]()
     async with Engine([agent(sleeps), agent(sleeps, "lost")]) as engine:
         await engine.run("lost", "61", journal=SqliteJournal(place, "a"))
@@ -873,7 +871,7 @@ async def test_errors_of_one_run_stop_no_other_and_it_is_tried_again_after_growi
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_run_that_somebody_has_for_long_is_looked_at_again_within_a_minute(tmp_path: Path) -> None:
+async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Path) -> None:
     """
     Whoever has it may be killed at any time.
     """
@@ -913,7 +911,7 @@ async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_waker_that_watches_wakes_what_comes_and_ends_when_it_is_cancelled(tmp_path: Path) -> None:
+async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path: Path) -> None:
     place, told = tmp_path / "runs.db", list[Woken]()
     clock = StandingClock()
     async with Engine([agent(receives), agent(sleeps, "sleeps")], clock=clock) as engine:
@@ -936,7 +934,7 @@ async def test_a_waker_that_watches_wakes_what_comes_and_ends_when_it_is_cancell
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_run_that_a_waker_had_when_it_was_told_to_stop_is_due_for_the_next_one(tmp_path: Path) -> None:
+async def test_run_of_a_stopped_waker_is_due_for_the_next(tmp_path: Path) -> None:
     place, told, begun = tmp_path / "runs.db", list[Woken](), threading.Event()
 
     async def slow() -> int:
@@ -962,7 +960,7 @@ async def test_a_run_that_a_waker_had_when_it_was_told_to_stop_is_due_for_the_ne
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_a_clock_that_jumps_back_lets_a_run_sleep_again_without_a_turn_in_circles(tmp_path: Path) -> None:
+async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: Path) -> None:
     """
     The waker's clock says that it is time; the engine's was set back. The run sleeps on, and is not resumed over and over.
     """
@@ -1087,7 +1085,7 @@ def test_each_effect_happens_once_whenever_a_waker_is_killed(tmp_path: Path, poi
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_a_message_that_is_written_down_while_the_run_is_being_suspended_makes_it_due(
+async def test_message_written_during_suspension_makes_the_run_due(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_entry = run_end.find_wake_entry
@@ -1118,7 +1116,7 @@ async def test_a_message_that_is_written_down_while_the_run_is_being_suspended_m
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_an_answer_that_is_read_while_the_run_is_being_suspended_and_given_to_nobody_makes_it_due(
+async def test_answer_read_during_suspension_makes_the_run_due(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_entry, box = run_end.find_wake_entry, journal.mailbox()
@@ -1146,7 +1144,7 @@ async def test_an_answer_that_is_read_while_the_run_is_being_suspended_and_given
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_a_letter_to_a_run_that_has_not_begun_wakes_nobody_again_and_again(journal: Journal) -> None:
+async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: Journal) -> None:
     def waits(ctx: Any) -> Any:
         return (yield from Receive("go"))
 
@@ -1162,7 +1160,7 @@ async def test_a_letter_to_a_run_that_has_not_begun_wakes_nobody_again_and_again
 
 @pytest.mark.spec("waiting:WT2", "waiting:WT21")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_a_received_message_neither_ends_the_next_wait_for_its_topic_nor_wakes_the_run(journal: Journal) -> None:
+async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journal: Journal) -> None:
     def receives_two(ctx: Any) -> Any:
         first = yield from Receive("go")
         second = yield from Receive("go")

@@ -428,7 +428,7 @@ async def test_a_child_in_a_race_or_cancelled_keeps_its_warnings() -> None:
 
 
 @pytest.mark.spec("generator-contract:L42")
-async def test_what_a_childs_tools_and_messages_warn_of_names_the_child() -> None:
+async def test_warnings_of_a_childs_tools_and_messages_name_the_child() -> None:
     class Held:
         async def aclose(self) -> list[str]:
             return ["a job was ended with its run"]
@@ -460,7 +460,7 @@ async def test_what_a_childs_tools_and_messages_warn_of_names_the_child() -> Non
 
 @pytest.mark.spec("generator-contract:L42", "replay:J23")
 @pytest.mark.parametrize("stable", [True, False])
-async def test_a_stable_recording_holds_no_warnings_and_its_replay_has_them(stable: bool) -> None:
+async def test_stable_recording_has_no_warnings_and_its_replay_does(stable: bool) -> None:
     agent, journal = calling(NOISY, "boss"), MemoryJournal(stable=stable)
     result = await ran(agent, journal=journal)
     async with engine_of(()) as engine:

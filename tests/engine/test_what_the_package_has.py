@@ -36,7 +36,7 @@ def given_by(message: str) -> dict[str, Any]:
     return given
 
 
-def test_the_lines_in_the_error_give_every_bundled_tool_that_an_agent_lists(monkeypatch, tmp_path):
+def test_error_lines_give_every_bundled_tool_an_agent_lists(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     wanted = [name for name, maker in MAKERS.items() if maker is not None]
     given = given_by(refused(*wanted))
@@ -47,7 +47,7 @@ def test_the_lines_in_the_error_give_every_bundled_tool_that_an_agent_lists(monk
 
 
 @pytest.mark.parametrize("name", [name for name, maker in MAKERS.items() if maker is not None])
-def test_the_line_for_one_tool_is_no_longer_than_it_has_to_be(name, monkeypatch, tmp_path):
+def test_error_line_for_one_tool_is_minimal(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     message = refused(name)
     given = given_by(message)
@@ -59,7 +59,7 @@ def test_the_line_for_one_tool_is_no_longer_than_it_has_to_be(name, monkeypatch,
     assert ("write=True" in message) is (name in {"write_file", "str_replace", "delete_file"})
 
 
-def test_an_agent_that_lists_tools_by_name_runs_after_the_line_of_its_error_was_added(monkeypatch, tmp_path):
+def test_agent_runs_after_adding_the_line_of_its_error(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.py").write_text("prices = {}\n")
     agent = AgentDefinition("fixer", model="test/model", tools=["read_files", "code_search", "str_replace"])
@@ -73,7 +73,7 @@ def test_an_agent_that_lists_tools_by_name_runs_after_the_line_of_its_error_was_
     assert ["prices = {}\n"] == [log.result.data[0]["content"] for log in result.tool_calls]
 
 
-def test_a_tool_of_nobody_is_told_with_the_nearest_name_beside_those_of_the_package():
+def test_unknown_tool_is_refused_with_the_nearest_package_name():
     message = refused("read_file", "str_replace")
 
     assert "'read_file' does not exist; did you mean 'read_files'?" in message
@@ -82,7 +82,7 @@ def test_a_tool_of_nobody_is_told_with_the_nearest_name_beside_those_of_the_pack
     assert "did you mean 'read_files'? 'code_serch' does not exist; did you mean" in refused("read_file", "code_serch")
 
 
-def test_a_name_in_the_place_of_a_tool_is_told_what_makes_the_tool():
+def test_text_in_place_of_a_tool_names_its_constructor():
     with pytest.raises(DefinitionError, match=re.escape('give it tools=[*file_tools(".")]')):
         Engine(tools=[read_files])
     with pytest.raises(DefinitionError, match="a name stands in the tools of an agent"):
@@ -93,7 +93,7 @@ def test_a_name_in_the_place_of_a_tool_is_told_what_makes_the_tool():
 
 
 @pytest.mark.parametrize("given", ["file-lister", "file_lister"])
-def test_an_agent_of_the_package_is_told_as_the_call_that_loads_it(given):
+def test_agent_of_the_package_is_suggested_as_its_loading_call(given):
     loads = "load_agent('file-lister')"
     boss = AgentDefinition("boss", model="test/model", tools=["spawn_agents"], spawnable_agents=[given])
     with Engine([AgentDefinition("boss", model="test/model")]) as engine, pytest.raises(AgentError) as unknown:
@@ -107,7 +107,7 @@ def test_an_agent_of_the_package_is_told_as_the_call_that_loads_it(given):
     assert "file-lister" == load_agent("file-lister").id
 
 
-def test_a_misspelt_agent_is_told_with_the_nearest_id_and_a_model_is_told_no_such_thing():
+def test_misspelt_agent_names_the_nearest_id_except_to_models():
     def handle_steps(ctx: StepContext) -> Steps[object]:
         turn = yield ToolCall("lookup_agent_info", {"agent_id": "file-lister"}, include_tool_call=False)
         return turn.tool_result.data

@@ -42,7 +42,7 @@ def make_journal(kind: str, folder: Path) -> Journal:
 
 @pytest.mark.spec("replay:J6")
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
-def test_large_whole_numbers_are_recorded_and_replayed(kind: str, tmp_path: Path) -> None:
+def test_large_integers_are_recorded_and_replayed(kind: str, tmp_path: Path) -> None:
     number, seen = 10**24 + 1, list[Any]()
 
     def handle(ctx: StepContext) -> Generator[Any, Any, Any]:
@@ -67,7 +67,7 @@ def test_large_whole_numbers_are_recorded_and_replayed(kind: str, tmp_path: Path
 
 @pytest.mark.spec("reliability:MP44")
 @given(NUMBERS)
-def test_a_model_may_pass_any_whole_number_that_json_holds(number: int) -> None:
+def test_model_may_pass_any_integer_json_holds(number: int) -> None:
     model = ScriptedModel([tool_call("twice", {"n": number // 2}), text("done")])
     result = Engine([AgentDefinition("a", model="test/m", tools=[twice])], models=model).run_sync("a", "go")
 
@@ -76,7 +76,7 @@ def test_a_model_may_pass_any_whole_number_that_json_holds(number: int) -> None:
 
 @pytest.mark.spec("replay:J6")
 @pytest.mark.parametrize("where", ["result", "input", "perform", "output", "params"])
-def test_a_number_with_too_many_digits_is_refused_with_its_place(where: str) -> None:
+def test_number_with_too_many_digits_is_refused_with_its_place(where: str) -> None:
     @tool(in_thread=False)
     def long() -> dict[str, Any]:
         """Return a long number."""

@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.spec("requirements:X14")
 @pytest.mark.parametrize("option", BY_OPTION)
-def test_each_option_of_a_workspace_gives_its_tools_and_none_of_the_others(option: str) -> None:
+def test_each_workspace_option_gives_its_tools_and_no_others(option: str) -> None:
     given = [name for name, needed in WORKSPACE_TOOLS.items() if needed in ("", option)]
     others = [name for name in WORKSPACE_TOOLS if name not in given]
     place = Workspace(".", **BY_OPTION[option])
@@ -72,7 +72,7 @@ def test_each_option_of_a_workspace_gives_its_tools_and_none_of_the_others(optio
 
 @pytest.mark.spec("requirements:X14")
 @pytest.mark.parametrize("name", WORKSPACE_TOOLS)
-def test_the_error_without_a_workspace_has_the_line_that_gives_the_tool(name: str) -> None:
+def test_error_without_a_workspace_has_the_line_giving_the_tool(name: str) -> None:
     place = workspace_in(refused(name))
 
     assert BY_OPTION[WORKSPACE_TOOLS[name]] == {
@@ -83,7 +83,7 @@ def test_the_error_without_a_workspace_has_the_line_that_gives_the_tool(name: st
 
 
 @pytest.mark.spec("requirements:X14")
-def test_the_error_of_a_workspace_that_allows_less_keeps_what_it_allows(folder: Path) -> None:
+def test_error_of_a_restricted_workspace_keeps_its_restrictions(folder: Path) -> None:
     (folder / 'it\'s a "shop"').mkdir()
     place = Workspace('it\'s a "shop"', write=True, web="http://search.test")
     message = refused("write_file", "run_terminal_command", workspace=place)
@@ -108,7 +108,7 @@ def test_a_workspace_with_bash_runs_command_lines(folder: Path, shell: Any, said
 
 
 @pytest.mark.spec("requirements:X14")
-def test_tools_of_a_workspace_work_in_its_folder_and_each_engine_has_its_own(folder: Path) -> None:
+def test_workspace_tools_use_their_own_engines_folder(folder: Path) -> None:
     for name in ("one", "two"):
         (folder / name).mkdir()
         (folder / name / "name.txt").write_text(name)
@@ -129,7 +129,7 @@ def test_tools_of_a_workspace_work_in_its_folder_and_each_engine_has_its_own(fol
 
 
 @pytest.mark.spec("requirements:X14")
-def test_a_folder_alone_allows_what_reads(folder: Path) -> None:
+def test_folder_alone_allows_reading_tools(folder: Path) -> None:
     model = ScriptedModel([tool_call("code_search", {"pattern": "prices"}), text("Done.")])
     with Engine([naming("code_search")], models=model, workspace=folder) as engine:
         result = engine.run_sync("worker", "Go")
@@ -139,7 +139,7 @@ def test_a_folder_alone_allows_what_reads(folder: Path) -> None:
 
 
 @pytest.mark.spec("requirements:X14")
-def test_a_handler_has_the_tools_that_its_agent_names_and_a_body_those_that_it_uses() -> None:
+def test_handler_and_tool_have_the_workspace_tools_they_name() -> None:
     @tool(uses=["list_directory"])
     def look() -> Steps[str]:
         """Look."""
@@ -159,7 +159,7 @@ def test_a_handler_has_the_tools_that_its_agent_names_and_a_body_those_that_it_u
 
 
 @pytest.mark.spec("requirements:X14")
-def test_tools_that_the_engine_or_the_agent_has_go_before_those_of_the_workspace() -> None:
+def test_tools_of_engine_or_agent_precede_those_of_the_workspace() -> None:
     @tool
     def read_files() -> str:
         """Read nothing."""
@@ -173,7 +173,7 @@ def test_tools_that_the_engine_or_the_agent_has_go_before_those_of_the_workspace
 
 
 @pytest.mark.spec("requirements:X14")
-def test_a_folder_is_opened_for_an_agent_that_names_a_tool_of_it_and_for_no_other() -> None:
+def test_workspace_is_opened_only_for_agents_naming_its_tools() -> None:
     wide, gone = Workspace("/"), Workspace.from_command(["false"], name="gone")
     for place in (wide, gone):
         with Engine([naming()], workspace=place) as engine:
@@ -201,7 +201,7 @@ def test_a_place_elsewhere_has_the_tools_that_with_access_allows(folder: Path) -
 
 
 @pytest.mark.spec("requirements:X14")
-def test_a_policy_file_and_a_signing_key_stay_out_of_reach_of_the_tools_of_a_workspace(folder: Path) -> None:
+def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder: Path) -> None:
     (folder / "policy.json").write_text("{}")
     with pytest.raises(
         DefinitionError, match="the workspace of the engine has the tool 'write_file', which works in the"
@@ -235,6 +235,6 @@ def test_a_policy_file_and_a_signing_key_stay_out_of_reach_of_the_tools_of_a_wor
         ({"web": "localhost"}, "'localhost' is not an address of a search service"),
     ],
 )
-def test_an_option_of_a_workspace_that_is_no_such_value_is_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_workspace_option_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(DefinitionError, match=re.escape(said)):
         Workspace(".", **options)

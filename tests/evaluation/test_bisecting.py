@@ -23,7 +23,7 @@ SKIPPING = "{python} -m stepengine.cli test journals --agent agents/shop.py; c=$
 
 
 @pytest.mark.spec("evaluation:JG12")
-def test_an_agent_that_cannot_be_loaded_is_wrong_usage_and_a_damaged_journal_is_not(folder: Any) -> None:
+def test_an_unloadable_agent_is_usage_and_a_damaged_journal_failure(folder: Any) -> None:
     """
     Zero as recorded, 5 diverged, 2 where the file of the agent fails or is not there, 1 for a journal that nobody can read.
     """
@@ -43,7 +43,7 @@ def test_an_agent_that_cannot_be_loaded_is_wrong_usage_and_a_damaged_journal_is_
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG12")
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_bisecting_finds_the_commit_and_passes_over_those_that_cannot_be_loaded(folder: Any) -> None:
+def test_bisecting_finds_the_commit_and_skips_unloadable_ones(folder: Any) -> None:
     """
     Eight commits, the fifth of which changed the text of a tool, the sixth of which does not import.
     """

@@ -77,7 +77,7 @@ class Work:
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG77")
-async def test_the_step_that_was_spoilt_on_purpose_is_found_nine_times_of_ten() -> None:
+async def test_the_spoilt_step_is_found_in_18_of_20_runs() -> None:
     """
     Six steps, one spoilt, every reply wrong by itself one time in twenty: twenty runs, each with another seed.
     """
@@ -96,7 +96,7 @@ async def test_the_step_that_was_spoilt_on_purpose_is_found_nine_times_of_ten() 
 
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
 @pytest.mark.parametrize("spoilt", [1, 3, 6])
-async def test_without_noise_the_rates_are_whole_and_the_spoilt_step_is_the_last_that_helps(spoilt: int) -> None:
+async def test_without_noise_blame_names_the_last_helpful_step(spoilt: int) -> None:
     """
     Asked anew up to the spoilt step every run passes, after it none; also when that is the first step or the last.
     """
@@ -113,7 +113,7 @@ async def test_without_noise_the_rates_are_whole_and_the_spoilt_step_is_the_last
 
 
 @pytest.mark.spec("evaluation:JG77", "evaluation:JG8")
-async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_and_what_would_help() -> None:
+async def test_unmeasurable_steps_are_named_with_the_missing_tool() -> None:
     """
     A better reply calls what is not recorded: that is unknown and no failure, and the tool is named.
     """
@@ -130,7 +130,7 @@ async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_
 
 
 @pytest.mark.spec("evaluation:JG77", "evaluation:JG86", "evaluation:JG12")
-async def test_a_run_that_waits_cannot_be_measured_and_what_was_never_answered_has_no_price() -> None:
+async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> None:
     def asking(ctx: Any) -> Any:
         yield STEP
         return (yield from Ask("Ship it?"))
@@ -167,7 +167,7 @@ async def test_a_long_run_is_searched_by_halves() -> None:
 @pytest.mark.speed
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 @pytest.mark.parametrize("spoilt", [1, 17])
-async def test_a_dozen_steps_tell_what_a_run_will_take(spoilt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_estimate_looks_at_a_dozen_steps_only(spoilt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
     journal = Work(steps=40).recorded(spoilt)
     monkeypatch.setattr(
@@ -183,7 +183,7 @@ async def test_a_dozen_steps_tell_what_a_run_will_take(spoilt: int, monkeypatch:
 
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 @pytest.mark.parametrize("spoilt", [1, 17])
-async def test_what_a_long_run_will_take_grows_with_k(spoilt: int) -> None:
+async def test_the_estimate_of_a_long_run_grows_with_k(spoilt: int) -> None:
     """
     The estimate is no smaller than half and no larger than three times what asking took.
     """
@@ -200,7 +200,7 @@ async def test_what_a_long_run_will_take_grows_with_k(spoilt: int) -> None:
 
 
 @pytest.mark.spec("evaluation:JG79")
-async def test_a_run_that_passes_and_one_that_never_does_have_no_step_to_blame() -> None:
+async def test_always_passing_and_always_failing_runs_have_no_blame() -> None:
     """
     The check has to fail on the journal; where it fails from everywhere, nothing is named.
     """
@@ -216,7 +216,7 @@ async def test_a_run_that_passes_and_one_that_never_does_have_no_step_to_blame()
 
 
 @pytest.mark.spec("evaluation:JG76")
-async def test_a_program_names_the_run_by_its_file_and_the_check_as_text_or_function(tmp_path: Path) -> None:
+async def test_blame_accepts_a_file_and_checks_as_text_or_function(tmp_path: Path) -> None:
     work = Work()
     work.recorded(0).copy_to(FileJournal(tmp_path / "good.jsonl"))
 
@@ -233,7 +233,7 @@ async def test_a_program_names_the_run_by_its_file_and_the_check_as_text_or_func
 
 
 @pytest.mark.spec("evaluation:JG79")
-async def test_a_step_of_a_child_is_named_with_the_step_of_its_parent() -> None:
+async def test_a_child_step_is_named_with_its_parents_step() -> None:
     """
     The child's second reply is spoilt: its address is told, and the step of the root in which it ran.
     """
@@ -258,7 +258,7 @@ async def test_a_step_of_a_child_is_named_with_the_step_of_its_parent() -> None:
 
 
 @pytest.mark.spec("evaluation:JG78")
-def test_a_fall_is_found_only_where_chance_does_not_explain_it() -> None:
+def test_a_change_point_is_found_only_beyond_chance() -> None:
     """
     Clear falls at every place, none in level or rising rates, and neighbours that may be as well.
     """
@@ -273,7 +273,7 @@ def test_a_fall_is_found_only_where_chance_does_not_explain_it() -> None:
 
 
 @pytest.mark.spec("evaluation:JG76")
-async def test_a_check_may_be_an_expression_or_a_function_and_its_own_failure_is_not_that_of_the_run() -> None:
+async def test_a_check_is_an_expression_or_function_with_own_errors() -> None:
     """
     An assertion's text is the reason; any other error is the author's to repair.
     """
@@ -304,7 +304,7 @@ def replies(request):
 
 
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79", "evaluation:JG87", "evaluation:JG12")
-def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -> None:
+def test_the_blame_command_names_the_step_and_its_exit_code(folder: Any) -> None:
     """
     A run that told nonsense at its end: its last step is to blame; the words of the report, JSON, and codes 0, 1, 2 and 5.
     """
@@ -345,7 +345,7 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
 
 
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
-def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(folder: Any) -> None:
+def test_a_spent_budget_leaves_a_partial_blame_and_exit_code(folder: Any) -> None:
     """
     Whatever was found by then: a script that reads the code must not take it for the whole answer.
     """
@@ -364,7 +364,7 @@ def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(
 
 
 @pytest.mark.spec("evaluation:JG77", "evaluation:JG79")
-async def test_a_step_from_which_one_run_ended_and_three_did_not_is_not_measurable() -> None:
+async def test_a_step_with_mostly_unknown_runs_is_not_measurable() -> None:
     """The first run repeats the recorded reply; the others call what nobody recorded."""
     work = Work(steps=2, idempotent=False)
     journal, first = work.recorded(1), iter([1])

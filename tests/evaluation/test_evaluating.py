@@ -120,7 +120,7 @@ LAYOUT = {
 
 
 @pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90", "evaluation:JG91")
-def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is_a_journal(greeting: Any) -> None:
+def test_the_better_of_two_prompts_is_reported_with_its_interval(greeting: Any) -> None:
     """
     One prompt is better by construction, in seven of ten cases, and worse in one.
     """
@@ -150,7 +150,7 @@ def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is
 
 
 @pytest.mark.spec("evaluation:JG64", "evaluation:JG67")
-def test_where_nothing_was_measured_no_number_is_told() -> None:
+def test_no_number_is_reported_where_nothing_was_measured() -> None:
     """
     A side whose samples are all left out has no mean, and no difference to the other one.
     """
@@ -166,7 +166,7 @@ def test_where_nothing_was_measured_no_number_is_told() -> None:
 
 
 @pytest.mark.spec("evaluation:JG67", "evaluation:JG94")
-def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate(greeting: Any) -> None:
+def test_the_p_value_agrees_with_the_interval_and_the_gate(greeting: Any) -> None:
     """
     With several looks at once the p value for all of them stands behind, under its own name.
     """
@@ -186,7 +186,7 @@ def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate
     assert "gate new.pass - old.pass > 0: holds" in said
 
 
-def test_no_sample_reads_what_is_installed(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sample_reads_installed_entry_points(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[dict[str, object]] = []
     monkeypatch.setattr(metadata, "entry_points", lambda **query: read.append(query) or metadata.EntryPoints())
     greeting.type("eval", "greeting.py", "-q", "--out", "o")
@@ -217,7 +217,7 @@ def test_no_sample_reads_what_is_installed(greeting: Any, monkeypatch: pytest.Mo
         ("new.pass > nan", Exit.USAGE),
     ],
 )
-def test_a_gate_decides_the_exit_code_and_what_is_none_costs_nothing(greeting: Any, gate: str, code: Exit) -> None:
+def test_a_gate_decides_the_exit_code_or_is_refused_first(greeting: Any, gate: str, code: Exit) -> None:
     """
     A difference counts by the end of its interval, with ~ by the mean; a gate that cannot be is refused before any run.
     """
@@ -229,7 +229,7 @@ def test_a_gate_decides_the_exit_code_and_what_is_none_costs_nothing(greeting: A
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG66")
-def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_with_another(greeting: Any) -> None:
+def test_equal_seeds_give_equal_results_and_other_seeds_another_order(greeting: Any) -> None:
     orders = []
     for out, seed in (("a", "5"), ("b", "5"), ("c", "6")):
         made = greeting.type("eval", "greeting.py", "--seed", seed, "--out", out, "-n", "2", "--concurrency", "1")
@@ -245,7 +245,7 @@ def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_wi
 
 
 @pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG62")
-def test_each_sample_works_on_a_private_copy_and_checks_see_the_files_that_it_left(fixing: Any) -> None:
+def test_each_sample_works_on_a_private_copy_that_checks_read(fixing: Any) -> None:
     """
     The repository itself stays as it is, and of the copy nothing stays; links out of it are not followed.
     """
@@ -288,7 +288,7 @@ def test_a_check_that_raises_is_broken_and_no_failed_case(fixing: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG63")
-def test_a_failed_run_scores_nothing_and_a_providers_error_is_left_out(folder: Any) -> None:
+def test_a_failed_run_scores_zero_and_provider_errors_are_excluded(folder: Any) -> None:
     """
     Of ten cases one ends at its limit, one waits for an answer, and one has a provider that fails: that side is not measured.
     """
@@ -330,7 +330,7 @@ def test_a_failed_run_scores_nothing_and_a_providers_error_is_left_out(folder: A
 
 
 @pytest.mark.spec("evaluation:JG66", "evaluation:JG12", "evaluation:JG95")
-def test_the_budget_ends_the_evaluation_with_whole_blocks_and_is_never_overspent(greeting: Any) -> None:
+def test_the_budget_ends_an_evaluation_after_whole_blocks(greeting: Any) -> None:
     greeting.type("eval", "greeting.py", "--out", "o", "--budget", "0.010", "--seed", "1", code=4)
 
     report = results("o")
@@ -355,7 +355,7 @@ def test_a_gate_over_an_incomplete_evaluation_is_not_decided(greeting: Any) -> N
 
 
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG119", "evaluation:JG123")
-def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder: Any) -> None:
+def test_an_invalid_evaluation_is_reported_completely_before_any_cost(folder: Any) -> None:
     folder.write(
         "evals.py",
         """
@@ -471,7 +471,7 @@ def asked(folder: Any, *words: str, code: int = 0) -> tuple[int, list[str]]:
 
 
 @pytest.mark.spec("evaluation:JG65")
-def test_only_what_changed_is_run_again(folder: Any) -> None:
+def test_only_changed_samples_are_run_again(folder: Any) -> None:
     """
     Nothing for the same; only the case whose prompt changed; with another body of the tool from its first call on.
     """
@@ -489,7 +489,7 @@ def test_only_what_changed_is_run_again(folder: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG65")
-def test_a_later_step_that_changed_is_asked_anew_and_what_stands_before_it_is_not(folder: Any) -> None:
+def test_a_changed_later_step_reuses_the_steps_before_it(folder: Any) -> None:
     handler = 'def handle(ctx):\n    yield STEP\n    yield STEP\n    yield ToolCall("add_message", {"role": "user", "content": "HOW?"})\n    yield STEP\n\n'
     first = LOOKER.replace("import AgentDefinition, tool", "import *").replace(
         "agent = Agent", f"{handler}agent = Agent"
@@ -506,7 +506,7 @@ def test_a_later_step_that_changed_is_asked_anew_and_what_stands_before_it_is_no
 
 
 @pytest.mark.spec("evaluation:JG62", "evaluation:JG12")
-def test_a_changed_check_asks_no_model_and_a_journal_that_does_not_fit_is_told(folder: Any) -> None:
+def test_a_changed_check_asks_no_model_and_divergence_is_reported(folder: Any) -> None:
     folder.write("looking.py", LOOKER)
     asked(folder, "--out", "a", "-n", "2", "--seed", "9")
     folder.write("looking.py", LOOKER.replace('contains("shelf 1")', 'contains("shelf 77")'))
@@ -519,7 +519,7 @@ def test_a_changed_check_asks_no_model_and_a_journal_that_does_not_fit_is_told(f
 
 
 @pytest.mark.spec("evaluation:JG62")
-def test_what_a_check_read_of_a_working_copy_is_known_later_or_unknown_and_never_wrong(fixing: Any) -> None:
+def test_a_recheck_of_files_is_correct_or_unknown(fixing: Any) -> None:
     """
     What a command said holds while it is the same command; a file is there when it was kept; else nothing is said.
     """
@@ -543,7 +543,7 @@ def test_what_a_check_read_of_a_working_copy_is_known_later_or_unknown_and_never
 
 
 @pytest.mark.spec("evaluation:JG65", "evaluation:JG12")
-def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(folder: Any) -> None:
+def test_an_interrupted_evaluation_continues_with_the_missing_samples(folder: Any) -> None:
     folder.write("looking.py", LOOKER)
     asked(folder, "--out", "a")
     Path("a/cases/two/base/1.jsonl").write_text("")
@@ -576,7 +576,7 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
 
 
 @pytest.mark.spec("evaluation:JG66")
-def test_what_judges_cost_is_spent_of_the_same_budget_and_one_without_room_says_nothing(folder: Any) -> None:
+def test_judges_spend_the_same_budget_and_stay_unknown_without_room(folder: Any) -> None:
     judged = LOOKER.replace("called", "judge").replace(
         "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '
     )
@@ -605,7 +605,7 @@ def test_what_judges_cost_is_spent_of_the_same_budget_and_one_without_room_says_
 
 
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG64")
-def test_the_report_is_one_page_that_escapes_what_it_is_told_and_holds_no_secret(folder: Any) -> None:
+def test_the_report_escapes_texts_and_contains_no_secret(folder: Any) -> None:
     key = "sk-ant-" + "api03-" + "Zx9" * 20
     hostile = f"<script>alert(1)</script> {key}"
     folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {hostile!r}"))
@@ -620,7 +620,7 @@ def test_the_report_is_one_page_that_escapes_what_it_is_told_and_holds_no_secret
 
 
 @pytest.mark.spec("evaluation:JG13")
-def test_the_report_leads_to_a_page_of_each_run_beside_its_journal(folder: Any) -> None:
+def test_the_report_links_to_a_page_of_each_run(folder: Any) -> None:
     key = "sk-ant-" + "api03-" + "Zx9" * 20
     folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {key!r}"))
 
@@ -638,9 +638,7 @@ def test_the_report_leads_to_a_page_of_each_run_beside_its_journal(folder: Any) 
 
 
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG60")
-def test_a_run_without_a_model_is_wrong_usage_and_leaves_no_working_copy(
-    folder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_a_model_is_wrong_usage(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     It would be so in every run: nothing of it is a failure of the agent.
     """
@@ -653,7 +651,7 @@ def test_a_run_without_a_model_is_wrong_usage_and_leaves_no_working_copy(
 
 
 @pytest.mark.spec("evaluation:JG12")
-def test_ctrl_c_leaves_with_130_and_what_is_finished_stays(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_with_130_and_keeps_finished_samples(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The third case sends the signal; the first two are in the results, and only the others are run when it goes on.
     """
@@ -693,7 +691,7 @@ def results_partial(said: str) -> str:
     return next(line.removeprefix("partial: ") for line in said.splitlines() if line.startswith("partial: "))
 
 
-def test_a_server_that_was_lost_when_a_person_had_answered_it_is_no_fault_of_the_agent(tmp_path: Path) -> None:
+def test_a_lost_server_is_no_fault_of_the_agent(tmp_path: Path) -> None:
     def lost() -> Any:
         return {"lost": True, "error": "the connection was lost"}
 

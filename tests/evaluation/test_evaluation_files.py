@@ -52,9 +52,7 @@ def test_an_evaluation_file_imports_its_neighbours(name: str, tmp_path: Path, mo
 
 
 @pytest.mark.spec("evaluation:JG150")
-def test_a_check_of_the_text_is_broken_where_the_output_is_structured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_check_of_structured_output_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = evaluated(tmp_path, monkeypatch, {"greeting": "hello"}, "words_eval.py")
 
     assert 1 == code

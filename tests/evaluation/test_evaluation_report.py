@@ -37,7 +37,7 @@ async def test_a_script_is_played_from_its_beginning_in_each_sample(tmp_path: Pa
     assert "gate pass >= 1: holds" in str(report)
 
 
-def test_a_gate_that_does_not_hold_is_in_the_report_with_the_failed_case() -> None:
+def test_a_failed_gate_is_reported_with_the_failed_case() -> None:
     report = evaluate_sync(GREETING, replies=[text("Hello Ann")], gates=["cost <= 1"])
 
     assert not report.passed
@@ -47,7 +47,7 @@ def test_a_gate_that_does_not_hold_is_in_the_report_with_the_failed_case() -> No
     assert "Bob base 1: contains: the text does not hold 'Bob': Hello Ann" in str(report)
 
 
-def test_models_of_the_caller_are_requested_under_the_name_that_model_gives() -> None:
+def test_models_of_the_caller_get_the_given_name() -> None:
     asked: list[str] = []
 
     def answer(request: Any) -> Any:
@@ -60,7 +60,7 @@ def test_models_of_the_caller_are_requested_under_the_name_that_model_gives() ->
     assert ["two", "two"] == [name.removeprefix("mine/") for name in asked]
 
 
-def test_a_spent_budget_leaves_the_report_incomplete_and_the_gate_undecided() -> None:
+def test_a_spent_budget_leaves_the_gate_undecided() -> None:
     report = evaluate_sync(GREETING, replies=[text("Ann Bob", cost="0.5")], budget="0.5", concurrency=1)
 
     assert not report.is_complete
@@ -74,7 +74,7 @@ def test_a_budget_that_is_no_amount_is_refused(budget: Any) -> None:
         evaluate_sync(GREETING, replies=[text("x")], budget=budget)
 
 
-def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
+def test_invalid_options_are_refused_before_anything_runs() -> None:
     with pytest.raises(DataError, match="n is 0"):
         evaluate_sync(GREETING, replies=[text("x")], n=0)
     with pytest.raises(DataError, match="the gate names 'nope'"):
@@ -84,7 +84,7 @@ def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
         report.mean("nope")
 
 
-def test_a_file_is_found_with_its_agents_beside_it_and_tools_work_in_a_copy(tmp_path: Path) -> None:
+def test_a_file_finds_agents_beside_it_and_runs_in_copies(tmp_path: Path) -> None:
     (tmp_path / "repairer.py").write_text(
         "from stepengine import AgentDefinition\n"
         'agent = AgentDefinition("repairer", model="test/one", tools=["write_file"])\n'
@@ -104,9 +104,7 @@ def test_a_file_is_found_with_its_agents_beside_it_and_tools_work_in_a_copy(tmp_
 
 
 @pytest.mark.parametrize(("cost", "said"), [("0.02", ""), ("0.03", "it cost $0.03, more than $0.02")])
-def test_a_run_that_costs_more_than_max_cost_allows_fails_and_one_that_costs_as_much_passes(
-    cost: str, said: str
-) -> None:
+def test_max_cost_fails_only_above_its_amount(cost: str, said: str) -> None:
     case = Case("ann", "Greet Ann", checks=[max_cost("0.02")])
     report = evaluate_sync(attrs.evolve(GREETING, cases=[case]), replies=[text("Hello", cost=cost)])
 

@@ -23,7 +23,7 @@ from stepengine.testing import ScriptedModel, text
 
 
 @pytest.mark.spec("evaluation:JG70", "evaluation:JG71", "evaluation:JG72", "evaluation:JG87")
-def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) -> None:
+def test_a_changed_tool_text_is_reported_for_ten_runs(ten: Any) -> None:
     """
     Of ten customers three are now counted first and one is sent to a shelf that nobody recorded; no tool runs.
     """
@@ -50,7 +50,7 @@ def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) ->
 
 
 @pytest.mark.spec("evaluation:JG72", "evaluation:JG73", "evaluation:JG74")
-def test_the_text_says_how_many_changed_with_an_interval_and_what_was_not_taken_out(ten: Any) -> None:
+def test_the_text_reports_changes_with_an_interval_and_noise(ten: Any) -> None:
     """
     The lines that a person reads; nothing of it is in the way of a pipe.
     """
@@ -67,7 +67,7 @@ def test_the_text_says_how_many_changed_with_an_interval_and_what_was_not_taken_
 
 
 @pytest.mark.spec("evaluation:JG71", "evaluation:JG8")
-def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) -> None:
+def test_a_decision_is_the_tools_and_their_inputs(ten: Any) -> None:
     """
     The same tools in the same order with another input are another decision; the same calls with other words are not.
     """
@@ -91,7 +91,7 @@ def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) 
 
 
 @pytest.mark.spec("evaluation:JG70")
-def test_a_script_is_json_or_yaml_or_python_and_says_the_same(ten: Any) -> None:
+def test_scripts_in_json_yaml_and_python_are_equal(ten: Any) -> None:
     ten.write("say.json", '[[{"tool": "count", "input": {"shelf": "c0"}, "text": "I count."}], "three"]')
     ten.write("say.yaml", "- - {tool: count, input: {shelf: c0}, text: I count.}\n- three\n")
     ten.write(
@@ -129,7 +129,7 @@ def test_a_script_that_cannot_be_read_is_wrong_usage(ten: Any, text: str | None,
 
 
 @pytest.mark.spec("evaluation:JG70")
-def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any) -> None:
+def test_without_a_difference_no_model_is_asked(ten: Any) -> None:
     """
     The agent as it was: every run is the same, without script, key or consent.
     """
@@ -140,7 +140,7 @@ def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any)
 
 
 @pytest.mark.spec("evaluation:JG73")
-def test_when_most_runs_leave_the_record_the_report_says_so_first(ten: Any) -> None:
+def test_mostly_unknown_results_are_reported_first(ten: Any) -> None:
     """
     With a model that calls what nobody recorded nothing is known of how the runs would have ended.
     """
@@ -152,7 +152,7 @@ def test_when_most_runs_leave_the_record_the_report_says_so_first(ten: Any) -> N
 
 
 @pytest.mark.spec("evaluation:JG74")
-def test_a_baseline_takes_out_what_the_old_agent_does_by_itself(ten: Any) -> None:
+def test_a_baseline_removes_the_noise_of_the_old_agent(ten: Any) -> None:
     """
     A model that flips a coin changes its mind as often for the old agent as for the new one: no difference is told.
     """
@@ -206,7 +206,7 @@ def test_the_exit_code_is_that_of_the_gates(ten: Any, more: tuple[str, ...], cod
 
 
 @pytest.mark.spec("evaluation:JG75")
-def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_strict_a_divergence(ten: Any) -> None:
+def test_a_changed_handler_is_its_own_class_and_strict_divergence(ten: Any) -> None:
     """
     Its runs go on from there all the same; what it calls that is not recorded has left the record.
     """
@@ -230,7 +230,7 @@ def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_stric
 
 
 @pytest.mark.spec("evaluation:JG71", "evaluation:JG75")
-def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_told(ten: Any) -> None:
+def test_a_handler_that_asks_no_model_is_reported_as_unchanged(ten: Any) -> None:
     ten.write(
         "handled.py",
         Path("agents/shop.py").read_text().replace(
@@ -248,9 +248,7 @@ def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_t
 
 
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
-def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
-    ten: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_range_is_shown_and_needs_consent(ten: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Without a terminal, --yes or --budget nothing is asked; a budget that runs out ends the command with 4.
     """
@@ -262,7 +260,7 @@ def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
 
 
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
-def test_a_budget_that_is_spent_leaves_a_report_that_says_so(ten: Any) -> None:
+def test_a_spent_budget_leaves_a_partial_report(ten: Any) -> None:
     """
     What is finished is told; nothing is spent beyond what was set aside.
     """
@@ -310,7 +308,7 @@ def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> Non
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG86")
-def test_a_comment_about_many_runs_is_cut_at_what_a_service_takes(ten: Any) -> None:
+def test_a_comment_about_many_runs_is_cut_below_65000_characters(ten: Any) -> None:
     """
     Rows that have no room are counted; the comment stays below 65,000 characters.
     """
@@ -325,7 +323,7 @@ def test_a_comment_about_many_runs_is_cut_at_what_a_service_takes(ten: Any) -> N
 
 
 @pytest.mark.spec("evaluation:JG11", "evaluation:JG119", "evaluation:JG12")
-def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any) -> None:
+def test_an_unreadable_journal_is_reported_beside_the_rest(ten: Any) -> None:
     """
     A damaged journal and an unknown agent do not keep the others from being judged; the file of the agent is named.
     """
@@ -382,7 +380,7 @@ samples = st.lists(st.builds(ForkSample, courses, st.booleans(), st.booleans(), 
     ),
     n=st.integers(1, 2),
 )
-def test_whatever_was_paid_for_no_number_is_told_that_is_none(runs: Any, n: int) -> None:
+def test_an_impact_report_contains_no_nan_or_infinity(runs: Any, n: int) -> None:
     """
     With a budget some runs are asked by the new agent alone, some by the old one alone, some by none.
     """
@@ -413,7 +411,7 @@ def _record(agent: AgentDefinition, journal: Journal) -> Journal:
 
 
 @pytest.mark.spec("evaluation:JG71")
-def test_the_output_of_a_course_is_that_of_the_run_and_without_one_its_text() -> None:
+def test_the_output_of_a_course_is_output_or_text() -> None:
     plain = AgentDefinition("plain", model="t/m")
     courses = [course_from(_record(agent, MemoryJournal()).history(), "#0") for agent in (COUNTER, plain)]
 
@@ -421,7 +419,7 @@ def test_the_output_of_a_course_is_that_of_the_run_and_without_one_its_text() ->
 
 
 @pytest.mark.spec("evaluation:JG70")
-async def test_a_run_that_stopped_before_its_end_was_recorded_is_the_same_if_all_its_effects_are(
+async def test_a_cut_run_with_equal_effects_counts_as_same(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "cut.jsonl"
@@ -436,7 +434,7 @@ async def test_a_run_that_stopped_before_its_end_was_recorded_is_the_same_if_all
 
 
 @pytest.mark.spec("evaluation:JG71")
-async def test_the_message_of_a_difference_is_the_first_line_of_the_divergence() -> None:
+async def test_the_message_of_a_difference_is_the_divergences_first_line() -> None:
     journal = _record(COUNTER, MemoryJournal())
     changed = AgentDefinition("counter", model="t/m", system_prompt="Count twice.", handle_steps=_count_shelves)
 

@@ -124,7 +124,7 @@ def without_places(report: Any) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG140", "evaluation:JG144")
-def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_for(greeting: Any) -> None:
+def test_a_better_prompt_is_found_and_written_only_on_request(greeting: Any) -> None:
     before = Path("greeter.py").read_text()
     made = improve(greeting, "--budget", "1", "--seed", "1")
 
@@ -151,7 +151,7 @@ def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_fo
 
 @pytest.mark.spec("evaluation:JG146")
 @pytest.mark.deep
-def test_a_search_is_replayed_for_nothing_and_the_same_seed_finds_the_same(greeting: Any) -> None:
+def test_a_search_replays_for_free_and_seeds_are_deterministic(greeting: Any) -> None:
     first = improve(greeting, "--budget", "1", "--seed", "4")
     asked = Path("asked.txt").read_text()
     replayed = greeting.json("replay", "o/improver.jsonl")
@@ -164,7 +164,7 @@ def test_a_search_is_replayed_for_nothing_and_the_same_seed_finds_the_same(greet
 @pytest.mark.spec("evaluation:JG146")
 @pytest.mark.deep
 @pytest.mark.parametrize("dies", [1, 9, 10, 14, 20, 27])
-def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_twice(greeting: Any, dies: int) -> None:
+def test_a_killed_search_continues_to_the_same_end_and_cost(greeting: Any, dies: int) -> None:
     """
     It dies inside of a model call, which nobody has the answer of: that one alone is asked again.
     """
@@ -186,7 +186,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_tw
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG145")
-def test_two_things_are_found_one_after_the_other_where_a_check_counts_by_itself(greeting: Any) -> None:
+def test_two_improvements_are_found_in_sequence_by_one_check(greeting: Any) -> None:
     """
     Every case wants two things; with `pass` neither helps alone, by the check of one it does.
     """
@@ -242,9 +242,7 @@ def asking(number: int) -> ModelRequest:
 
 @pytest.mark.spec("evaluation:JG142")
 @pytest.mark.parametrize(("most", "together"), [("0.01", 10), ("0.05", 2), ("9", 1)])
-async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
-    most: str, together: int, tmp_path: Path
-) -> None:
+async def test_calls_run_concurrently_while_all_fit_in_the_budget(most: str, together: int, tmp_path: Path) -> None:
     """
     What a call can cost at most is set aside; one that may not fit is made alone, so that at most one goes beyond.
     """
@@ -261,7 +259,7 @@ async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
 
 
 @pytest.mark.spec("evaluation:JG142", "evaluation:JG146")
-async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path: Path) -> None:
+async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
     with ReplyBook(file, Decimal(1)) as book:
         await Buyer(
@@ -331,7 +329,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Task {n}", replies=replies) for n 
 
 
 @pytest.mark.spec("evaluation:JG143")
-def test_what_a_change_does_not_touch_is_not_paid_again(folder: Any) -> None:
+def test_calls_untouched_by_a_change_are_not_paid_again(folder: Any) -> None:
     """
     Versions of the second prompt share the calls of the first one; of the cases that decide those are made once, too.
     """
@@ -367,7 +365,7 @@ def reflecting_with(folder: Any, body: str) -> None:
         ("return failure(ModelError('it is down', kind='server', retryable=False))", "it is down"),
     ],
 )  # fmt: skip
-def test_answers_that_nothing_can_be_done_with_end_the_search_soon(greeting: Any, body: str, said: str) -> None:
+def test_unusable_answers_end_the_search_early(greeting: Any, body: str, said: str) -> None:
     reflecting_with(greeting, body)
     made = improve(greeting, "--budget", "1", "--seed", "1", code=Exit.FAILED)
 
@@ -389,7 +387,7 @@ def test_an_agent_that_passes_everything_is_left_as_it_is(greeting: Any) -> None
 
 @pytest.mark.spec("evaluation:JG144", "evaluation:JG148")
 @pytest.mark.deep
-def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
+def test_a_random_judge_makes_no_version_better(greeting: Any) -> None:
     """
     Its verdicts depend on what it is shown, and on nothing that is good; a version that was lucky is not better where it counts.
     """
@@ -411,7 +409,7 @@ def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG148")
-def test_a_check_that_breaks_is_told_and_not_searched_against(greeting: Any) -> None:
+def test_a_broken_check_is_reported_and_ends_the_search(greeting: Any) -> None:
     greeting.write(
         "greeting.py",
         GREETING.replace('return Verdict(float(run.text.isupper()), reason="lacks: loudness")', "return 1 / 0"),
@@ -443,9 +441,7 @@ def test_a_check_that_breaks_is_told_and_not_searched_against(greeting: Any) -> 
         (("--budget", "1", "--continue", "nowhere"), "'nowhere' is not a folder of a search"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_before_anything_is_spent(
-    greeting: Any, words: tuple[str, ...], said: str
-) -> None:
+def test_an_invalid_search_is_refused_before_any_cost(greeting: Any, words: tuple[str, ...], said: str) -> None:
     assert said in " ".join(str(improve(greeting, *words, code=Exit.USAGE)).split())
     assert not Path("asked.txt").exists()
     assert not Path("o").exists()
@@ -484,7 +480,7 @@ def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, ne
         ("''", ""),
     ],
 )
-def test_an_agent_whose_prompt_is_made_by_code_is_refused(greeting: Any, prompt: str, said: str) -> None:
+def test_an_agent_with_a_computed_prompt_is_refused(greeting: Any, prompt: str, said: str) -> None:
     head = "from stepengine import AgentDefinition\nfrom stepengine.context import SystemPrompt\nWORDS = ' '.join(['Greet'])\n"
     greeting.write("greeter.py", f'{head}agent = AgentDefinition("greeter", model="t/m", system_prompt={prompt})\n')
     made = str(improve(greeting, "--budget", "0.0001", code=Exit.USAGE if said else Exit.LIMIT))
@@ -513,7 +509,7 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
 
 @pytest.mark.spec("evaluation:JG146", "evaluation:JG148")
 @pytest.mark.deep
-def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
+def test_a_search_continues_only_with_its_original_inputs(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
     budget = greeting.type(*BASE, "--continue", "o", "--budget", "2", code=Exit.USAGE).stderr
     again = greeting.type(*BASE, "--out", "o", "--budget", "1", code=Exit.USAGE).stderr
@@ -531,7 +527,7 @@ def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
 
 @pytest.mark.spec("evaluation:JG146", "evaluation:JG148")
 @pytest.mark.deep
-def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: Any) -> None:
+def test_changed_options_of_a_continued_search_are_refused(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1", "--blame", "2")
     typed = {"--seed": "2", "--blame": "4", "--versions": "9", "--concurrency": "1", "--reflect-model": "a/b"}
     for option, value in typed.items():
@@ -547,7 +543,7 @@ def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: 
 @pytest.mark.spec("evaluation:JG146")
 @pytest.mark.parametrize("lines", [0, 1])
 @pytest.mark.deep
-def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(greeting: Any, lines: int) -> None:
+def test_a_search_killed_before_its_first_record_starts_over(greeting: Any, lines: int) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
     left = Path("o/improver.jsonl").read_text().splitlines(keepends=True)[:lines]
     Path("p").mkdir()
@@ -560,7 +556,7 @@ def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(
 
 @pytest.mark.spec("evaluation:JG140")
 @pytest.mark.deep
-def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(greeting: Any) -> None:
+def test_an_agent_edited_during_the_search_is_not_overwritten(greeting: Any) -> None:
     edited = GREETER.replace("people", "people and animals")
     edits = f'noted("reflecting")\n    Path("greeter.py").write_text({edited!r})'
     greeting.write("reflecting.py", "from pathlib import Path\n" + REFLECTING.replace('noted("reflecting")', edits))
@@ -573,7 +569,7 @@ def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(gree
 
 @pytest.mark.spec("evaluation:JG143", "evaluation:JG146")
 @pytest.mark.deep
-def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeting: Any) -> None:
+def test_a_search_ended_by_an_error_restarts_with_bought_replies(greeting: Any) -> None:
     """
     Such as that of somebody who resumed its journal by itself, where nobody brought the cases.
     """
@@ -592,7 +588,7 @@ def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeti
 
 @pytest.mark.spec("evaluation:JG142", "evaluation:JG145")
 @pytest.mark.deep
-def test_a_judge_is_paid_from_the_same_budget_and_not_asked_again_about_the_same_answer(greeting: Any) -> None:
+def test_a_judge_shares_the_budget_and_is_not_asked_twice(greeting: Any) -> None:
     """
     With two samples of each case; what it says counts where `--by` names it.
     """
@@ -624,7 +620,7 @@ evaluation"""
 
 
 @pytest.mark.spec("evaluation:JG146")
-def test_the_improver_without_cases_says_who_brings_them(folder: Any) -> None:
+def test_the_improver_without_cases_names_the_command(folder: Any) -> None:
     params = {"parts": {"system_prompt": "x"}, "search": ["a"], "held_out": [], "budget": "1"}
     said = folder.type("run", "improver", "--params", json.dumps(params), "--no-journal", code=Exit.FAILED).stderr
 
@@ -668,7 +664,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Shelf {n}", replies=replies) for n
 
 @pytest.mark.spec("evaluation:JG141")
 @pytest.mark.deep
-def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder: Any) -> None:
+def test_the_reflecting_model_sees_failed_runs_with_blamed_steps(folder: Any) -> None:
     folder.write("both.py", LOOKING)
     folder.type(*BOTH, "--budget", "1")
     shown = Path("shown.txt").read_text()
@@ -683,7 +679,7 @@ def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder
 
 @pytest.mark.spec("evaluation:JG141")
 @pytest.mark.parametrize("check", ["run.files.text('x') == 'three'", "'x' in run.files", "bool(run.files.changed)"])
-def test_nobody_is_blamed_by_a_check_that_reads_files(folder: Any, check: str) -> None:
+def test_a_check_that_reads_files_blames_no_step(folder: Any, check: str) -> None:
     """
     A run that goes on from its middle has none; nothing is spent on it.
     """
@@ -750,7 +746,7 @@ def parts(tmp_path: Path) -> AgentFile:
 
 @pytest.mark.spec("evaluation:JG140")
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_diff_has_the_lines_of_the_file_whatever_its_texts_hold(tmp_path: Path, end: str) -> None:
+def test_a_diff_keeps_the_lines_of_the_file(tmp_path: Path, end: str) -> None:
     source = f'{GREETER}\x0c\nLATER = "a\u2028b"\n'.replace("\n", end)
     (tmp_path / "mine.py").write_bytes(source.encode())
     file = AgentFile.read(AgentLocation(tmp_path / "mine.py"))
@@ -780,7 +776,7 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 @pytest.mark.spec("evaluation:JG141")
 @given(prompt=TEXTS, tool=TEXTS, limit=st.integers(1, 10**6), share=st.floats(allow_nan=False, allow_infinity=False))
 @pytest.mark.deep
-def test_a_version_is_what_its_file_would_be(
+def test_a_version_equals_the_agent_of_its_file(
     prompt: str, tool: str, limit: int, share: float, tmp_path_factory: Any
 ) -> None:
     """
@@ -859,7 +855,7 @@ def version(number: int, scores: str, parents: tuple[int, ...] = (0,), **changes
 
 
 @pytest.mark.spec("evaluation:JG145")
-def test_a_version_stays_as_long_as_it_is_best_at_some_case_that_no_other_is() -> None:
+def test_a_version_stays_while_it_is_best_at_a_case() -> None:
     pool = [version(0, "0000"), version(1, "1100"), version(2, "0011"), version(3, "1000")]
 
     assert {"a": {1}, "b": {1}, "c": {2}, "d": {2}} == improver.front_of(pool, "abcd")
@@ -877,14 +873,14 @@ def test_two_versions_that_know_different_things_are_merged_once() -> None:
 
 
 @pytest.mark.spec("evaluation:JG145")
-def test_a_version_and_what_was_made_of_it_are_not_merged() -> None:
+def test_a_version_and_its_descendant_are_not_merged() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one"), version(2, "0111", (1,), x="one", y="two")]
 
     assert improver.merged(pool, "abcd", set(), Random(0)) is None
 
 
 @pytest.mark.spec("evaluation:JG142")
-async def test_a_call_counts_with_its_highest_cost_for_another_process_while_it_is_made(tmp_path: Path) -> None:
+async def test_a_running_call_counts_with_its_highest_cost(tmp_path: Path) -> None:
     seen, file = [], tmp_path / "book.jsonl"
 
     async def call() -> ModelReply:

@@ -77,7 +77,7 @@ def edit(folder: Any, name: str, old: str, new: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
-def test_the_test_that_is_written_fails_and_passes_when_the_handler_is_repaired(clerk: Any) -> None:
+def test_a_pinned_test_fails_and_passes_after_the_repair(clerk: Any) -> None:
     """
     The whole way of its owner: pin, pytest fails with the reason, repair, pytest passes; no tool is called.
     """
@@ -122,7 +122,7 @@ def test_python_pins_a_run_as_the_command_does(clerk: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG80")
-def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clerk.write("tests/ready.txt", "")
     monkeypatch.chdir(clerk.path / "tests")
 
@@ -134,7 +134,7 @@ def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, mon
 
 
 @pytest.mark.spec("evaluation:JG80")
-def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> None:
+def test_the_test_loads_no_file_for_a_contained_agent(folder: Any) -> None:
     folder.write(
         "agents/boss.py",
         """
@@ -169,7 +169,7 @@ def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
 
 
 @pytest.mark.spec("evaluation:JG81")
-def test_a_repair_that_asks_something_new_says_what_has_to_be_written_down(clerk: Any) -> None:
+def test_a_repair_that_needs_new_replies_says_which(clerk: Any) -> None:
     """
     A new prompt needs a reply, a new call a result: each failure names it, until the test is whole and passes.
     """
@@ -196,7 +196,7 @@ def test_a_repair_that_asks_something_new_says_what_has_to_be_written_down(clerk
 
 
 @pytest.mark.spec("evaluation:JG80")
-def test_any_name_of_a_run_makes_the_name_of_a_test() -> None:
+def test_any_run_name_makes_a_test_name() -> None:
     """
     Names of recorded runs begin with a date; a function's must not.
     """
@@ -207,7 +207,7 @@ def test_any_name_of_a_run_makes_the_name_of_a_test() -> None:
 
 
 @pytest.mark.spec("evaluation:JG80")
-def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
+def test_a_kept_journal_contains_no_secret_and_still_fails(folder: Any) -> None:
     """
     A key in a prompt is gone from the kept journal, of which the rest is as it was, and which replays.
     """
@@ -224,7 +224,7 @@ def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG80", "evaluation:JG12")
-def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without(folder: Any) -> None:
+def test_a_run_failed_only_by_its_secret_is_not_pinned(folder: Any) -> None:
     """
     What is kept has no secret, so that the test would pass from its first day on; that is said, and nothing is left.
     """
@@ -238,7 +238,7 @@ def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without
 
 @pytest.mark.spec("evaluation:JG80", "evaluation:JG12")
 @pytest.mark.deep
-def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(clerk: Any) -> None:
+def test_nothing_is_pinned_where_the_run_passes_or_diverges(clerk: Any) -> None:
     """
     Codes 1, 2 and 5, and no file is left by any of them; a second pin of one name does not touch the first.
     """
@@ -278,9 +278,7 @@ def _copied(journal: Any) -> Any:
 
 
 @pytest.mark.spec("evaluation:JG81")
-def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_tools(
-    folder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pin_finds_project_checks_and_bundled_tools(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The test finds both from its own place, whatever folder it is started in.
     """
@@ -306,7 +304,7 @@ def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_
 
 @pytest.mark.deep
 @pytest.mark.parametrize("words", ['AgentDefinition("first-here", ', 'AgentDefinition(id="second-here", '])
-def test_the_origin_of_an_agent_is_the_line_of_the_call_with_its_id(tmp_path: Path, words: str) -> None:
+def test_the_origin_of_an_agent_is_its_defining_line(tmp_path: Path, words: str) -> None:
     file = tmp_path / "looker.py"
     other = 'helper = AgentDefinition("helper", model="t/m")'
     file.write_text(f"from stepengine import AgentDefinition\n\n{other}\nagent = {words}model='t/m')\n")

@@ -37,7 +37,7 @@ def by_bucket(model: str, usage: Usage, at: datetime) -> Decimal:
 
 @given(st.builds(Usage, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS), st.floats(0, 1))
 @pytest.mark.spec("evaluation:JG82")
-def test_the_range_holds_what_the_same_tokens_cost_and_every_guess_about_them(usage: Usage, shared: float) -> None:
+def test_the_price_range_contains_every_guess_about_tokens(usage: Usage, shared: float) -> None:
     """
     For any usage: the recorded buckets, no cache, no thoughts, and the tokens of other tokenizers all lie within.
     """
@@ -66,7 +66,7 @@ def test_a_family_shares_a_tokenizer() -> None:
 
 
 @pytest.mark.spec("evaluation:JG82", "evaluation:JG87", "evaluation:JG12")
-def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(folder: Any) -> None:
+def test_the_price_command_fails_where_there_is_no_price(folder: Any) -> None:
     """
     Two calls of a thousand tokens each; the same family has one bound fewer, and an unknown model is unknown, not free.
     """

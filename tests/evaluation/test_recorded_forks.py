@@ -122,7 +122,7 @@ def model_calls(journal: Any) -> list[str]:
 
 
 @pytest.mark.spec("evaluation:JG7")
-async def test_a_run_that_nothing_changed_for_is_repeated_byte_for_byte_and_asks_nobody(office: Any) -> None:
+async def test_an_unchanged_run_is_repeated_bytewise_without_any_request(office: Any) -> None:
     """
     Without a difference there is no place to go on from: no model call, no tool, the recorded journal.
     """
@@ -135,7 +135,7 @@ async def test_a_run_that_nothing_changed_for_is_repeated_byte_for_byte_and_asks
 
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9", "evaluation:JG10")
-async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and_no_tool_runs(office: Any) -> None:
+async def test_forks_at_every_model_call_repeat_the_run_without_tools(office: Any) -> None:
     """
     Whatever model call is asked for anew, of root or child: what follows from it is asked anew and what stands beside it is
     not, tools answer from the record, the end is the recorded one, and the new journal is a run that replays.
@@ -161,7 +161,7 @@ async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and
 
 
 @pytest.mark.spec("evaluation:JG7", "replay:D11")
-async def test_a_fork_names_its_place_unless_the_record_answers_tools_and_takes_the_options_of_its_kind(
+async def test_fork_options_depend_on_its_kind(
     office: Any,
 ) -> None:
     async with office.engine(by_the_book) as engine:
@@ -175,7 +175,7 @@ async def test_a_fork_names_its_place_unless_the_record_answers_tools_and_takes_
 
 
 @pytest.mark.spec("evaluation:JG9")
-async def test_a_model_call_that_equals_a_recorded_one_costs_nothing_unless_it_is_to_be_fresh(office: Any) -> None:
+async def test_an_equal_model_call_is_free_unless_fresh_is_requested(office: Any) -> None:
     """
     With reuse only the call at the place itself is made; every later one that is equal is answered by the record.
     """
@@ -187,7 +187,7 @@ async def test_a_model_call_that_equals_a_recorded_one_costs_nothing_unless_it_i
 
 
 @pytest.mark.spec("evaluation:JG7")
-async def test_another_tool_text_is_the_place_and_what_it_changes_is_told(office: Any) -> None:
+async def test_a_changed_tool_text_is_the_place_of_the_fork(office: Any) -> None:
     """
     The first request that holds the changed text is where the run goes on; the fields are those of a divergence.
     """
@@ -207,7 +207,7 @@ async def test_another_tool_text_is_the_place_and_what_it_changes_is_told(office
 @pytest.mark.parametrize("tools", ["recorded", "idempotent", "working-copy"])
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("simulated", [False, True])
-async def test_a_call_that_is_not_recorded_is_simulated_or_performed_where_it_may_be_or_ends_the_run(
+async def test_an_unrecorded_call_is_simulated_performed_or_ends_the_run(
     office: Any, tools: Any, idempotent: bool, simulated: bool
 ) -> None:
     """
@@ -248,7 +248,7 @@ async def test_a_call_that_is_not_recorded_is_simulated_or_performed_where_it_ma
 
 
 @pytest.mark.spec("evaluation:JG8")
-async def test_a_function_that_makes_nothing_up_leaves_the_call_to_the_next_rule_and_one_that_fails_is_told(
+async def test_a_simulation_may_decline_and_its_failure_is_reported(
     office: Any,
 ) -> None:
     """
@@ -270,7 +270,7 @@ async def test_a_function_that_makes_nothing_up_leaves_the_call_to_the_next_rule
 
 
 @pytest.mark.spec("evaluation:JG8")
-async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_result_once() -> None:
+async def test_equal_calls_get_recorded_results_in_order_each_once() -> None:
     """
     Two equal calls had two results: asked again, the first gets the first, the second the second, and a third nothing.
     """
@@ -298,7 +298,7 @@ async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_
 
 
 @pytest.mark.spec("evaluation:JG8")
-async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_run() -> None:
+async def test_a_recorded_answer_is_reused_and_new_questions_suspend() -> None:
     """
     Nobody is asked anything by such a fork, whoever the engine could ask.
     """
@@ -329,7 +329,7 @@ async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_r
 
 
 @pytest.mark.spec("evaluation:JG7")
-async def test_what_differs_before_the_place_is_a_divergence_as_in_a_replay(office: Any) -> None:
+async def test_a_difference_before_the_place_is_a_divergence(office: Any) -> None:
     """
     A place can only be reached when what is recorded before it fits the code.
     """
@@ -346,7 +346,7 @@ async def test_what_differs_before_the_place_is_a_divergence_as_in_a_replay(offi
 
 
 @pytest.mark.spec("evaluation:JG7")
-async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_of_the_model(office: Any) -> None:
+async def test_a_handler_with_fewer_or_more_effects_asks_no_model(office: Any) -> None:
     """
     An effect that is gone at the end, and one that is new there, are differences without any request that differs.
     """
@@ -381,7 +381,7 @@ async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_o
 
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG86")
-async def test_forks_that_share_a_purse_spend_no_more_than_it_holds(office: Any) -> None:
+async def test_forks_that_share_a_purse_never_overspend_it(office: Any) -> None:
     """
     Room is reserved before a call; when there is none the fork ends at its limit, and the purse says so.
     """
@@ -402,7 +402,7 @@ async def test_forks_that_share_a_purse_spend_no_more_than_it_holds(office: Any)
 
 
 @pytest.mark.spec("evaluation:JG10")
-async def test_such_a_fork_can_be_kept_in_a_file_which_holds_no_run_yet(office: Any, tmp_path: Any) -> None:
+async def test_a_fork_is_kept_only_in_an_empty_file(office: Any, tmp_path: Any) -> None:
     """
     The kept journal is that of the fork; a file with a run in it is refused and not touched.
     """
@@ -420,7 +420,7 @@ async def test_such_a_fork_can_be_kept_in_a_file_which_holds_no_run_yet(office: 
 
 
 @pytest.mark.spec("evaluation:JG7")
-async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None:
+async def test_a_fork_continues_on_the_recorded_time() -> None:
     """
     A run of last year goes on in last year, so that a date in a request is no difference.
     """
@@ -446,7 +446,7 @@ async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG112")
-async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(office: Any) -> None:
+async def test_a_fork_of_a_crashed_run_repeats_no_effect(office: Any) -> None:
     """
     After each record of the journal: as it stands it ends as a replay does, and from any place on no tool is performed.
     """
@@ -474,7 +474,7 @@ async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(offi
 
 
 @pytest.mark.spec("requirements:X75")
-async def test_a_model_answers_anew_only_where_that_is_asked_for() -> None:
+async def test_a_replay_asks_the_model_only_with_live() -> None:
     agent = AgentDefinition("asker", model="scripted/x")
     journal = MemoryJournal()
     async with Engine([agent], models=ScriptedModel(["old"])) as engine:
@@ -539,7 +539,7 @@ def waits_in_a_child(office: Office) -> Any:
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG9", "waiting:WT4")
 @pytest.mark.parametrize("steps", [waits_for_all, ends_the_slower, tells_one, races, waits_in_a_child])
-async def test_a_run_with_children_in_the_background_is_forked_at_every_model_call(steps: Any) -> None:
+async def test_runs_with_background_children_fork_at_every_model_call(steps: Any) -> None:
     """
     What was recorded of the children that leave their record holds no longer, also where their parent waits for them already.
     """

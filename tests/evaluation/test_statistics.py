@@ -38,7 +38,7 @@ def test_the_quantiles_of_t_are_those_of_the_tables(freedom: int, quantile: floa
 
 
 @pytest.mark.spec("evaluation:JG91", "evaluation:JG93")
-def test_the_interval_of_a_rate_is_wilsons_and_where_all_went_alike_the_rule_of_three() -> None:
+def test_rate_intervals_follow_wilson_or_the_rule_of_three() -> None:
     """
     Values worked out by hand; without a try nothing is known.
     """
@@ -55,7 +55,7 @@ def test_the_interval_of_a_rate_is_wilsons_and_where_all_went_alike_the_rule_of_
 
 
 @pytest.mark.spec("evaluation:JG90", "evaluation:JG91")
-def test_a_paired_difference_is_that_of_the_cases_not_of_the_samples() -> None:
+def test_a_paired_difference_counts_cases_and_not_samples() -> None:
     """
     Ten times the samples of each case change nothing; the figures are those of the paired t test by hand.
     """
@@ -98,7 +98,7 @@ def test_the_p_value_and_the_interval_are_of_one_method(differences: list[float]
         assert nearest < 1e-9 or (made.p < 0.05) == (not made.low <= 0 <= made.high)
 
 
-def test_what_only_floats_make_of_equal_differences_is_no_difference() -> None:
+def test_rounding_errors_make_no_significant_difference() -> None:
     base = {str(i): i / 10 for i in range(10)}
 
     made = estimate_difference(base, {case: value + 0.1 for case, value in base.items()})
@@ -124,7 +124,7 @@ def test_under_five_cases_there_are_values_and_no_interval() -> None:
 
 
 @pytest.mark.spec("evaluation:JG92")
-def test_what_is_unknown_or_zero_leaves_its_pair_out_of_a_ratio_and_is_counted() -> None:
+def test_unknown_and_zero_values_are_excluded_from_a_ratio() -> None:
     """
     Twice as much in every pair is a ratio of two; costs are compared as logarithms.
     """
@@ -185,7 +185,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, samples: int)
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG91")
 @pytest.mark.parametrize("number", [8, 20, 100])
-def test_the_interval_of_a_rate_holds_it_as_often_as_it_says(number: int) -> None:
+def test_the_interval_of_a_rate_has_its_nominal_coverage(number: int) -> None:
     """
     Over rates drawn evenly, at least 93 of a hundred intervals hold the true one.
     """

@@ -19,7 +19,7 @@ SUITE = Path(__file__).resolve().parents[2] / "examples" / "evaluations"
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG68")
-def test_each_check_of_the_suite_fails_on_a_wrong_solution_or_an_untouched_repository(
+def test_each_check_of_the_suite_fails_without_a_correct_solution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -47,7 +47,7 @@ def test_each_check_of_the_suite_fails_on_a_wrong_solution_or_an_untouched_repos
 
 
 @pytest.mark.spec("evaluation:JG68")
-def test_the_suite_has_ten_cases_in_three_repositories_and_needs_a_model() -> None:
+def test_the_suite_has_ten_cases_in_three_repositories() -> None:
     suite = load_evaluation(SUITE / "base2.py")
 
     assert 10 == len(suite.cases)

@@ -54,7 +54,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     return {"command": names[1:], **context.params}
 
 
-def test_there_are_a_database_two_workers_and_a_watcher() -> None:
+def test_compose_and_units_have_workers_watcher_and_database() -> None:
     commands = [parsed(line[1:])["command"] for line in LINES]
 
     assert {"db", "migrate", "worker-1", "worker-2", "watcher"} == set(COMPOSE["services"])
@@ -65,20 +65,20 @@ def test_there_are_a_database_two_workers_and_a_watcher() -> None:
 
 @pytest.mark.spec("durable:UC1", "durable:UC6", "durable:UC8", "durable:U46")
 @pytest.mark.parametrize("line", LINES, ids=[f"{line[2]}-{number}" for number, line in enumerate(LINES)])
-def test_every_command_line_is_understood_and_holds_no_url(line: list[str]) -> None:
+def test_every_command_line_parses_and_contains_no_url(line: list[str]) -> None:
     given = parsed(line[1:])
 
     assert Path(line[0]).name == "stepengine"
     assert given["db"].startswith("@")
 
 
-def test_a_command_line_that_is_none_would_be_noticed() -> None:
+def test_an_invalid_command_line_is_rejected() -> None:
     with pytest.raises(Exception, match="No such option"):
         parsed(["deploy", "worker", "/agents", "--replicas", "2"])
 
 
 @pytest.mark.spec("durable:U30", "durable:U40")
-def test_every_worker_has_an_id_of_its_own_and_time_to_stop() -> None:
+def test_every_worker_has_a_unique_id_and_time_to_stop() -> None:
     """
     The id stays the same over restarts; whoever stops a worker waits longer than the worker lets its effects go on.
     """
@@ -97,7 +97,7 @@ def test_every_worker_has_an_id_of_its_own_and_time_to_stop() -> None:
 
 
 @pytest.mark.spec("durable:U45", "durable:UK3")
-def test_the_database_keeps_what_it_called_committed_and_has_room_for_the_workers() -> None:
+def test_the_database_commits_synchronously_and_fits_all_workers() -> None:
     options = dict(re.findall(r"-c (\w+)=(\w+)", COMPOSE["services"]["db"]["command"]))
 
     assert "on" == options["synchronous_commit"]
@@ -110,7 +110,7 @@ def test_the_database_keeps_what_it_called_committed_and_has_room_for_the_worker
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=[unit.name for unit in UNITS])
-def test_every_unit_is_one_to_systemd(unit: Path, tmp_path: Path) -> None:
+def test_every_unit_file_is_valid_for_systemd(unit: Path, tmp_path: Path) -> None:
     """
     Each line is an option that systemd knows; where there is no systemd, at least every line is a section or an option.
     """

@@ -35,7 +35,7 @@ READ = {
 """Those that a test of their own runs, which reads what they print."""
 
 
-def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
+def test_the_list_of_examples_matches_their_docstrings() -> None:
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| \[([\w/]+\.py)\]\(\1\) \| (.+) \|$", page, re.MULTILINE))
     more = [
@@ -70,7 +70,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
         ("three_coders.py", ["ExternalAgent(", "Parallel(", "replay_sync("]),
     ],
 )
-def test_there_are_the_examples_that_were_asked_for(name: str, shown: list[str]) -> None:
+def test_the_required_examples_show_their_features(name: str, shown: list[str]) -> None:
     """
     Each fits on a screen or two, and says how it is run with a real model.
     """
@@ -82,7 +82,7 @@ def test_there_are_the_examples_that_were_asked_for(name: str, shown: list[str])
 
 
 @pytest.mark.spec("requirements:Q13", "requirements:K5", "reliability:R2")
-def test_the_bot_takes_the_next_message_for_the_answer(tmp_path: Path) -> None:
+def test_the_bot_uses_the_next_message_as_the_answer(tmp_path: Path) -> None:
     printed = ran(ROOT / "examples" / "bot_webhook.py", tmp_path).splitlines()
 
     said = [line.removeprefix("bot: ") for line in printed if line.startswith("bot: ")]
@@ -90,7 +90,7 @@ def test_the_bot_takes_the_next_message_for_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("requirements:Q13", "reliability:SS05", "requirements:D24")
-def test_the_bot_keeps_chats_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bot_keeps_chats_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Each message is answered by an engine of its own, as another process would; what one user said nobody else is told.
     """
@@ -117,7 +117,7 @@ def test_the_bot_keeps_chats_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.spec("requirements:Q13")
-def test_the_complete_setup_goes_through_what_it_was_given(tmp_path: Path) -> None:
+def test_the_complete_setup_uses_all_injected_parts(tmp_path: Path) -> None:
     """
     The researcher, the person, the permissions, the log and the session each leave their mark.
     """
@@ -136,7 +136,7 @@ def test_the_complete_setup_goes_through_what_it_was_given(tmp_path: Path) -> No
 
 
 @pytest.mark.spec("requirements:Q13", "requirements:N4", "requirements:N16", "requirements:X47")
-def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
+def test_the_console_example_asks_on_an_open_handle(tmp_path: Path) -> None:
     """
     Reading is not asked about; one call is allowed, one refused; a line typed at a question is the next user message.
     """
@@ -151,7 +151,7 @@ def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("waiting:WT4", "waiting:WT20")
-def test_the_nightly_triage_sleeps_between_what_happens_and_does_each_thing_once(tmp_path: Path) -> None:
+def test_the_nightly_triage_sleeps_and_does_each_thing_once(tmp_path: Path) -> None:
     """
     It is resumed by engines that know nothing but its journal, and says itself that a replay of it is equal.
     """
@@ -175,7 +175,7 @@ def test_the_nightly_triage_sleeps_between_what_happens_and_does_each_thing_once
     ] == [printed[printed.index(told[-1]) + 1], *sorted(printed[printed.index(told[-1]) + 2 :])]
 
 
-def test_the_program_of_a_model_waits_for_a_person_and_asks_no_shop_twice(tmp_path: Path) -> None:
+def test_the_program_example_waits_and_asks_each_shop_once(tmp_path: Path) -> None:
     """
     Twenty prices and an order cost two requests to the model; the script says itself that a replay is equal.
     """
@@ -193,9 +193,7 @@ def test_the_program_of_a_model_waits_for_a_person_and_asks_no_shop_twice(tmp_pa
 @pytest.mark.spec("interfaces:IF120")
 @pytest.mark.deep
 @pytest.mark.parametrize("way", ["here", "podman"])
-def test_the_best_of_three_coders_is_the_one_whose_tests_pass(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_coder_with_passing_tests_is_chosen(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Three programs are led, each in a container where there are some, and a replay without them says the same.
     """
@@ -225,9 +223,7 @@ def test_the_best_of_three_coders_is_the_one_whose_tests_pass(
 
 
 @pytest.mark.spec("reliability:K19")
-def test_chaos_finds_the_careless_handler_and_lets_the_sound_one_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chaos_finds_the_careless_handler_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The script, and the command that its first lines name.
     """
@@ -246,7 +242,7 @@ def test_chaos_finds_the_careless_handler_and_lets_the_sound_one_pass(
 
 
 @pytest.mark.anyio
-async def test_the_store_in_redis_keeps_what_the_engine_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_redis_sessions_store_history_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The client is one that answers as Redis does: bytes, and keys whose time is over are gone.
     """
@@ -282,5 +278,5 @@ def test_an_example_runs_offline(example: Path, tmp_path: Path) -> None:
 
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
-def test_an_example_says_how_it_is_run(example: Path) -> None:
+def test_an_example_documents_its_command(example: Path) -> None:
     assert f"python examples/{example.name}" in example.read_text()

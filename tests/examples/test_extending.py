@@ -44,20 +44,20 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_it_runs_as_a_script(file: Path, tmp_path: Path) -> None:
+def test_every_example_runs_as_a_script(file: Path, tmp_path: Path) -> None:
     assert ran(file, tmp_path, network=LOOPBACK_ONLY).strip()
 
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:J52")
-def test_the_journal_store_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
+def test_the_journal_store_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("journal_store")
     with example.JournalServer() as server:
         check_journal(partial(example.HttpJournal, server.url))
 
 
 @pytest.mark.spec("providers:PV139")
-def test_the_provider_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
+def test_the_provider_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("provider")
     with example.LinesServer() as server:
 
@@ -70,12 +70,12 @@ def test_the_provider_keeps_the_promises(load: Callable[[str], ModuleType]) -> N
 
 @pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC232")
-def test_the_session_store_keeps_the_promises(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_the_session_store_passes_its_contract_checks(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
     check_sessions(partial(load("session_store").TableSessions, tmp_path))
 
 
 @pytest.mark.spec("ecosystem:EC232")
-def test_the_tool_source_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
+def test_the_tool_source_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("tool_source")
     with example.Station() as server:
 
@@ -86,7 +86,7 @@ def test_the_tool_source_keeps_the_promises(load: Callable[[str], ModuleType]) -
 
 
 @pytest.mark.spec("waiting:WT38")
-def test_the_surface_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
+def test_the_surface_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("surface")
     with contextlib.ExitStack() as stack:
 
@@ -102,5 +102,5 @@ def test_the_surface_keeps_the_promises(load: Callable[[str], ModuleType]) -> No
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG45")
-def test_the_sandbox_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
+def test_the_sandbox_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     check_sandbox(load("sandbox").ChildSandbox)

@@ -32,14 +32,14 @@ def replayed(name: str, root: Path) -> Any:
         return engine.replay_sync(FileJournal(ports.PORTS / f"{name}.jsonl"))
 
 
-def test_every_port_has_one_recorded_run_and_there_are_no_others() -> None:
+def test_every_port_has_exactly_one_recorded_run() -> None:
     assert set(ports.PLAYS) == {file.stem for file in ports.EXAMPLES.glob("*.py")}
     assert set(ports.PLAYS) == {file.stem for file in ports.PORTS.iterdir()}
 
 
 @pytest.mark.spec("reliability:I3")
 @pytest.mark.parametrize("name", ports.PLAYS)
-def test_a_ported_agent_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
+def test_a_ported_agent_replays_byte_for_byte_offline(name: str, tmp_path: Path) -> None:
     path = ports.PORTS / f"{name}.jsonl"
     with block_test_network([]) as refused:
         result = replayed(name, tmp_path)
@@ -70,7 +70,7 @@ def outcome(file: Path) -> Any:
     return json.loads(file.read_bytes().splitlines()[-1])["value"]["output"]
 
 
-def test_what_an_unlisted_tool_did_there_is_a_listed_one_that_the_model_may_not_call(tmp_path: Path) -> None:
+def test_an_unlisted_codebuff_tool_is_called_by_the_handler_only(tmp_path: Path) -> None:
     result = replayed("thinker_with_files", tmp_path)
 
     assert ["read_files"] == [call.tool_name for call in result.tool_calls]
@@ -78,7 +78,7 @@ def test_what_an_unlisted_tool_did_there_is_a_listed_one_that_the_model_may_not_
 
 
 @pytest.mark.spec("generator-contract:L2")
-def test_publisher_ids_mean_bundled_agents_and_the_result_says_so_once_for_each(tmp_path: Path) -> None:
+def test_publisher_ids_map_to_bundled_agents_with_one_warning_each(tmp_path: Path) -> None:
     result = replayed("base_chat", tmp_path)
     told = [re.findall(r"the agent '(.+)' stands for 'codebuff/\1@0.0.1'", warning) for warning in result.warnings]
 
@@ -86,7 +86,7 @@ def test_publisher_ids_mean_bundled_agents_and_the_result_says_so_once_for_each(
     assert ["context-pruner", "researcher-web", "context-pruner"] == [child.agent_id for child in result.children]
 
 
-def test_the_pruner_takes_the_params_of_the_agent_before_every_step(tmp_path: Path) -> None:
+def test_the_pruner_runs_with_agent_params_before_every_step(tmp_path: Path) -> None:
     result = replayed("general_agent", tmp_path)
 
     assert ["context-pruner", "code-searcher", "basher", "context-pruner", "context-pruner"] == [
@@ -96,7 +96,7 @@ def test_the_pruner_takes_the_params_of_the_agent_before_every_step(tmp_path: Pa
     assert "total(None) is 0 now." == result.output
 
 
-def test_what_the_pickers_found_is_one_text_in_the_order_of_the_parts(tmp_path: Path) -> None:
+def test_results_of_pickers_are_joined_in_order(tmp_path: Path) -> None:
     result = replayed("advanced_file_explorer", tmp_path)
 
     assert ["file-picker"] * 2 == [child.agent_id for child in result.children]
@@ -105,7 +105,7 @@ def test_what_the_pickers_found_is_one_text_in_the_order_of_the_parts(tmp_path: 
     } == result.output
 
 
-def test_the_lead_asks_the_user_and_its_edits_pass_the_tests(tmp_path: Path) -> None:
+def test_the_lead_asks_the_user_and_edits_the_files(tmp_path: Path) -> None:
     with ports.script.sample() as root:
         result = ports.performed("base_deep", root)
         written = [(root / name).read_text() for name in ("shop.py", f"{ports.NOTES}/SPEC.md")]
@@ -119,7 +119,7 @@ def test_the_lead_asks_the_user_and_its_edits_pass_the_tests(tmp_path: Path) -> 
     }
 
 
-def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the_home_folder(tmp_path: Path) -> None:
+def test_a_commit_has_the_users_identity_without_the_home_folder(tmp_path: Path) -> None:
     result = replayed("git_committer", tmp_path)
     printed = [call.result.data["stdout"] for call in result.tool_calls if call.tool_name == "run_terminal_command"]
 
@@ -128,7 +128,7 @@ def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the
 
 
 @pytest.mark.spec("generator-contract:B12", "generator-contract:B13")
-def test_the_best_of_the_proposals_is_made_and_the_others_change_nothing(tmp_path: Path) -> None:
+def test_only_the_chosen_proposal_is_applied(tmp_path: Path) -> None:
     with ports.script.sample() as root:
         before = (root / "shop.py").read_text()
         result = ports.performed("editor_multi_prompt", root)
@@ -144,7 +144,7 @@ def test_the_best_of_the_proposals_is_made_and_the_others_change_nothing(tmp_pat
 
 @pytest.mark.spec("generator-contract:T2", "generator-contract:B13")
 @pytest.mark.parametrize("form", ["JSON text", "one object", "other names"])
-def test_a_proposal_that_the_model_wrote_in_another_form_can_be_made(
+def test_a_proposal_in_another_accepted_form_is_applied(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -29,12 +29,12 @@ def replay(name: str, files: Path) -> tuple[ModuleType, Any]:
         return program, engine.replay_sync(FileJournal(others.OTHERS / f"{name}.jsonl"))
 
 
-def test_every_program_has_one_recorded_run_and_there_are_no_others() -> None:
+def test_every_program_has_exactly_one_recorded_run() -> None:
     assert PROGRAMS == sorted(file.stem for file in others.OTHERS.iterdir())
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
+def test_a_program_replays_byte_for_byte_offline(name: str, tmp_path: Path) -> None:
     path = others.OTHERS / f"{name}.jsonl"
     with block_test_network([]) as refused:
         _, result = replay(name, tmp_path)
@@ -57,7 +57,7 @@ def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_runs_as_a_script_and_says_how(name: str, tmp_path: Path) -> None:
+def test_a_program_runs_as_a_script_and_documents_its_command(name: str, tmp_path: Path) -> None:
     code = (others.EXAMPLES / f"{name}.py").read_text()
 
     assert f"python examples/from_others/{name}.py" in code
@@ -65,7 +65,7 @@ def test_a_program_runs_as_a_script_and_says_how(name: str, tmp_path: Path) -> N
     assert len(ran(others.EXAMPLES / f"{name}.py", tmp_path).splitlines()) >= 2
 
 
-def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a_seat(tmp_path: Path) -> None:
+def test_a_booking_survives_wrong_and_rejected_flights(tmp_path: Path) -> None:
     program, result = replay("pydantic_ai_flight_booking", tmp_path)
     recorded = result.journal.content().decode()
 
@@ -74,7 +74,7 @@ def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a
     assert "The customer does not want SK7." in recorded
 
 
-def test_the_receiving_agent_is_shown_less_and_the_record_stays_whole(tmp_path: Path) -> None:
+def test_the_handoff_target_sees_less_than_the_record_keeps(tmp_path: Path) -> None:
     _, result = replay("openai_agents_handoffs", tmp_path)
     history = result.state.message_history
 
@@ -83,7 +83,7 @@ def test_the_receiving_agent_is_shown_less_and_the_record_stays_whole(tmp_path: 
     assert ["population", "hand_off"] == [m.tool_name for m in history if m.role == "tool"]
 
 
-def test_a_person_is_asked_about_some_calls_and_a_denial_is_a_result(tmp_path: Path) -> None:
+def test_sensitive_calls_ask_and_a_denial_is_a_result(tmp_path: Path) -> None:
     _, result = replay("openai_agents_human_in_the_loop", tmp_path)
 
     assert [
@@ -92,7 +92,7 @@ def test_a_person_is_asked_about_some_calls_and_a_denial_is_a_result(tmp_path: P
     assert "the sensor is broken" in result.tool_calls[-1].result.text
 
 
-def test_three_researchers_are_started_by_one_reply_and_answer_in_order(tmp_path: Path) -> None:
+def test_one_reply_starts_three_researchers_answering_in_order(tmp_path: Path) -> None:
     program, result = replay("deepagents_parallel_research", tmp_path)
 
     assert ["researcher"] * 3 == [child.agent_id for child in result.children]

@@ -31,7 +31,7 @@ EXPECTED = {
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG149", "reliability:WS1")
 @pytest.mark.parametrize("way", ["bubblewrap", "podman"])
-def test_hidden_tests_decide_about_each_patch_in_a_workspace_of_its_own(
+def test_hidden_tests_judge_each_patch_in_its_own_workspace(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -100,7 +100,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run_tests(folder, scratch)
 
 
-def test_every_program_has_a_test_and_one_cassette_and_names_nothing_of_stepengine() -> None:
+def test_every_program_has_one_cassette_and_imports_no_stepengine() -> None:
     programs = {file.stem for file in FOLDER.glob("*.py") if not file.stem.startswith("test_")} - {"orders"}
     assert set(FIELDS) == programs
     assert {f"test_{name}" for name in programs} == {file.stem for file in FOLDER.glob("test_*.py")}
@@ -125,7 +125,7 @@ def test_every_program_has_a_test_and_one_cassette_and_names_nothing_of_stepengi
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:Y11", "replay:Y10", "reliability:I3")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_unchanged_program_replays_without_network_and_key(name: str, replayed: str) -> None:
+def test_an_unchanged_program_replays_offline_without_a_key(name: str, replayed: str) -> None:
     recorded = Cassette.load(CASSETTES / f"test_{name}" / "test_answer.yaml").interactions
 
     assert f"PASSED test_{name}.py::test_answer" in shown(replayed), replayed
@@ -138,7 +138,7 @@ def test_an_unchanged_program_replays_without_network_and_key(name: str, replaye
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:C14")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_unchanged_program_fails_at_its_edited_prompt_with_the_field_named(name: str, edited: str) -> None:
+def test_an_edited_prompt_fails_and_names_the_changed_field(name: str, edited: str) -> None:
     """
     Each part of the output that names a test holds the field with what was recorded and what is asked now.
     """
@@ -182,7 +182,7 @@ def interactions(file: Path) -> list[Any]:
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:C2")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_script_records_the_same_again(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_script_records_the_same_cassettes_again(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """
     When this fails because a program or an SDK was changed on purpose: python -m cassettes.record_unchanged
     """

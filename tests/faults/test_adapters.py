@@ -67,7 +67,7 @@ async def test_streaming_and_completing_give_the_same_reply(wire, said):
 
 
 @pytest.mark.spec("reliability:MP25")
-async def test_a_stream_may_arrive_in_single_bytes_with_any_line_ends(wire):
+async def test_a_stream_may_arrive_bytewise_with_any_line_ends(wire):
     body = b": keep-alive\n\n" + b"".join(wire.stream(*BOTH)).replace(b"\r\n", b"\n")
     expected, _ = await asked(wire, sse(body, "fin"))
     for mangled in (
@@ -81,14 +81,14 @@ async def test_a_stream_may_arrive_in_single_bytes_with_any_line_ends(wire):
 
 
 @pytest.mark.spec("reliability:MP26")
-async def test_a_reply_is_read_by_its_content_type_and_not_by_what_was_asked(wire):
+async def test_a_reply_is_read_by_its_content_type(wire):
     expected, _ = await asked(wire, json_answer(wire.reply(*BOTH)), stream=False)
     assert (await asked(wire, json_answer(wire.reply(*BOTH)), stream=True))[0].content == expected.content
     assert (await asked(wire, sse(*wire.stream(*BOTH), "fin"), stream=False))[0].content == expected.content
 
 
 @pytest.mark.spec("reliability:MP28")
-async def test_what_follows_the_terminal_marker_is_ignored_and_the_connection_is_used_again(wire):
+async def test_events_after_the_terminal_marker_are_ignored_and_connections_reused(wire):
     events = wire.stream(*TEXT)
     async with fault_server(sse(*events, events[-1], b"event: x\ndata: nonsense\n\n", "fin")) as server:
         provider = wire.make(server.url)
@@ -103,7 +103,7 @@ async def test_what_follows_the_terminal_marker_is_ignored_and_the_connection_is
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:MP20", "ecosystem:EC116")
-async def test_a_body_that_ends_before_the_terminal_marker_is_no_reply_at_every_byte(wire):
+async def test_a_body_cut_before_the_terminal_marker_is_no_reply(wire):
     body = b"".join(wire.stream(*BOTH))
     start = body.index(wire.marker)
     # Anthropic: all is said before the marker. Elsewhere the event that holds it counts when it is whole.
@@ -121,7 +121,7 @@ async def test_a_body_that_ends_before_the_terminal_marker_is_no_reply_at_every_
 
 
 @pytest.mark.spec("reliability:MP19", "reliability:MP16", "reliability:R21")
-async def test_a_connection_that_breaks_in_mid_stream_is_a_truncated_reply(wire):
+async def test_a_connection_that_breaks_mid_stream_is_a_truncated_reply(wire):
     events = wire.stream(*BOTH)
     for count in range(len(before_the_end(wire, events))):
         error, requests = await asked(wire, sse(*events[:count], "rst"))
@@ -131,7 +131,7 @@ async def test_a_connection_that_breaks_in_mid_stream_is_a_truncated_reply(wire)
 
 
 @pytest.mark.spec("reliability:MP20")
-async def test_a_cut_inside_the_terminal_event_counts_when_all_else_is_there(wire):
+async def test_a_cut_inside_the_terminal_event_may_still_count(wire):
     events = wire.stream(*BOTH)
     whole, _ = await asked(wire, sse(*events, "fin"))
     # Responses and Gemini say the stop reason in the terminal event itself, so there half of it is not enough.
@@ -165,14 +165,14 @@ async def test_an_error_inside_a_stream_is_the_matching_status(wire):
 
 
 @pytest.mark.spec("reliability:MP25")
-async def test_a_data_line_that_is_not_json_is_a_broken_protocol(wire):
+async def test_a_data_line_without_json_is_a_protocol_error(wire):
     error, _ = await asked(wire, sse(wire.stream(*TEXT)[0], b"event: content_block_delta\ndata: {nonsense\n\n", "fin"))
     assert (type(error), error.kind, error.retryable) == (ModelError, "protocol", True)
 
 
 @pytest.mark.spec("reliability:MP15")
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_web_page_in_place_of_a_reply_is_quoted_and_not_asked_for_again(wire, stream):
+async def test_a_web_page_is_quoted_and_not_retried(wire, stream):
     page = json_answer(b"<html>\x07Please log in</html>")
     page = type(page)(page.items, 200, {}, "text/html")
     error, _ = await asked(wire, page, stream=stream)
@@ -206,7 +206,7 @@ STATUSES = [
     [pytest.param(*row, id=f"{row[0]} {row[1]}", marks=pytest.mark.spec(held)) for *row, held in STATUSES],
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-async def test_a_status_is_sent_once_and_says_whether_to_try_again(wire, status, kind, retryable, stream):
+async def test_a_status_is_requested_once_and_is_retryable_or_not(wire, status, kind, retryable, stream):
     error, requests = await asked(
         wire, json_answer(wire.error(kind, "No such luck."), status, x_request_id="r7"), stream=stream
     )
@@ -228,7 +228,7 @@ NEAR = {
 
 
 @pytest.mark.spec("reliability:MP05")
-async def test_a_model_that_does_not_exist_is_named_beside_the_nearest_ones_that_do(wire):
+async def test_an_unknown_model_is_named_with_the_nearest_known_ones(wire):
     model, near = NEAR[wire.name]
     async with fault_server(json_answer(wire.error("not_found_error", "No such model."), 404)) as server:
         provider = wire.make(server.url)
@@ -241,7 +241,7 @@ async def test_a_model_that_does_not_exist_is_named_beside_the_nearest_ones_that
 
 
 @pytest.mark.spec("reliability:MP03", "reliability:SC05", "requirements:G23")
-async def test_a_refused_key_is_named_by_its_variable_and_never_shown(wire, monkeypatch):
+async def test_a_refused_key_is_named_by_variable_and_never_shown(wire, monkeypatch):
     variable = wire.key_variable
     monkeypatch.setenv(variable, "a plain 0123456789")
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
@@ -364,7 +364,7 @@ async def test_cancelling_a_request_in_one_piece_closes_the_connection(wire):
 
 
 @pytest.mark.spec("reliability:MP55", "generator-contract:L37")
-async def test_a_reply_that_the_output_limit_cut_keeps_the_raw_text_of_its_last_call(wire):
+async def test_a_reply_cut_by_the_output_limit_keeps_raw_arguments(wire):
     said = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4}')], "max_tokens")
     streaming, _ = await asked(wire, sse(*wire.stream(*said), "fin"))
     whole, _ = await asked(wire, json_answer(wire.reply(*said)), stream=False)

@@ -115,7 +115,7 @@ async def test_a_call_that_fails_in_its_batch_fails_alone(
 
 @pytest.mark.parametrize("wire", ["openai", "google"])
 @pytest.mark.spec("providers:PV99")
-async def test_a_batch_that_fails_as_a_whole_fails_each_of_its_calls(wire: str, tmp_path: Path) -> None:
+async def test_a_failed_batch_fails_each_of_its_calls(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", most=2) as (server, batched):
         server.fails = True
         first, second = await asyncio.gather(
@@ -128,9 +128,7 @@ async def test_a_batch_that_fails_as_a_whole_fails_each_of_its_calls(wire: str, 
 
 
 @wires
-async def test_a_batch_that_is_not_taken_is_a_failure_of_each_call_and_is_tried_again(
-    wire: str, tmp_path: Path
-) -> None:
+async def test_a_refused_batch_fails_each_call_and_can_be_retried(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", most=2) as (server, batched):
         server.refuses = 529 if wire == "anthropic" else 503
         first, second = await asyncio.gather(
@@ -143,7 +141,7 @@ async def test_a_batch_that_is_not_taken_is_a_failure_of_each_call_and_is_tried_
     assert "A" == again.text
 
 
-async def test_calls_with_other_headers_or_another_model_go_out_by_themselves(tmp_path: Path) -> None:
+async def test_calls_with_other_headers_or_models_go_in_separate_batches(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db") as (server, batched):
         await asyncio.gather(*[batched.complete(asked("anthropic", "a", **s)) for s in ({}, {"temperature": 0.5}, {})])
         versions = sorted([len(batch) for batch in server.batches.values()])
@@ -155,7 +153,7 @@ async def test_calls_with_other_headers_or_another_model_go_out_by_themselves(tm
     assert [1, 1] == [len(batch) for batch in server.batches.values()]
 
 
-async def test_a_full_batch_goes_out_at_once_and_the_rest_when_the_first_of_it_has_waited(tmp_path: Path) -> None:
+async def test_full_batches_go_at_once_and_the_rest_in_time(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db", most=3) as (server, batched):
         await asyncio.gather(*[batched.complete(asked("anthropic", str(n))) for n in range(7)])
 
@@ -169,7 +167,7 @@ async def test_the_same_question_asked_twice_gets_two_replies(tmp_path: Path) ->
     assert [3] == [len(batch) for batch in server.batches.values()]
 
 
-async def test_a_call_that_was_cancelled_is_in_its_batch_for_whoever_asks_the_same(tmp_path: Path) -> None:
+async def test_a_cancelled_call_stays_in_its_batch_for_equal_requests(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db", wait=0) as (server, batched):
         server.polls = 1_000_000
         first = asyncio.ensure_future(batched.complete(asked("anthropic", "same")))
@@ -219,7 +217,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"wait": -1}, {"most": 0}, {"most": 10_001}, {"poll": 0}])
-def test_numbers_that_cannot_be_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_impossible_numbers_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="seconds from 0 on"):
         Batched(AnthropicProvider("k"), tmp_path / "b", **wrong)
 
@@ -227,9 +225,7 @@ def test_numbers_that_cannot_be_are_refused(wrong: dict[str, Any], tmp_path: Pat
 @pytest.mark.parametrize(
     "make", [lambda: OpenAIChatProvider("groq", "k"), lambda: ScriptedModel([])], ids=["groq", "scripted"]
 )
-def test_a_provider_without_batches_is_refused_before_anything_is_asked(
-    make: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_a_provider_without_batches_is_refused_before_any_request(make: Callable[[], Any], tmp_path: Path) -> None:
     batched = Batched(make(), tmp_path / "batches.db")
 
     with pytest.raises(ModelError, match="takes no batches; anthropic, openai and google do"):
@@ -257,7 +253,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.deep
-async def test_runs_of_a_process_that_was_killed_wait_for_the_batch_that_it_had_sent(tmp_path: Path) -> None:
+async def test_runs_of_a_killed_process_resume_with_their_sent_batch(tmp_path: Path) -> None:
     server = BatchServer(polls=1_000_000)
     async with running(server):
         process = subprocess.Popen(  # noqa: ASYNC220 - it is started at once

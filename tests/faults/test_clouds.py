@@ -272,7 +272,7 @@ def asked(model: str, *messages: Any, **settings: Any) -> ModelRequest:
     *("providers:PV94", "providers:PV96", "providers:PV97", "providers:PV109", "providers:PV131"),
 )
 @every_way
-async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_a_stream(name, server, account):
+async def test_an_accepted_cloud_request_is_answered_whole_and_streamed(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
     whole = await provider.complete(asked(way.model))
@@ -290,7 +290,7 @@ async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV109")
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.direct is not None])
-async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_changes(name, server, account):
+async def test_a_cloud_body_equals_the_direct_one_except_documented_changes(name, server, account):
     """Media, tools, calls with their results and thinking, in a second turn over a first reply of the same provider."""
     way = WAYS[name]
     provider, bare = way.make(server, account), way.model.partition("/")[2]
@@ -326,7 +326,7 @@ async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_change
 
 @pytest.mark.deep
 @every_way
-async def test_a_whole_run_goes_through_the_cloud(name, server, account):
+async def test_a_run_completes_through_the_cloud(name, server, account):
     """A tool is called and its result goes back, by the prefix of the standard registry."""
     way = WAYS[name]
 
@@ -378,9 +378,7 @@ BAD = {
     "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai", "converse")]]
 )
 @pytest.mark.parametrize("what", BAD)
-async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_credentials_came_from(
-    what, endpoint, server, monkeypatch
-):
+async def test_a_wrong_signature_is_refused_with_the_source_of_credentials(what, endpoint, server, monkeypatch):
     change, word = BAD[what]
     options = {name: value() if value is Changing else value for name, value in change.items()}
     if what == "a late request":
@@ -400,7 +398,7 @@ async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_cr
 
 @pytest.mark.spec("providers:PV93")
 @pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
-async def test_one_token_serves_both_wires_until_it_expires_and_is_renewed(model, server, account):
+async def test_one_token_serves_both_wires_until_it_expires(model, server, account):
     credentials = Credentials.from_service_account_info(account, scopes=[SCOPE])
     provider = VertexProvider(None, "us-east5", credentials, base_url=server.url)
     await provider.complete(asked(model))
@@ -422,7 +420,7 @@ async def test_one_token_serves_both_wires_until_it_expires_and_is_renewed(model
 
 @pytest.mark.spec("providers:PV93")
 @pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
-async def test_who_signs_with_another_key_gets_no_token(model, server, account):
+async def test_signing_with_another_key_gets_no_token(model, server, account):
     account["private_key"] = pem(rsa.generate_private_key(public_exponent=65537, key_size=2048))
     provider = vertex(server, account)
     with pytest.raises(MissingKey, match="Invalid JWT") as caught:
@@ -435,7 +433,7 @@ async def test_who_signs_with_another_key_gets_no_token(model, server, account):
 
 @pytest.mark.spec("providers:PV96", "providers:PV97")
 @pytest.mark.parametrize("name", ["azure-entra", "azure-responses-entra", "foundry-entra"])
-async def test_a_token_that_is_no_longer_in_force_is_refused_and_a_source_that_fails_is_named(name, server, account):
+async def test_an_expired_token_is_refused_and_a_failing_source_named(name, server, account):
     way = WAYS[name]
     tokens = ["an-old-token-of-entra-0123456789", ENTRA]
     provider = way.make(server, account, token_provider=lambda: tokens.pop(0))
@@ -521,7 +519,7 @@ FAILURES = {
     [pytest.param(what, row, id=f"{what}-{row[0]}") for what, rows in FAILURES.items() for row in rows],
 )
 @pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["whole", "stream"])
-async def test_what_a_cloud_refuses_is_one_of_our_errors(what, row, streamed, server, account):
+async def test_a_refusal_of_a_cloud_is_a_typed_error(what, row, streamed, server, account):
     name, answer = row
     way = WAYS[name]
     server.refusals.append(answer)
@@ -540,7 +538,7 @@ async def test_what_a_cloud_refuses_is_one_of_our_errors(what, row, streamed, se
     assert (what == "too long") == isinstance(error, ContextOverflow)
 
 
-async def test_a_throttled_run_is_tried_again_after_the_wait_that_the_cloud_asked_for(server, account):
+async def test_a_throttled_run_is_retried_after_the_requested_wait(server, account):
     server.said = ("It is five.", [], "end_turn")
     server.refusals.append(aws_error(429, "ThrottlingException", "Too many requests.", retry_after="2"))
     waits: list[float] = []
@@ -631,7 +629,7 @@ async def test_an_exception_inside_bedrock_s_stream_is_that_error(kind, status, 
     ],
     ids=["end", "middle", "no length", "another length", "text"],
 )
-async def test_a_message_of_bedrock_s_stream_that_was_changed_is_not_believed(change, kind, server):
+async def test_a_corrupted_message_of_a_bedrock_stream_is_refused(change, kind, server):
     with pytest.raises(ModelError, match="event stream") as caught:
         await streamed(server, spoiled(aws_stream(*EVENTS), change))
 
@@ -639,7 +637,7 @@ async def test_a_message_of_bedrock_s_stream_that_was_changed_is_not_believed(ch
 
 
 @pytest.mark.spec("providers:PV91", "reliability:MP20")
-async def test_a_bedrock_stream_that_ends_before_its_last_message_does_not_count(server):
+async def test_a_bedrock_stream_without_its_last_message_is_truncated(server):
     whole = aws_stream(*EVENTS)
     last = whole.items[-2]
     with pytest.raises(TruncatedReply):
@@ -668,7 +666,7 @@ def boto(server: CloudServer) -> Any:
 
 
 @pytest.mark.spec("providers:PV131", "providers:PV133")
-async def test_boto3_sends_what_we_send_and_reads_what_we_read(server):
+async def test_boto3_sends_and_reads_the_same_as_we_do(server):
     """The same body from both, in one piece and as a stream: path, JSON and reply are equal; the server checks both signatures."""
     model, png = "us.amazon.nova-pro-v1:0", ImagePart(data=PNG, mime_type="image/png")
     pdf = DocumentPart(data=PDF, name="report.pdf")
@@ -710,7 +708,7 @@ async def test_boto3_sends_what_we_send_and_reads_what_we_read(server):
 
 
 @pytest.mark.spec("providers:PV136")
-async def test_tokens_are_counted_for_claude_by_its_bare_name_and_for_no_other(server):
+async def test_tokens_are_counted_only_for_claude_under_its_bare_name(server):
     provider = signed(server, None, name="bedrock_converse", endpoint="converse")
     counted = [
         await provider.count_tokens(asked(f"bedrock_converse/us.{model}"))
@@ -725,7 +723,7 @@ async def test_tokens_are_counted_for_claude_by_its_bare_name_and_for_no_other(s
 
 
 @pytest.mark.spec("providers:PV131")
-async def test_two_requests_at_once_find_the_credentials_of_a_profile_once(server, nothing, tmp_path, monkeypatch):
+async def test_concurrent_requests_read_profile_credentials_once(server, nothing, tmp_path, monkeypatch):
     folder = tmp_path / ".aws"
     folder.mkdir()
     keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
@@ -769,13 +767,13 @@ def nothing(monkeypatch, tmp_path):
         ("azure_responses/gpt-5", "AZURE_OPENAI_API_KEY"),
     ],
 )
-def test_without_any_sign_of_a_cloud_a_run_is_refused_before_it_starts(model, words, nothing):
+def test_a_run_without_cloud_credentials_is_refused_before_it_starts(model, words, nothing):
     with pytest.raises(MissingKey, match=words):
         Models.standard().check(model)
 
 
 @pytest.mark.spec("providers:PV90", "requirements:G23", "ecosystem:EC48")
-def test_what_is_missing_is_named_with_what_would_be_fine(nothing, monkeypatch):
+def test_a_missing_setting_is_named_with_a_valid_example(nothing, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     with pytest.raises(ModelError, match=r"has no region: set AWS_REGION, such as AWS_REGION=us-east-1") as region:
@@ -806,9 +804,7 @@ def test_what_is_missing_is_named_with_what_would_be_fine(nothing, monkeypatch):
         (f"foundry/{SONNET}", ("azure-identity", "azure"), {"AZURE_TENANT_ID": "x", "ANTHROPIC_FOUNDRY_RESOURCE": "r"}),
     ],
 )
-def test_a_missing_extra_is_named_when_the_environment_speaks_of_its_cloud(
-    model, brought, variables, nothing, monkeypatch
-):
+def test_a_missing_extra_is_named_when_its_cloud_is_configured(model, brought, variables, nothing, monkeypatch):
     monkeypatch.setattr("stepengine.models._access.find_spec", lambda name: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -821,7 +817,7 @@ def test_a_missing_extra_is_named_when_the_environment_speaks_of_its_cloud(
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "reliability:SC12")
-async def test_aws_credentials_of_the_environment_sign_and_go_to_trusted_hosts_only(server, nothing, monkeypatch):
+async def test_aws_credentials_of_the_environment_sign_for_trusted_hosts_only(server, nothing, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_TOKEN)
@@ -868,7 +864,7 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV92")
 @pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "mantle", "converse"])
-async def test_aws_credentials_that_nobody_finds_are_missed_with_the_first_request(name, server, nothing):
+async def test_missing_aws_credentials_are_reported_at_the_first_request(name, server, nothing):
     provider = BedrockProvider(
         base_url=server.url, region="eu-north-1", endpoint="mantle" if name == "mantle" else "runtime"
     )
@@ -882,9 +878,7 @@ async def test_aws_credentials_that_nobody_finds_are_missed_with_the_first_reque
 
 
 @pytest.mark.spec("providers:PV93")
-async def test_the_file_of_a_service_account_is_found_and_says_the_project(
-    server, account, nothing, monkeypatch, tmp_path
-):
+async def test_a_service_account_file_is_found_with_its_project(server, account, nothing, monkeypatch, tmp_path):
     file = tmp_path / "account.json"
     file.write_text(json.dumps(account))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
@@ -902,7 +896,7 @@ async def test_the_file_of_a_service_account_is_found_and_says_the_project(
 
 
 @pytest.mark.spec("providers:PV93")
-def test_project_and_place_are_those_that_were_given_before_those_of_the_environment(monkeypatch):
+def test_explicit_project_and_location_win_over_the_environment(monkeypatch):
     for name in ("GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION"):
         monkeypatch.setenv(name, name.lower().replace("_", "-"))
     found = {}
@@ -924,7 +918,7 @@ def test_project_and_place_are_those_that_were_given_before_those_of_the_environ
 
 
 @pytest.mark.spec("providers:PV93")
-async def test_credentials_that_are_not_there_are_missed_with_the_first_request(nothing, monkeypatch, tmp_path):
+async def test_missing_google_credentials_are_reported_at_the_first_request(nothing, monkeypatch, tmp_path):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "nowhere.json"))
     models = Models.standard()
     with pytest.raises(MissingKey, match=r"nowhere\.json was not found.*Look at GOOGLE_APPLICATION_CREDENTIALS"):
@@ -947,7 +941,7 @@ async def test_a_token_in_the_environment_wins_over_a_key(model, server, monkeyp
 
 
 @pytest.mark.spec("providers:PV96")
-async def test_entra_id_is_asked_by_azure_identity_where_the_environment_speaks_of_it(server, nothing, monkeypatch):
+async def test_azure_identity_provides_entra_tokens_where_configured(server, nothing, monkeypatch):
     """The source is Microsoft's own; only the credentials behind it are ours, since theirs speak to TLS hosts alone."""
     import azure.identity
     from azure.core.credentials import AccessToken
@@ -982,7 +976,7 @@ def encoded(provider: Provider, request: ModelRequest) -> dict[str, Any]:
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV97", "providers:PV65")
 @pytest.mark.parametrize("name", CLAUDES)
-async def test_the_faster_mode_of_claude_is_left_out_in_a_cloud_and_that_is_said(name, server, account):
+async def test_clouds_drop_and_report_the_fast_mode_of_claude(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
     model = way.model.replace("sonnet-4-5", "opus-4-8")
@@ -997,7 +991,7 @@ async def test_the_faster_mode_of_claude_is_left_out_in_a_cloud_and_that_is_said
 
 
 @pytest.mark.spec("providers:PV91")
-async def test_bedrock_s_runtime_endpoint_opens_no_pages_and_the_other_does(server):
+async def test_only_the_bedrock_runtime_endpoint_refuses_to_open_pages(server):
     for tool_ in (WebSearch(), UrlContext()):
         with pytest.raises(ModelError, match=r"nothing there opens pages") as caught:
             encoded(signed(server, None), asked(WAYS["bedrock"].model, server_tools=[tool_]))
@@ -1007,7 +1001,7 @@ async def test_bedrock_s_runtime_endpoint_opens_no_pages_and_the_other_does(serv
 
 
 @pytest.mark.spec("providers:PV88", "providers:PV91")
-async def test_tools_are_searched_for_by_one_of_ours_where_bedrock_s_endpoint_cannot(server):
+async def test_our_tool_search_replaces_the_missing_one_of_bedrock(server):
     hidden = attrs.evolve(TOOLS[0], name="rarely", defer_loading=True)
     found = {}
     for name in ("bedrock", "mantle"):
@@ -1020,7 +1014,7 @@ async def test_tools_are_searched_for_by_one_of_ours_where_bedrock_s_endpoint_ca
 
 
 @pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV93")
-async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_vertex(server, account):
+async def test_features_missing_on_vertex_are_refused_or_dropped(server, account):
     provider = vertex(server, account)
     model = "vertex/gemini-3-pro-preview"
     with pytest.raises(ModelError, match=r"on Vertex AI it stands beside neither"):
@@ -1040,7 +1034,7 @@ async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_ver
 @pytest.mark.parametrize(
     "name", ["bedrock", "mantle", "bedrock-openai", "vertex-claude", "vertex-gemini", "foundry", "azure"]
 )
-async def test_a_cloud_holds_no_files_and_takes_no_batches_and_says_so_before_anything_is_sent(name, server, account):
+async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
     held = DocumentPart(file_id="file_1", provider="anthropic", mime_type="application/pdf")
@@ -1060,7 +1054,7 @@ async def test_a_cloud_holds_no_files_and_takes_no_batches_and_says_so_before_an
 
 @pytest.mark.spec("providers:PV66", "providers:PV91", "providers:PV93")
 @pytest.mark.parametrize("name", ["bedrock", "vertex-claude"])
-async def test_the_cache_of_a_conversation_is_marked_at_its_last_block_and_can_be_switched_off(name, server, account):
+async def test_the_cache_mark_is_at_the_last_block_and_optional(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
     result = ToolMessage("t1", "add", [TextPart("5"), ImagePart(data=PNG, mime_type="image/png")])
@@ -1088,7 +1082,7 @@ async def test_the_cache_of_a_conversation_is_marked_at_its_last_block_and_can_b
         ),
     ],
 )
-async def test_the_platform_is_where_the_sdk_looks_for_it_and_has_the_whole_api(make, home, server, account):
+async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, server, account):
     provider = make(server, account, base_url=None)
     request = asked(f"{provider.name}/claude-opus-4-6", service_tier="fast")
     if make is on_google:
@@ -1126,7 +1120,7 @@ async def test_files_of_the_platform_are_uploaded_where_its_messages_go(server, 
 
 @pytest.mark.spec("providers:PV94")
 @pytest.mark.parametrize("name", ["anthropic_aws", "anthropic_google"])
-def test_without_credentials_or_a_workspace_it_is_said_what_to_set(name, nothing, monkeypatch):
+def test_missing_platform_credentials_or_workspace_are_named(name, nothing, monkeypatch):
     models = Models.standard()
     with pytest.raises(MissingKey, match=r"ANTHROPIC_AWS_API_KEY|GOOGLE_CLOUD_PROJECT"):
         models.check(f"{name}/{SONNET}")
@@ -1181,7 +1175,7 @@ async def test_tokens_are_counted_where_the_cloud_counts_them(name, count, serve
         ("vertex-claude", "claude-opus-4-1@20250805"),
     ],
 )
-async def test_path_and_body_are_those_that_the_sdk_makes_of_the_same_request(name, model, stream, server, account):
+async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server, account):
     """What the SDK's client does with a body of its own form, its deep copies aside; only the mark of the cache is ours."""
     provider = WAYS[name].make(server, account)
     request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
@@ -1212,7 +1206,7 @@ async def test_path_and_body_are_those_that_the_sdk_makes_of_the_same_request(na
 
 
 @pytest.mark.spec("providers:PV78", "reliability:MP03")
-async def test_a_reply_from_a_cloud_costs_what_the_cloud_s_own_list_says(server, account):
+async def test_a_cloud_reply_is_priced_by_the_clouds_own_list(server, account):
     from stepengine.models.pricing import cost_of
 
     at, costs = datetime(2026, 11, 1, tzinfo=UTC), {}
@@ -1241,7 +1235,7 @@ async def test_a_reply_from_a_cloud_costs_what_the_cloud_s_own_list_says(server,
 
 @pytest.mark.deep
 @pytest.mark.spec("providers:PV109", "requirements:G13")
-def test_nothing_of_a_cloud_is_imported_before_somebody_asks_for_it():
+def test_no_cloud_package_is_imported_before_use():
     program = (
         "import sys, stepengine; from stepengine.models import Models; models = Models.standard(); "
         "[models.provider_for(f'{name}/any').settings() for name in models.providers if name not in "
@@ -1254,7 +1248,7 @@ def test_nothing_of_a_cloud_is_imported_before_somebody_asks_for_it():
     assert "[]" == ran.stdout.strip()
 
 
-async def test_what_a_cloud_was_given_stands_in_nothing_that_is_written(server, account):
+async def test_cloud_secrets_are_registered_for_redaction(server, account):
     from stepengine.redaction import GIVEN
 
     provider = vertex(server, account)
@@ -1284,7 +1278,7 @@ def test_requests_are_counted_by_the_account_in_the_cloud():
 
 @pytest.mark.spec("reliability:SC12")
 @pytest.mark.parametrize("where", ["argument", "variable"])
-def test_credentials_of_entra_id_in_the_environment_go_to_the_resource_alone(where, nothing, monkeypatch):
+def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, nothing, monkeypatch):
     monkeypatch.setenv("AZURE_OPENAI_AD_TOKEN", "a-token-of-the-environment")
     monkeypatch.setenv("ANTHROPIC_FOUNDRY_RESOURCE", "mine")
     elsewhere = "https://elsewhere.test/anthropic"
@@ -1303,7 +1297,7 @@ def test_credentials_of_entra_id_in_the_environment_go_to_the_resource_alone(whe
 
 
 @pytest.mark.spec("providers:PV90")
-def test_the_region_of_a_profile_is_read_once_and_not_for_every_run(nothing, monkeypatch, tmp_path):
+def test_the_region_of_a_profile_is_read_once(nothing, monkeypatch, tmp_path):
     from botocore.session import Session
 
     read = []
@@ -1341,7 +1335,7 @@ def test_the_region_of_a_profile_is_read_once_and_not_for_every_run(nothing, mon
         (partial(OpenAIProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
     ],
 )
-def test_of_two_ways_to_be_let_in_none_is_left_out_without_a_word(make, words):
+def test_two_kinds_of_credentials_at_once_are_refused(make, words):
     with pytest.raises(ModelError, match=words) as caught:
         make()
 

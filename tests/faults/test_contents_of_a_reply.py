@@ -81,7 +81,7 @@ async def test_arguments_that_are_no_object_are_kept_beside_the_reason(wire, raw
 
 
 @pytest.mark.spec("reliability:MP44")
-async def test_a_number_that_json_does_not_know_breaks_the_body_of_gemini(wire):
+async def test_an_invalid_json_number_breaks_the_body_of_gemini(wire):
     if wire.name != "google":
         pytest.skip("arguments are a text there")
     change = swap(('{"a": 2}', '{"a": NaN}'))
@@ -101,7 +101,7 @@ async def test_arguments_that_can_be_read_are_read(wire, raw, value):
 
 
 @pytest.mark.spec("reliability:MP44")
-async def test_deeply_nested_arguments_are_an_input_error_or_a_broken_body(wire):
+async def test_deeply_nested_arguments_are_an_input_or_protocol_error(wire):
     raw = '{"a":' + "[" * 10_000 + "]" * 10_000 + "}"
     deep = raw if wire.name in HOLDS_TEXT else '{"a": "DEEP"}'
     events = [event.replace(b'"DEEP"', raw[5:-1].encode()) for event in wire.stream("", [("add", deep)], "tool_use")]
@@ -113,7 +113,7 @@ async def test_deeply_nested_arguments_are_an_input_error_or_a_broken_body(wire)
 
 
 @pytest.mark.spec("replay:J7")
-async def test_lone_surrogates_become_replacement_characters_before_anything_sees_them(wire):
+async def test_lone_surrogates_become_replacement_characters(wire):
     change = swap(("SURROGATE", "x\\ud83dy"), ("INSIDE", "x\\\\ud83dy" if wire.name in HOLDS_TEXT else "x\\ud83dy"))
     events = [change(e) for e in wire.stream("abcSURROGATE", [("add", '{"abc": "INSIDE"}')], "tool_use")]
     reply, _ = await asked(wire, sse(*events, "fin"))
@@ -173,7 +173,7 @@ TWO = [("add", '{"a": 1}'), ("add", '{"a": 2}')]
 
 
 @pytest.mark.spec("reliability:MP49")
-async def test_two_calls_with_one_id_stay_two_calls_with_their_own_results(wire):
+async def test_two_calls_with_one_id_keep_their_own_results(wire):
     change = swap(("toolu_1", "toolu_0"), ("call_1", "call_0"), ("g_1", "g_0"))
     reply = await both(wire, "", TWO, "tool_use", change)
     assert [dict(call.input) for call in reply.tool_calls] == [{"a": 1}, {"a": 2}]
@@ -221,7 +221,7 @@ async def test_an_empty_reply_is_a_reply(wire):
 
 @pytest.mark.spec("reliability:MP58", "ecosystem:EC97")
 @pytest.mark.parametrize("calls", [[], TWO])
-async def test_a_stop_reason_of_the_future_leaves_it_to_the_content(wire, calls):
+async def test_an_unknown_stop_reason_is_derived_from_the_content(wire, calls):
     reply = await both(wire, "hello", calls, "end_turn", stopping(wire, "word_of_the_future"))
     assert reply.stop_reason is (StopReason.TOOL_USE if calls else StopReason.END_TURN)
     assert reply.raw_stop_reason == "word_of_the_future"
@@ -308,7 +308,7 @@ def reply_with(wire: Wire, part: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.spec("reliability:MP59")
-async def test_a_part_of_an_unknown_kind_goes_back_to_its_provider_and_to_nobody_else(wire):
+async def test_an_unknown_part_goes_back_only_to_its_provider(wire):
     strange = STRANGE[wire.name]
     reply, _ = await asked(wire, json_answer(reply_with(wire, strange)), stream=False)
     (opaque,) = [part for part in reply.content if isinstance(part, OpaquePart)]
@@ -324,7 +324,7 @@ async def test_a_part_of_an_unknown_kind_goes_back_to_its_provider_and_to_nobody
 
 
 @pytest.mark.spec("reliability:MP61")
-async def test_a_reply_that_says_nothing_of_its_usage_leaves_it_unknown(wire):
+async def test_a_reply_without_usage_has_unknown_usage(wire):
     names = ('"usage"', '"usageMetadata"')
     reply = await both(wire, "hello", [], "end_turn", swap(*[(name, '"something_else"') for name in names]))
     assert reply.usage is None
@@ -340,7 +340,7 @@ async def test_negative_usage_is_no_usage_and_makes_the_sum_uncertain(wire):
 
 
 @pytest.mark.spec("reliability:MP62")
-async def test_a_reply_names_the_model_that_answered_when_it_is_another_one(wire):
+async def test_a_reply_names_another_model_that_answered(wire):
     own = await both(wire, "hello", [], "end_turn")
     assert own.model is None
     name = wire.model.partition("/")[2]

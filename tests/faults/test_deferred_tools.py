@@ -117,7 +117,7 @@ def names(body: dict[str, Any]) -> list[str]:
 
 @pytest.mark.spec("providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("model", NATIVE)
-async def test_where_the_provider_can_the_model_searches_itself_and_calls_what_it_found(model):
+async def test_a_model_with_native_search_finds_and_calls_hidden_tools(model):
     server = Searching([RATE, RATE])
     result = await ran(server, model)
     assert [] == server.refused
@@ -137,7 +137,7 @@ BY_CLIENT = {
 
 @pytest.mark.spec("providers:PV122")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_search_that_openai_asks_of_its_client_is_answered_by_find_tools(stream):
+async def test_find_tools_answers_a_search_that_openai_delegates(stream):
     server = Searching([RATE, RATE])
     settings = ModelSettings(extra={"tools": [BY_CLIENT]})
     serving = server if not stream else lambda body: sse(*streamed(json.loads(server(body).items[0])), "fin")
@@ -165,7 +165,7 @@ async def test_a_search_that_openai_asks_of_its_client_is_answered_by_find_tools
 @pytest.mark.parametrize(
     "asked", [{}, {"queries": ["zzz"]}, "zzz", '{"q": 5}', None, {"queries": [["a"], "b"]}, "[" * 5]
 )
-async def test_a_search_of_the_client_that_finds_nothing_is_answered_with_no_tools(asked):
+async def test_a_delegated_search_without_matches_returns_no_tools(asked):
     item = {"type": "tool_search_call", "id": "c", "call_id": None, "execution": "client", "arguments": asked}
     done = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "No."}]}
     replies = [{"id": "r", "model": "gpt-5.4", "status": "completed", "output": [one]} for one in (item, done)]
@@ -187,7 +187,7 @@ async def test_a_search_of_the_client_that_finds_nothing_is_answered_with_no_too
 
 @pytest.mark.spec("providers:PV63", "providers:PV66")
 @pytest.mark.parametrize("model", NATIVE)
-async def test_the_tools_of_a_run_are_the_same_bytes_in_every_request_while_the_provider_searches(model):
+async def test_tools_stay_byte_equal_while_the_provider_searches(model):
     server = Searching([RATE, ("manage_records_3", '{"path": "a"}'), RATE])
     await ran(server, model)
     assert [] == server.refused
@@ -196,7 +196,7 @@ async def test_the_tools_of_a_run_are_the_same_bytes_in_every_request_while_the_
 
 
 @pytest.mark.spec("providers:PV63")
-async def test_the_cache_mark_stands_at_the_last_tool_that_is_not_hidden():
+async def test_the_cache_mark_is_at_the_last_visible_tool():
     server = Searching([RATE])
     await ran(server, NATIVE[0])
     marked = [tool["name"] for tool in server.bodies[0]["tools"] if "cache_control" in tool]
@@ -204,7 +204,7 @@ async def test_the_cache_mark_stands_at_the_last_tool_that_is_not_hidden():
 
 
 @pytest.mark.spec("providers:PV64", "providers:PV58")
-async def test_a_search_in_a_stream_of_responses_goes_back_as_it_came():
+async def test_a_search_in_a_responses_stream_goes_back_unchanged():
     server = Searching([RATE])
     bodies: list[Any] = []
 
@@ -225,7 +225,7 @@ async def test_a_search_in_a_stream_of_responses_goes_back_as_it_came():
 
 @pytest.mark.spec("providers:PV56")
 @pytest.mark.parametrize("model", NATIVE)
-async def test_what_a_search_asked_and_gave_can_be_looked_at(model):
+async def test_queries_and_results_of_a_search_are_readable(model):
     result = await ran(Searching([RATE]), model)
     parts = [part for part in result.state.message_history[1].content if isinstance(part, OpaquePart)]
     assert [("tool_search", "get_exchange_rate")] * 2 == [(part.tool, part.text) for part in parts]
@@ -236,7 +236,7 @@ async def test_what_a_search_asked_and_gave_can_be_looked_at(model):
 
 @pytest.mark.spec("providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("model", OURS)
-async def test_where_the_provider_cannot_a_tool_of_ours_searches_and_what_it_found_is_sent_from_then_on(model):
+async def test_without_native_search_our_tool_finds_and_adds_tools(model):
     server = Searching([RATE, RATE])
     result = await ran(server, model)
     assert [] == server.refused
@@ -249,7 +249,7 @@ async def test_where_the_provider_cannot_a_tool_of_ours_searches_and_what_it_fou
 
 
 @pytest.mark.parametrize("model", OURS)
-async def test_later_finds_stand_behind_earlier_ones_so_that_what_is_cached_stays_in_front(model):
+async def test_tools_found_later_are_appended_behind_earlier_ones(model):
     server = Searching([("manage_records_7", '{"path": "a"}'), RATE, ("manage_records_3", '{"path": "a"}')])
     await ran(server, model)
     assert [] == server.refused
@@ -260,7 +260,7 @@ async def test_later_finds_stand_behind_earlier_ones_so_that_what_is_cached_stay
 
 @pytest.mark.spec("providers:PV88")
 @pytest.mark.parametrize("model", NATIVE)
-async def test_a_cloud_that_refuses_its_search_is_asked_with_ours_and_not_with_its_own_again(model, caplog):
+async def test_a_refused_native_search_is_replaced_by_ours(model, caplog):
     warn_once.cache_clear()
     server = Searching(
         [RATE], cannot="BM25 tool search is not supported on Bedrock. Use tool_search_tool_regex instead."
@@ -272,7 +272,7 @@ async def test_a_cloud_that_refuses_its_search_is_asked_with_ours_and_not_with_i
 
 
 @pytest.mark.spec("providers:PV56")
-async def test_tokens_are_counted_without_a_search_which_the_counter_refuses():
+async def test_token_counting_leaves_out_the_search_tool():
     bodies: list[Any] = []
 
     def answer(body: bytes) -> Any:
@@ -296,7 +296,7 @@ async def test_tokens_are_counted_without_a_search_which_the_counter_refuses():
         (NATIVE[1], {"type": "tool_search_call", "id": "tsc_1", "execution": "server", "arguments": {"paths": ["a"]}}),
     ],
 )
-def test_a_search_that_the_author_wrote_in_the_wire_s_own_words_goes_back_as_it_came(model, block):
+def test_a_search_in_wire_format_by_the_author_passes_through(model, block):
     provider = PROVIDERS[model.partition("/")[0]]("http://127.0.0.1:9")
     said = AssistantMessage([OpaquePart(provider.name, block)])
     own = ModelSettings(extra={"tools": [{"type": "tool_search"}]})
@@ -307,7 +307,7 @@ def test_a_search_that_the_author_wrote_in_the_wire_s_own_words_goes_back_as_it_
 
 
 @pytest.mark.parametrize("model", OURS)
-async def test_a_hidden_tool_that_is_called_unseen_runs_and_is_shown_from_then_on(model):
+async def test_a_hidden_tool_called_unseen_runs_and_stays_visible(model):
     server = Searching([RATE], remembers=True)
     result = await ran(server, model)
     assert [("get_exchange_rate", "USD/EUR: 0.92")] == called(result)
@@ -320,7 +320,7 @@ async def test_a_hidden_tool_that_is_called_unseen_runs_and_is_shown_from_then_o
 @pytest.mark.spec("providers:PV57", "providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("second", [*NATIVE, *OURS])
 @pytest.mark.parametrize("first", [*NATIVE, "google/gemini-3-pro"])
-async def test_whoever_takes_a_conversation_over_knows_what_was_found_in_it(first, second):
+async def test_found_tools_survive_a_change_of_provider(first, second):
     before, after = Searching([RATE]), Searching([RATE])
     one, two = await ran(before, first, twice=(after, second))
     assert ([], []) == (before.refused, after.refused)
@@ -330,7 +330,7 @@ async def test_whoever_takes_a_conversation_over_knows_what_was_found_in_it(firs
 
 @pytest.mark.spec("providers:PV57")
 @pytest.mark.parametrize("model", NATIVE)
-async def test_a_conversation_goes_on_when_a_found_tool_is_there_no_more(model):
+async def test_a_conversation_continues_without_a_formerly_found_tool(model):
     server = Searching([RATE])
     async with fault_server(server) as at:
         prefix = model.partition("/")[0]
@@ -348,7 +348,7 @@ async def test_a_conversation_goes_on_when_a_found_tool_is_there_no_more(model):
 
 @pytest.mark.spec("providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("model", [*NATIVE, *OURS])
-async def test_a_tool_of_the_authors_makes_others_known_by_its_result(model):
+async def test_a_result_of_an_own_tool_can_reveal_others(model):
     @tool(in_thread=False)
     def open_counter() -> ToolResult:
         """Open the counter for money."""
@@ -364,7 +364,7 @@ async def test_a_tool_of_the_authors_makes_others_known_by_its_result(model):
 
 
 @pytest.mark.parametrize("model", [*NATIVE, *OURS])
-async def test_tools_that_a_handler_names_for_a_step_are_shown_to_the_model(model):
+async def test_tools_named_for_a_step_are_shown_to_the_model(model):
     def handle(ctx: Any) -> Any:
         yield StepWith(tools=["get_exchange_rate"])
 
@@ -391,7 +391,7 @@ async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
 
 
 @pytest.mark.parametrize("model", [*NATIVE, *OURS])
-async def test_of_a_hundred_tools_a_run_sends_a_model_a_tenth(model):
+async def test_a_run_sends_a_tenth_of_a_hundred_deferred_tools(model):
     sizes = []
     for options in ({}, {"defer_loading": True}):
         server = Searching([("manage_records_42", '{"path": "a"}')])
@@ -403,7 +403,7 @@ async def test_of_a_hundred_tools_a_run_sends_a_model_a_tenth(model):
     assert sizes[1] * 8 < sizes[0]
 
 
-def test_what_is_estimated_of_a_prompt_leaves_out_what_the_model_is_not_shown():
+def test_the_prompt_estimate_leaves_out_deferred_tools():
     assert tool_tokens([one.spec for one in HIDDEN]) * 10 < tool_tokens([one.spec for one in shelf(40)])
 
 

@@ -40,7 +40,7 @@ async def failed(wire, answer, *, stream=True, **limits):
 
 
 @pytest.mark.spec("reliability:MP23")
-async def test_a_server_that_sends_nothing_is_left_after_the_time_for_the_first_byte(wire):
+async def test_a_silent_server_is_abandoned_after_the_first_byte_timeout(wire):
     error = await failed(wire, sse("hang"), first_byte=SHORT)
     assert (type(error), error.kind, error.retryable) == (ModelError, "timeout", True)
     assert "Timeouts.first_byte" in error.message
@@ -48,7 +48,7 @@ async def test_a_server_that_sends_nothing_is_left_after_the_time_for_the_first_
 
 
 @pytest.mark.spec("reliability:MP23")
-async def test_a_server_that_does_not_even_send_headers_is_left_too(wire):
+async def test_a_server_without_headers_is_abandoned_too(wire):
     async def silent(reader, writer):
         try:
             await reader.read(100_000)
@@ -69,7 +69,7 @@ async def test_a_server_that_does_not_even_send_headers_is_left_too(wire):
 
 @pytest.mark.spec("reliability:MP23")
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_server_that_takes_no_connection_is_left_and_asked_again(wire, stream):
+async def test_a_server_that_accepts_no_connection_is_a_retryable_timeout(wire, stream):
     """
     The HTTP library ends its attempt by cancelling it; that is a time limit, and no cancellation of the run.
     """
@@ -90,7 +90,7 @@ async def test_a_server_that_takes_no_connection_is_left_and_asked_again(wire, s
 
 
 @pytest.mark.spec("reliability:MP23", "reliability:MP19")
-async def test_a_stream_that_stops_in_the_middle_is_left_after_the_idle_time(wire):
+async def test_a_stalled_stream_is_abandoned_after_the_idle_timeout(wire):
     events = wire.stream(*BOTH)
     error = await failed(wire, sse(*before_the_end(wire, events), "hang"), idle=SHORT)
     assert (error.kind, error.retryable) == ("timeout", True)
@@ -110,7 +110,7 @@ async def test_keep_alives_and_single_bytes_do_not_count_as_progress(wire):
 
 
 @pytest.mark.spec("reliability:MP23")
-async def test_no_call_takes_longer_than_the_whole_time(wire):
+async def test_the_total_timeout_bounds_every_call(wire):
     drip = [item for _ in range(200) for item in (b" ", SHORT / 10)]
     answers = {"stream": sse(*drip, "hang"), "complete": Answer((*drip, "hang"), content_type="application/json")}
 
@@ -123,7 +123,7 @@ async def test_no_call_takes_longer_than_the_whole_time(wire):
 
 
 @pytest.mark.spec("reliability:MP23")
-async def test_a_slow_stream_that_keeps_talking_is_a_reply_however_long_it_takes(wire):
+async def test_a_slow_stream_that_progresses_is_a_reply(wire):
     events = wire.stream(*BOTH)
     slowly = [item for event in events for item in (event, 1.5 * SHORT / len(events))]
     timeouts = Timeouts(first_byte=LONG, idle=10 * SHORT, silence=10 * SHORT, total=SHORT)
@@ -139,7 +139,7 @@ async def test_a_slow_stream_that_keeps_talking_is_a_reply_however_long_it_takes
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:MP23")
-async def test_each_piece_may_be_asked_for_in_a_task_of_its_own_and_a_limit_ends_only_its_wait(wire):
+async def test_a_limit_ends_only_its_own_wait_across_tasks(wire):
     """
     A timer that was set for one wait is there for those after it.
     """
@@ -160,7 +160,7 @@ async def test_each_piece_may_be_asked_for_in_a_task_of_its_own_and_a_limit_ends
 
 
 @pytest.mark.spec("reliability:MP24")
-async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wire, monkeypatch):
+async def test_an_endless_stream_is_cut_by_bytes_and_text(wire, monkeypatch):
     monkeypatch.setattr(_byte_reader, "MAX_REPLY_BYTES", 4_000)
     error, _ = await asked(wire, sse(wire.stream(*TEXT)[0], *[b": " + b"x" * 100 + b"\n"] * 100, "fin"))
     assert (type(error), error.kind, error.retryable) == (ModelError, "too_large", False)
@@ -174,7 +174,7 @@ async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wir
 
 @pytest.mark.spec("reliability:MP27")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-async def test_what_a_compressed_body_unpacks_to_has_a_limit(wire, stream, monkeypatch):
+async def test_the_unpacked_size_of_a_compressed_body_is_limited(wire, stream, monkeypatch):
     monkeypatch.setattr(_byte_reader, "MAX_REPLY_BYTES", 100_000)
     bomb = gzip.compress(b" " * 10_000_000)
     assert len(bomb) < 20_000
@@ -186,7 +186,7 @@ async def test_what_a_compressed_body_unpacks_to_has_a_limit(wire, stream, monke
 
 @pytest.mark.spec("reliability:MP27")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-async def test_a_compressed_reply_is_read_and_a_broken_one_may_be_tried_again(wire, stream):
+async def test_a_compressed_reply_is_read_and_a_broken_one_retryable(wire, stream):
     plain = b"".join(wire.stream(*TEXT)) if stream else wire.reply(*TEXT)
     kind = "text/event-stream" if stream else "application/json"
     whole = Answer((gzip.compress(plain), "fin"), 200, {"content-encoding": "gzip"}, kind)
@@ -199,7 +199,7 @@ async def test_a_compressed_reply_is_read_and_a_broken_one_may_be_tried_again(wi
 
 @pytest.mark.spec("reliability:MP27")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-async def test_a_body_shorter_than_its_content_length_may_be_tried_again(wire, stream):
+async def test_a_body_shorter_than_its_content_length_is_retryable(wire, stream):
     events = wire.stream(*TEXT)
     body = b"".join(before_the_end(wire, events)) if stream else wire.reply(*TEXT)[:-5]
 
@@ -223,7 +223,7 @@ async def test_a_body_shorter_than_its_content_length_may_be_tried_again(wire, s
 
 
 @pytest.mark.spec("reliability:MP02")
-async def test_a_request_that_is_too_large_names_its_size_and_its_largest_messages(wire):
+async def test_a_too_large_request_names_its_size_and_largest_messages(wire):
     history = [UserMessage("small"), UserMessage("y" * 5_000), AssistantMessage([ToolCallPart("c1", "read_file")])]
     history += [ToolMessage("c1", "read_file", "z" * 9_000), UserMessage("x" * 200)]
     async with fault_server(json_answer(wire.error("request_too_large", "Too large."), 413)) as server:
@@ -241,7 +241,7 @@ async def test_a_request_that_is_too_large_names_its_size_and_its_largest_messag
 
 @pytest.mark.spec("reliability:MP33")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-async def test_a_call_that_is_cancelled_before_its_headers_lets_go_of_the_connection(wire, stream):
+async def test_a_call_cancelled_before_its_headers_releases_the_connection(wire, stream):
     gone, asked_for = asyncio.Event(), asyncio.Event()
 
     async def silent(reader, writer):

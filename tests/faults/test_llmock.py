@@ -153,7 +153,7 @@ async def test_a_tool_loop_goes_round(wire, ask):
 
 @pytest.mark.spec("reliability:R21", "reliability:MP12")
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 422, 429, 500, 502, 503, 504, 529])
-async def test_a_status_is_classified_with_the_provider_s_own_error_body(wire, ask, scenario, status):
+async def test_a_status_is_classified_with_the_original_error_body(wire, ask, scenario, status):
     scenario({"type": "fail", "status": status, **({"retry_after": 3} if status == 429 else {})})
     with pytest.raises(ModelError) as caught:
         await ask()
@@ -233,7 +233,7 @@ def attempts_in(journal: MemoryJournal) -> int:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R21", "reliability:MP12", "reliability:MP19")
-async def test_among_random_faults_every_run_ends_and_every_request_is_counted(wire, chaotic):
+async def test_all_runs_end_and_requests_add_up_among_random_faults(wire, chaotic):
     """
     A fifth of the requests fail, or break off in the middle; a run asks twice, with a tool between.
     """

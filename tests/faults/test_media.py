@@ -114,7 +114,7 @@ TAKEN = {
 
 @pytest.mark.spec("providers:PV47", "providers:PV48", "providers:PV49", "providers:PV51")
 @pytest.mark.parametrize("name", TAKEN)
-async def test_a_pdf_is_read_on_every_wire_in_its_own_form(name):
+async def test_a_pdf_is_sent_in_the_form_of_each_wire(name):
     async with served() as (server, models):
         reply = await models.provider_for(f"{name}/x").complete(request(name, DocumentPart(data=PDF, name="a.pdf")))
     assert reply.text == "It is five."
@@ -136,7 +136,7 @@ async def test_a_pdf_is_read_on_every_wire_in_its_own_form(name):
         ("anthropic", DocumentPart(data=PNG, mime_type="image/png"), {"media_type": "image/png"}),
     ],
 )  # fmt: skip
-async def test_sound_video_and_office_files_go_where_they_are_taken_and_under_their_own_type(name, part, wanted):
+async def test_media_and_office_files_are_sent_under_their_own_type(name, part, wanted):
     async with served() as (server, models):
         await models.provider_for(f"{name}/x").complete(request(name, part))
     assert any(wanted.items() <= each.items() for each in inside(server.bodies[0]))
@@ -173,7 +173,7 @@ REFUSED = [
 @pytest.mark.spec("providers:PV47", "providers:PV48", "providers:PV49", "providers:PV51")
 @pytest.mark.parametrize("where", ["user", "result", "assistant"])
 @pytest.mark.parametrize(("name", "part", "why"), REFUSED, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(REFUSED)])
-async def test_what_a_wire_cannot_take_is_refused_before_it_is_sent_and_told_what_would_be_fine(name, part, why, where):
+async def test_an_unsupported_part_is_refused_before_sending_with_alternatives(name, part, why, where):
     from stepengine.data.messages import ToolCallPart, ToolMessage
 
     call = [AssistantMessage([ToolCallPart("c1", "look")]), ToolMessage("c1", "look", [part])]
@@ -226,7 +226,7 @@ MAKERS = {"google": gemini_image, "openai": responses_image, "openrouter": openr
 @pytest.mark.spec("providers:PV52", "providers:PV30")
 @pytest.mark.parametrize("other", ["anthropic", "openai", "openai_chat", "google", "mistral"])
 @pytest.mark.parametrize("maker", MAKERS)
-async def test_an_image_that_one_model_makes_is_a_part_and_is_seen_by_the_next_one(maker, other):
+async def test_an_image_made_by_one_model_is_seen_by_another(maker, other):
     async with (
         served(MAKERS[maker]()) as (server, models),
         Engine([reader(maker)], models=models, pricing=None) as engine,
@@ -248,7 +248,7 @@ async def test_an_image_that_one_model_makes_is_a_part_and_is_seen_by_the_next_o
 
 @pytest.mark.spec("providers:PV52")
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_sound_that_a_chat_model_makes_is_a_part_and_its_words_are_the_text_that_goes_back(streamed):
+async def test_sound_from_a_chat_model_goes_back_as_its_transcript(streamed):
     sound = {"id": "audio_1", "expires_at": 9, "transcript": "It is five.", "data": base64.b64encode(WAV).decode()}
     whole = json.loads(chat_reply("", [], "end_turn"))
     if streamed:
@@ -311,7 +311,7 @@ async def test_an_uploaded_file_is_used_in_two_runs_and_deleted(name, tmp_path):
 
 @pytest.mark.spec("providers:PV53")
 @pytest.mark.parametrize("name", HOLDERS)
-async def test_a_handler_uploads_once_and_its_journal_replays_without_the_server(name):
+async def test_a_handler_uploads_once_and_replays_without_the_server(name):
     def reads(engine: list[Engine]) -> AgentDefinition[Any]:
         def handle_steps(context: Any) -> Any:
             file = yield from Perform(engine[0].files.upload, PDF, to=name, mime_type="application/pdf", name="r.pdf")
@@ -346,7 +346,7 @@ async def test_an_office_file_goes_into_the_container_where_code_runs():
     assert {"type": "container_upload", "file_id": file["file_id"]} in inside(server.bodies[0])
 
 
-async def test_an_upload_that_cannot_be_says_why(tmp_path):
+async def test_an_impossible_upload_is_refused_with_the_reason(tmp_path):
     async with served() as (server, models), Engine(models=models) as engine:
         with pytest.raises(InputError, match=r"'odd\.zzz' is not known by its ending; give mime_type="):
             await engine.files.upload(b"x", to="openai", name="odd.zzz")

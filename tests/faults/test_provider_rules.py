@@ -82,7 +82,7 @@ def user_after_tool(body: dict[str, Any]) -> str | None:
         ("vllm", "mistralai/Mixtral-8x7B"),
     ],
 )
-async def test_a_step_prompt_and_an_image_after_a_result_are_taken_by_mistral(name, model):
+async def test_mistral_accepts_step_prompts_and_images_after_a_result(name, model):
     rule = Rule(chat_reply(*CALL), chat_reply(*SAID), rules=(user_after_tool,))
     async with fault_server(rule) as server:
         provider = OpenAIChatProvider(name, api_key="k", base_url=server.url)
@@ -94,7 +94,7 @@ async def test_a_step_prompt_and_an_image_after_a_result_are_taken_by_mistral(na
 
 
 @pytest.mark.spec("providers:PV34")
-async def test_no_word_is_put_between_where_the_server_takes_both():
+async def test_no_filler_is_inserted_where_the_server_accepts_both():
     async with fault_server(rule := Rule(chat_reply(*CALL), chat_reply(*SAID))) as server:
         provider = OpenAIChatProvider("groq", api_key="k", base_url=server.url)
         await ran("groq", "llama", provider, step_prompt="Go on.")
@@ -150,14 +150,14 @@ async def went_on(rule: Any, *parts: Any) -> Any:
         ),
     ],
 )
-async def test_reasoning_whose_follower_is_gone_stays_at_home(parts):
+async def test_reasoning_without_its_following_item_is_not_sent(parts):
     result = await went_on(rule := Responses(), *parts)
     assert result.unwrap() == "It is five."
     assert not any(item.get("type") == "reasoning" for item in rule.inputs[0])
 
 
 @pytest.mark.spec("providers:PV28")
-async def test_reasoning_before_its_own_text_goes_back_and_a_refusal_of_it_is_followed_by_one_request_without():
+async def test_reasoning_goes_back_with_its_text_until_refused_once():
     text = TextPart("kept", provider_data={**OWN, "id": "msg_1"})
     assert (await went_on(rule := Responses(), REASONING, text)).unwrap() == "It is five."
     assert [item.get("type") for item in rule.inputs[0]] == [None, "reasoning", "message", None]
@@ -174,7 +174,7 @@ TWICE = {
 
 @pytest.mark.spec("providers:PV107", "providers:PV28")
 @pytest.mark.parametrize("kind", TWICE)
-async def test_a_refusal_with_a_way_out_has_a_word_and_is_worth_one_more_try(kind):
+async def test_a_recoverable_refusal_is_retried_once(kind):
     refused = json_answer(OPENAI.error("invalid_request_error", TWICE[kind]), 400)
     found = []
     async with fault_server(refused) as server:
@@ -188,7 +188,7 @@ async def test_a_refusal_with_a_way_out_has_a_word_and_is_worth_one_more_try(kin
 
 
 @pytest.mark.spec("providers:PV107", "providers:PV28")
-async def test_an_item_without_its_reasoning_goes_without_the_id_that_asks_for_it():
+async def test_an_item_without_its_reasoning_is_sent_without_its_id():
     """The other way round: a text of a reply whose reasoning a context policy took out."""
 
     def named(body: dict[str, Any]) -> str | None:
@@ -203,14 +203,14 @@ async def test_an_item_without_its_reasoning_goes_without_the_id_that_asks_for_i
 
 
 @pytest.mark.spec("providers:PV28")
-async def test_the_phase_of_a_text_goes_back_with_an_item_id_and_without():
+async def test_the_phase_of_a_text_goes_back_with_any_item():
     for more in ({}, {"id": "msg_1"}):
         await went_on(rule := Responses(), TextPart("so far", provider_data={**OWN, "phase": "commentary", **more}))
         assert rule.inputs[0][1]["phase"] == "commentary"
 
 
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"background": True}}])
-async def test_a_reply_in_the_background_is_refused_before_it_is_asked_for(extra):
+async def test_a_background_reply_is_refused_before_the_request(extra):
     async with fault_server(json_answer(OPENAI.reply(*SAID))) as server:
         provider = OpenAIProvider(api_key="k", base_url=server.url)
         with pytest.raises(ModelError, match="not polled") as caught:
@@ -221,7 +221,7 @@ async def test_a_reply_in_the_background_is_refused_before_it_is_asked_for(extra
 
 
 @pytest.mark.spec("providers:PV59")
-async def test_items_that_wait_for_the_client_end_the_run_with_their_names():
+async def test_items_that_wait_for_the_client_fail_the_run():
     for item in (
         {"type": "mcp_approval_request", "id": "m", "name": "x", "arguments": "{}", "server_label": "s"},
         {"type": "computer_call", "id": "c", "call_id": "1", "action": {"type": "click"}},
@@ -237,7 +237,7 @@ async def test_items_that_wait_for_the_client_end_the_run_with_their_names():
 
 
 @pytest.mark.spec("providers:PV59")
-async def test_a_shell_of_the_provider_s_own_is_answered_by_it():
+async def test_a_shell_of_the_provider_is_answered_by_the_provider():
     reply = json.loads(OPENAI.reply(*SAID))
     call = {"type": "shell_call", "id": "c", "call_id": "1", "action": {}}
     done = {"type": "shell_call_output", "id": "o", "call_id": "1", "output": []}
@@ -297,7 +297,7 @@ async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **s
 
 @pytest.mark.spec("providers:PV5", "providers:PV6", "providers:PV8")
 @pytest.mark.parametrize("model", [*NEWER, *ALWAYS, *MOST])
-async def test_every_way_to_ask_claude_for_thinking_is_taken_at_once(model):
+async def test_every_thinking_setting_is_accepted_by_claude_at_once(model):
     rule = Claude()
     every = (None, *(Thinking(word) for word in ("none", "low", "high", "max")), Thinking(), Thinking(tokens=4_000))
     for choice in (None, "auto", "required", "look"):
@@ -307,7 +307,7 @@ async def test_every_way_to_ask_claude_for_thinking_is_taken_at_once(model):
 
 
 @pytest.mark.spec("providers:PV6")
-async def test_sonnet_5_is_told_not_to_think():
+async def test_sonnet_5_can_be_kept_from_thinking():
     await asked(rule := Claude(), "claude-sonnet-5", thinking=Thinking("none"))
     assert not rule.thinks(rule.bodies[-1])
     await asked(rule, "claude-sonnet-5")
@@ -316,7 +316,7 @@ async def test_sonnet_5_is_told_not_to_think():
 
 @pytest.mark.spec("providers:PV39")
 @pytest.mark.parametrize("model", NEWER)
-async def test_a_demanded_call_is_asked_for_beside_thinking_and_once_more_without_it_where_that_is_refused(model):
+async def test_a_demanded_call_is_retried_without_thinking_where_refused(model):
     await asked(rule := Claude(), model, thinking=Thinking("high"), tool_choice="look")
     assert [rule.thinks(data) for data in rule.bodies] == [True]
     await asked(rule := Claude(strict=True), model, thinking=Thinking("high"), tool_choice="look")
@@ -326,7 +326,7 @@ async def test_a_demanded_call_is_asked_for_beside_thinking_and_once_more_withou
 
 @pytest.mark.spec("providers:PV39")
 @pytest.mark.parametrize("model", ALWAYS)
-async def test_where_no_call_can_be_demanded_only_the_wanted_tool_is_offered(model):
+async def test_only_the_wanted_tool_is_offered_where_demands_are_impossible(model):
     await asked(rule := Claude(), model, tool_choice="look")
     (data,) = rule.bodies
     assert data["tool_choice"] == {"type": "auto"}
@@ -334,7 +334,7 @@ async def test_where_no_call_can_be_demanded_only_the_wanted_tool_is_offered(mod
 
 
 @pytest.mark.spec("providers:PV5")
-async def test_a_model_that_cannot_be_kept_from_thinking_is_named_once(caplog):
+async def test_a_model_that_always_thinks_is_warned_about_once(caplog):
     for _ in range(2):
         await asked(Claude(), "claude-mythos-5-named", thinking=Thinking("none"))
     warned = [record.getMessage() for record in caplog.records if "kept from thinking" in record.getMessage()]
@@ -342,7 +342,7 @@ async def test_a_model_that_cannot_be_kept_from_thinking_is_named_once(caplog):
 
 
 @pytest.mark.spec("providers:PV1", "providers:PV4", "providers:PV82")
-async def test_the_limit_is_the_model_s_own_and_a_small_one_where_it_is_refused():
+async def test_the_output_limit_is_that_of_the_model_or_small():
     for model, most in MOST.items():
         await asked(rule := Claude(), model)
         assert [data["max_tokens"] for data in rule.bodies] == [most]
@@ -415,7 +415,7 @@ async def test_a_provider_that_refuses_open_objects_gets_closed_ones(wire):
 
 
 @pytest.mark.spec("providers:PV72")
-async def test_a_made_up_tool_of_gemini_gets_its_result_and_the_run_another_step():
+async def test_an_invented_tool_of_gemini_gets_an_error_result():
     made_up = google_chunk([{"functionCall": {"name": "default_api.find", "args": {}}}], "UNEXPECTED_TOOL_CALL")
     answers = [json_answer(json.dumps(made_up).encode()), json_answer(GOOGLE.reply(*SAID))]
     async with fault_server(*answers) as server:
@@ -433,7 +433,7 @@ def unfinished(*events: bytes) -> list[bytes]:
 
 @pytest.mark.spec("providers:PV73", "reliability:MP20")
 @pytest.mark.parametrize("said", [SAID, CALL], ids=["text", "call"])
-async def test_a_chat_stream_without_a_finish_reason_ends_with_its_marker(said):
+async def test_a_chat_stream_without_finish_reason_ends_at_its_marker(said):
     async with fault_server(sse(*unfinished(*chat_stream(*said)), "fin")) as server:
         provider = CHAT.make(server.url)
         *_, last = [delta async for delta in provider.stream(CHAT.request())]
@@ -454,7 +454,7 @@ async def test_a_chat_stream_without_a_finish_reason_ends_with_its_marker(said):
         ),
     ],
 )
-async def test_a_chat_stream_without_a_finish_reason_that_is_not_whole_is_no_reply(events):
+async def test_an_incomplete_chat_stream_without_finish_reason_is_no_reply(events):
     async with fault_server(sse(*events, "fin")) as server:
         provider = CHAT.make(server.url)
         with pytest.raises(ModelError) as caught:
@@ -506,7 +506,7 @@ async def refused(message: str, status: int = 400, **settings: Any) -> ModelErro
 
 
 @pytest.mark.spec("providers:PV82", "providers:PV83")
-async def test_every_wording_of_a_full_window_is_an_overflow_and_every_entry_is_somebody_s_wording():
+async def test_every_known_wording_of_a_full_window_is_an_overflow():
     for message in FULL:
         assert type(await refused(message)) is ContextOverflow, message
     unheard = {words for words in OVERFLOW if not any(words in message.casefold() for message in FULL)}
@@ -523,9 +523,7 @@ async def test_every_wording_of_a_full_window_is_an_overflow_and_every_entry_is_
         ("groq", "of-tomorrow", 200_000, ModelError),
     ],
 )
-def test_a_refusal_without_a_word_is_an_overflow_where_that_is_how_it_is_said_and_the_request_is_long(
-    provider, model, size, kind
-):
+def test_an_empty_refusal_of_a_long_request_is_an_overflow(provider, model, size, kind):
     call = RequestLabel(
         provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"), size=size
     )
@@ -534,7 +532,7 @@ def test_a_refusal_without_a_word_is_an_overflow_where_that_is_how_it_is_said_an
 
 
 @pytest.mark.spec("providers:PV82", "providers:PV83")
-async def test_what_only_sounds_like_a_full_window_is_none():
+async def test_similar_wordings_are_no_overflow():
     rate = "Request too large for model `x` on tokens per minute (TPM): Limit 6000, Requested 8000"
     assert type(await refused(rate, 413)) is ModelError
     both = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 20 and 9000"
@@ -547,7 +545,7 @@ async def test_what_only_sounds_like_a_full_window_is_none():
 
 
 @pytest.mark.spec("reliability:MP05")
-async def test_a_400_for_an_unknown_model_names_the_nearest_and_lets_a_fallback_move_on():
+async def test_a_400_for_an_unknown_model_falls_back_with_alternatives():
     body = {"error": {"code": "model_not_found", "message": "The requested model 'gpt-4o-minni' does not exist."}}
     route = fallback("openai/gpt-4o-minni", "openai_chat/gpt-4o", on="unknown_model")
     async with (
@@ -566,7 +564,7 @@ async def test_a_400_for_an_unknown_model_names_the_nearest_and_lets_a_fallback_
 
 
 @pytest.mark.spec("ecosystem:EC194")
-async def test_a_latest_name_of_gemini_under_v1_says_what_to_set():
+async def test_a_latest_gemini_name_under_v1_gets_advice():
     words = "models/gemini-flash-latest is not found for API version v1, or is not supported for generateContent."
     problem = {"error": {"code": 404, "status": "NOT_FOUND", "message": words}}
     async with fault_server(json_answer(json.dumps(problem).encode(), 404)) as server:
@@ -589,7 +587,7 @@ WRITTEN = {
 @pytest.mark.spec("providers:PV75")
 @pytest.mark.parametrize("form", WRITTEN)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_written_as_text_is_read_where_that_is_asked_for_and_named_where_it_is_not(form, stream, caplog):
+async def test_calls_written_as_text_are_read_on_request_or_reported(form, stream, caplog):
     said = [(WRITTEN[form], [], "end_turn"), SAID]
     answers = [sse(*chat_stream(*each), "fin") if stream else json_answer(chat_reply(*each)) for each in said]
     async with fault_server(*answers) as server:
@@ -611,7 +609,7 @@ async def test_a_call_written_as_text_is_read_where_that_is_asked_for_and_named_
 @pytest.mark.parametrize(
     "text", ["<tool_call>no call</tool_call>", "<tool_call>[1]</tool_call>", "<tool_call><function=>x</tool_call>"]
 )
-async def test_a_block_that_is_no_call_stays_text_to_the_last_letter(text):
+async def test_a_block_that_is_no_call_stays_text(text):
     async with fault_server(json_answer(chat_reply(text, [], "end_turn"))) as server:
         result = await ran("vllm", "m", OpenAIChatProvider("vllm", base_url=server.url, written_calls=True))
     assert result.unwrap() == text

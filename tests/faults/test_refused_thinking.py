@@ -47,7 +47,7 @@ def thought(wire: Wire) -> ThinkingPart:
         "Function call is missing a thought_signature",
     ],
 )
-async def test_after_a_refused_signature_the_next_attempt_leaves_the_thinking_out_and_is_the_last(wire, words):
+async def test_the_retry_after_a_refused_signature_omits_the_thinking(wire, words):
     own = {"provider": wire.name, "model": wire.model.partition("/")[2], "id": "msg_1"}
     said = AssistantMessage([thought(wire), TextPart("answer", provider_data=own)])
     history = Transcript([UserMessage("go"), said, UserMessage("on")])
@@ -69,7 +69,7 @@ async def test_after_a_refused_signature_the_next_attempt_leaves_the_thinking_ou
 
 
 @pytest.mark.spec("ecosystem:EC97", "ecosystem:EC109")
-async def test_a_call_that_the_provider_itself_could_not_read_is_worth_one_more_try(wire):
+async def test_a_malformed_call_of_the_provider_is_retried_once(wire):
     if wire.name == "google":
         reply = wire.reply("", [], "end_turn").replace(b'"STOP"', b'"MALFORMED_FUNCTION_CALL"')
         malformed = json_answer(reply)

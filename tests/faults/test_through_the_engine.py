@@ -71,7 +71,7 @@ def names(events):
 
 @pytest.mark.spec("reliability:MP12", "reliability:R21")
 @pytest.mark.parametrize("watched", [True, False], ids=["stream", "complete"])
-async def test_a_server_that_is_down_is_asked_exactly_as_often_as_the_policy_says(wire, watched):
+async def test_a_failing_server_is_requested_as_often_as_configured(wire, watched):
     down = json_answer(wire.error("api_error", "Down."), 503)
     result, events, _, requests, sleeps = await ran(wire, down, watched=watched, attempts=3)
     assert (len(requests), len(sleeps)) == (3, 2)
@@ -82,7 +82,7 @@ async def test_a_server_that_is_down_is_asked_exactly_as_often_as_the_policy_say
 
 
 @pytest.mark.spec("reliability:MP10")
-async def test_a_wait_that_the_provider_asks_for_is_waited_by_the_run_s_clock(wire):
+async def test_a_requested_wait_uses_the_clock_of_the_run(wire):
     slow = json_answer(wire.error("rate_limit_error", "Slow down."), 429, retry_after="2")
     result, events, _, requests, sleeps = await ran(wire, slow, sse(*wire.stream(*SAID), "fin"))
     assert (result.status, len(requests)) == (RunStatus.COMPLETED, 2)
@@ -101,7 +101,7 @@ async def test_a_wait_that_the_provider_asks_for_is_waited_by_the_run_s_clock(wi
         pytest.param(429, "insufficient_quota", marks=pytest.mark.spec("reliability:MP11")),
     ],
 )
-async def test_what_will_not_get_better_is_asked_once(wire, status, kind):
+async def test_a_permanent_failure_is_requested_once(wire, status, kind):
     result, _, _, requests, _ = await ran(wire, json_answer(wire.error(kind, "No."), status))
     assert (result.status, len(requests)) == (RunStatus.FAILED, 1)
     assert result.cost is None or result.cost == 0
@@ -110,7 +110,7 @@ async def test_what_will_not_get_better_is_asked_once(wire, status, kind):
 
 @pytest.mark.spec("reliability:MP19", "reliability:MP20")
 @pytest.mark.parametrize("end", ["rst", "fin"])
-async def test_no_tool_of_a_lost_reply_runs_and_what_was_shown_is_taken_back(wire, end):
+async def test_a_lost_reply_runs_no_tool_and_is_discarded(wire, end):
     both = ("Let me add.", [("add", '{"a": 2, "b": 3}')], "tool_use")
     lost = sse(*before_the_end(wire, wire.stream(*both)), end)
     result, events, sums, requests, _ = await ran(wire, lost, sse(*wire.stream(*SAID), "fin"))
@@ -121,7 +121,7 @@ async def test_no_tool_of_a_lost_reply_runs_and_what_was_shown_is_taken_back(wir
 
 
 @pytest.mark.spec("reliability:MP55", "generator-contract:L37")
-async def test_no_tool_of_a_reply_that_the_output_limit_cut_runs(wire):
+async def test_a_reply_cut_by_the_output_limit_runs_no_tool(wire):
     cut = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "max_tokens")
     result, _, sums, requests, _ = await ran(wire, sse(*wire.stream(*cut), "fin"), sse(*wire.stream(*SAID), "fin"))
     assert (result.status, sums, len(requests)) == (RunStatus.TRUNCATED, [], 1)
@@ -131,7 +131,7 @@ async def test_no_tool_of_a_reply_that_the_output_limit_cut_runs(wire):
 @pytest.mark.parametrize(
     "bad", [("add", '"not an object"'), ("ad\u200bd", "{}"), ("Add", '{"a": 2, "b": 3}'), ("add", '{"a": "two"}')]
 )
-async def test_a_call_that_cannot_be_carried_out_is_answered_with_an_error_and_the_run_goes_on(wire, bad):
+async def test_an_impossible_call_gets_an_error_result_and_runs_continue(wire, bad):
     answers = [sse(*wire.stream("", [bad], "tool_use"), "fin"), sse(*wire.stream(*SAID), "fin")]
     result, _, sums, requests, _ = await ran(wire, *answers)
     assert (result.status, result.text, sums, len(requests)) == (RunStatus.COMPLETED, SAID[0], [], 2)

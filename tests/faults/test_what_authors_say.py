@@ -84,9 +84,7 @@ DROPPED = {
 @pytest.mark.spec("requirements:A15", "providers:PV42", "providers:PV65", "providers:PV67")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_wire_has_no_word_for_is_warned_of_once_and_named_by_every_reply(
-    wire, stream, caplog, monkeypatch
-):
+async def test_unsupported_settings_are_warned_once_and_named_in_replies(wire, stream, caplog, monkeypatch):
     monkeypatch.setattr("stepengine.models._settings._warned", set())
     request = wire.request(settings=EVERYTHING)
     reply = wire.stream(*SAID) if stream else wire.reply(*SAID)
@@ -111,7 +109,7 @@ async def whole(provider: Any, request: ModelRequest, *, stream: bool) -> Any:
 
 @pytest.mark.spec("requirements:A15")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_an_author_may_rather_have_an_error_than_a_setting_left_out(wire):
+async def test_unsupported_settings_can_be_made_an_error(wire):
     strict = ModelSettings(cache_key="docs", safety={"harassment": "off"}, seed=1, cache="1h", unsupported="error")
     async with fault_server(rule := Rule(wire.reply(*SAID))) as server:
         provider = wire.make(server.url)
@@ -124,7 +122,7 @@ async def test_an_author_may_rather_have_an_error_than_a_setting_left_out(wire):
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_settings_at_their_default_are_in_no_body_and_in_no_stored_form(wire):
+async def test_default_settings_are_in_no_body_and_no_record(wire):
     said = ModelSettings(
         output=None, service_tier=None, seed=None, logprobs=None, store=None, safety={}, cache=None, cache_key=None,
         server_tools=[], unsupported="warn", fallbacks=[],
@@ -142,7 +140,7 @@ async def test_settings_at_their_default_are_in_no_body_and_in_no_stored_form(wi
 @pytest.mark.parametrize(
     ("model", "fast"), [("claude-opus-4-7", True), ("claude-opus-5", True), ("claude-sonnet-5", False)]
 )
-async def test_the_fast_mode_of_claude_is_asked_for_with_its_beta_and_dropped_where_there_is_none(model, fast):
+async def test_the_fast_mode_of_claude_is_sent_only_where_available(model, fast):
     async with fault_server(Rule(ANTHROPIC.reply(*SAID))) as server:
         provider = ANTHROPIC.make(server.url)
         reply = await provider.complete(ModelRequest(f"anthropic/{model}", settings=ModelSettings(service_tier="fast")))
@@ -202,7 +200,7 @@ async def test_the_probabilities_of_all_tokens_of_a_stream_are_kept(wire, events
 
 @pytest.mark.spec("providers:PV13")
 @pytest.mark.parametrize(("model", "sent"), [("o3", False), ("o4-mini", False), ("gpt-4o", True)])
-async def test_stop_sequences_cut_the_reply_here_where_the_model_refuses_them(model, sent, monkeypatch):
+async def test_stop_sequences_are_applied_locally_where_the_model_refuses_them(model, sent, monkeypatch):
     def refuses(body: dict[str, Any]) -> str | None:
         return "Unsupported parameter: 'stop'" if "stop" in body and not sent else None
 
@@ -230,7 +228,7 @@ async def test_mistral_is_offered_no_tools_when_it_may_call_none():
 
 
 @pytest.mark.spec("providers:PV24", "providers:PV42")
-async def test_cerebras_is_not_told_of_calls_in_parallel_nor_of_a_tier(caplog):
+async def test_cerebras_gets_no_parallel_calls_and_no_tier(caplog):
     def refuses(body: dict[str, Any]) -> str | None:
         return "property is unsupported" if {"parallel_tool_calls", "service_tier"} & body.keys() else None
 
@@ -292,7 +290,7 @@ def of_many(count: int, optional: int) -> list[Any]:
 
 @pytest.mark.spec("providers:PV43")
 @pytest.mark.parametrize(("count", "optional", "strict"), [(30, 0, 20), (9, 4, 5), (3, 1, 3)])
-async def test_anthropic_is_asked_to_promise_as_many_schemas_as_it_does_and_no_more(count, optional, strict, caplog):
+async def test_anthropic_gets_no_more_strict_schemas_than_it_allows(count, optional, strict, caplog):
     schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "a": {"type": "string"}, "b": {"type": "string"}}}
     reply = ANTHROPIC.reply('{"sum": 5}', [], "end_turn")
     async with fault_server(rule := Rule(reply, rules=(anthropic_promises,))) as server:
@@ -307,7 +305,7 @@ async def test_anthropic_is_asked_to_promise_as_many_schemas_as_it_does_and_no_m
 
 
 @pytest.mark.spec("providers:PV43")
-async def test_a_grammar_that_is_too_large_is_given_up_and_the_answer_taken_by_a_tool():
+async def test_a_too_large_grammar_is_replaced_by_an_answer_tool():
     def too_large(body: dict[str, Any]) -> str | None:
         promised = "format" in body.get("output_config", {}) or any(tool.get("strict") for tool in body["tools"])
         return "The compiled grammar is too large. Simplify your schema." if promised else None
@@ -336,9 +334,7 @@ UNPROMISED: list[Any] = [
 @pytest.mark.spec("ecosystem:EC88", "providers:PV41", "providers:PV43")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("wire", "model", "schema", "how"), UNPROMISED)
-async def test_an_answer_that_is_not_promised_is_taken_by_a_tool_and_is_text_in_the_history(
-    wire, model, schema, how, stream
-):
+async def test_an_unenforced_schema_is_answered_by_a_tool(wire, model, schema, how, stream):
     value: Any = [1, 2] if schema == {"type": "array"} else {"sum": 5}
     answer = json.dumps({"answer": value} if isinstance(value, list) else value)
 
@@ -363,7 +359,7 @@ async def test_an_answer_that_is_not_promised_is_taken_by_a_tool_and_is_text_in_
 
 @pytest.mark.spec("ecosystem:EC88")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_an_answer_by_tool_streams_as_text_and_one_that_comes_too_early_is_asked_for_again(wire):
+async def test_answers_by_tool_stream_as_text_and_early_ones_repeat(wire):
     settings = ModelSettings(response_schema=SCHEMA, output="tool")
     calls = [("add", '{"a": 2, "b": 3}'), ("final_answer", '{"sum": 0}')]
     replies = [wire.stream("", [("final_answer", '{"sum": 5}')], "tool_use"), wire.stream("", calls, "tool_use")]
@@ -380,7 +376,7 @@ async def test_an_answer_by_tool_streams_as_text_and_one_that_comes_too_early_is
 
 
 @pytest.mark.spec("providers:PV43")
-async def test_a_promise_that_was_demanded_and_cannot_be_given_is_refused_before_anything_is_sent():
+async def test_an_impossible_native_schema_is_refused_before_sending():
     async with fault_server(rule := Rule(ANTHROPIC.reply(*SAID))) as server:
         provider = ANTHROPIC.make(server.url)
         with pytest.raises(ModelError, match="open objects") as caught:
@@ -389,7 +385,7 @@ async def test_a_promise_that_was_demanded_and_cannot_be_given_is_refused_before
     assert (caught.value.kind, rule.bodies) == ("settings", [])
 
 
-async def test_an_agent_with_a_tool_of_that_name_is_told_that_the_answer_needs_it():
+async def test_a_tool_named_final_answer_conflicts_with_answers_by_tool():
     @tool
     def final_answer(text: str) -> str:
         """Say it."""
@@ -430,7 +426,7 @@ def marks_of(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         ("openai/gpt-5", "5m", None),
     ],
 )
-async def test_prompts_behind_a_gateway_are_marked_at_the_system_prompt_and_at_the_last_message(model, cache, mark):
+async def test_gateway_prompts_are_marked_for_caching_at_both_ends(model, cache, mark):
     calls = ("", [("look", '{"at": "it"}')], "tool_use")
     async with fault_server(rule := Rule(*[chat_reply(*each) for each in (calls, SAID, SAID)])) as server:
         provider = OpenAIChatProvider("openrouter", "k", server.url)
@@ -500,7 +496,7 @@ def cited(result: Any) -> list[CitationPart]:
 
 
 @pytest.mark.spec("providers:PV56", "providers:PV57", "providers:PV62", "providers:PV79")
-async def test_anthropic_s_searches_go_back_as_they_came_but_for_file_ids_and_are_shown_and_paid():
+async def test_anthropic_searches_go_back_without_file_ids_and_are_priced():
     def takes_back(body: dict[str, Any]) -> str | None:
         extra = [c for m in body["messages"] for b in m["content"] for c in b.get("citations") or () if "file_id" in c]
         return "citations.0.char_location.file_id: Extra inputs are not permitted" if extra else None
@@ -536,7 +532,7 @@ async def test_anthropic_s_searches_go_back_as_they_came_but_for_file_ids_and_ar
 
 
 @pytest.mark.spec("providers:PV57")
-async def test_a_use_of_a_server_tool_that_was_never_answered_goes_back_only_where_it_is_to_be_gone_on_with():
+async def test_an_unanswered_server_tool_call_returns_only_at_the_end():
     def answered(body: dict[str, Any]) -> str | None:
         for message in body["messages"]:
             blocks = message["content"] if isinstance(message["content"], list) else []
@@ -589,7 +585,7 @@ RUNS = ModelSettings(server_tools=[WebSearch(), CodeExecution(), FileSearch("vs_
 
 @pytest.mark.spec("providers:PV56", "providers:PV58", "providers:PV62", "providers:PV68")
 @pytest.mark.parametrize("refuses", [False, True])
-async def test_items_of_responses_go_back_as_they_came_and_once_more_without_sources_where_those_are_refused(refuses):
+async def test_responses_items_go_back_unchanged_or_without_sources(refuses):
     def sources(body: dict[str, Any]) -> str | None:
         given = any("sources" in item.get("action", {}) for item in body["input"])
         return "Unknown parameter: 'input[1].action.sources'." if refuses and given else None
@@ -614,7 +610,7 @@ async def test_items_of_responses_go_back_as_they_came_and_once_more_without_sou
 
 
 @pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV62")
-async def test_gemini_s_own_tools_stand_beside_functions_and_their_calls_are_echoed():
+async def test_gemini_tools_work_beside_functions_and_calls_are_echoed():
     asked = {
         "toolCall": {"toolType": "GOOGLE_SEARCH_WEB", "id": "t1", "args": {"queries": ["five"]}},
         "thoughtSignature": "c2ln",
@@ -685,7 +681,7 @@ REFUSED = [
 
 @pytest.mark.spec("providers:PV41", "providers:PV56", "providers:PV60")
 @pytest.mark.parametrize(("wire", "model", "item", "words"), REFUSED)
-async def test_a_server_tool_that_a_provider_does_not_have_is_refused_before_anything_is_sent(wire, model, item, words):
+async def test_an_unavailable_server_tool_is_refused_before_sending(wire, model, item, words):
     name = wire.model.partition("/")[0]
     async with fault_server(rule := Rule(wire.reply(*SAID))) as server:
         agent = AgentDefinition("a", model=f"{name}/{model}", tools=[look], settings=ModelSettings(server_tools=item))
@@ -697,7 +693,7 @@ async def test_a_server_tool_that_a_provider_does_not_have_is_refused_before_any
     assert type(item).__name__ in str(result.error)
 
 
-def test_what_stands_in_a_setting_is_refused_where_it_is_written():
+def test_an_invalid_setting_is_refused_where_it_is_written():
     from stepengine.errors import DefinitionError
 
     wrong: list[dict[str, Any]] = [

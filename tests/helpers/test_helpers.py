@@ -57,7 +57,7 @@ def child(output: Any, status: RunStatus = RunStatus.COMPLETED) -> ChildResult[A
 
 
 @pytest.mark.spec("generator-contract:G8")
-def test_a_call_of_a_decorated_tool_gives_the_decoded_result() -> None:
+def test_calling_a_decorated_tool_returns_the_decoded_result() -> None:
     yielded, returned = finish(call(Doubler(), 21), [sent(ToolResult.text("42"))])
 
     assert yielded == [ToolCall("double", {"number": 21})]
@@ -74,14 +74,14 @@ def test_a_call_of_a_decorated_tool_gives_the_decoded_result() -> None:
         (object, ToolResult.text("text when there is no JSON"), "text when there is no JSON"),
     ],
 )
-def test_a_call_by_name_gives_the_json_value_or_the_text(as_: type[Any], result: ToolResult, expected: Any) -> None:
+def test_call_by_name_returns_the_json_value_or_text(as_: type[Any], result: ToolResult, expected: Any) -> None:
     yielded, returned = finish(call("look", as_, path="x"), [sent(result)])
 
     assert yielded == [ToolCall("look", {"path": "x"})]
     assert returned == expected
 
 
-def test_a_call_by_name_refuses_a_result_of_another_type_and_says_both() -> None:
+def test_call_by_name_refuses_another_type_and_names_both() -> None:
     with pytest.raises(ToolError, match="'look' gave a JsonList, not a dict"):
         finish(call("look", dict), [sent(ToolResult.json([1]))])
 
@@ -95,7 +95,7 @@ def test_a_failing_tool_raises_at_the_call() -> None:
 
 
 @pytest.mark.spec("generator-contract:G8")
-def test_retry_tries_again_until_it_works() -> None:
+def test_retry_repeats_until_it_succeeds() -> None:
     failing, working = sent(ToolResult.error("busy")), sent(ToolResult.text("4"))
 
     yielded, returned = finish(retry(lambda: call(Doubler(), 2), times=3), [failing, failing, working])
@@ -104,7 +104,7 @@ def test_retry_tries_again_until_it_works() -> None:
     assert returned == 4
 
 
-def test_retry_raises_what_the_last_try_raised() -> None:
+def test_retry_raises_the_last_error() -> None:
     with pytest.raises(ToolError, match="second"):
         finish(
             retry(lambda: call(Doubler(), 2), times=2),
@@ -112,13 +112,13 @@ def test_retry_raises_what_the_last_try_raised() -> None:
         )
 
 
-def test_retry_leaves_other_errors_alone() -> None:
+def test_retry_reraises_other_errors_at_once() -> None:
     with pytest.raises(ModelError, match="down"):
         finish(retry(lambda: call(Doubler(), 2), times=5, on=(ToolError,)), [ModelError("down")])
 
 
 @pytest.mark.spec("requirements:J13", "requirements:X50")
-def test_map_agents_is_one_parallel_with_a_window_and_keeps_the_order_of_the_items() -> None:
+def test_map_agents_makes_one_windowed_parallel_in_item_order() -> None:
     children = (child("a"), child("b"), child("c", RunStatus.FAILED))
 
     yielded, returned = finish(
@@ -131,7 +131,7 @@ def test_map_agents_is_one_parallel_with_a_window_and_keeps_the_order_of_the_ite
     assert returned[2].is_error
 
 
-def test_map_agents_over_nothing_asks_for_nothing() -> None:
+def test_map_agents_over_no_items_yields_nothing() -> None:
     with pytest.raises(StopIteration) as stop:
         next(map_agents("finder", [], prompt="look"))
 
@@ -139,7 +139,7 @@ def test_map_agents_over_nothing_asks_for_nothing() -> None:
 
 
 @pytest.mark.spec("requirements:J13")
-def test_map_agents_without_prompt_and_params_uses_strings_as_prompts_and_mappings_as_params() -> None:
+def test_map_agents_uses_strings_as_prompts_and_mappings_as_params() -> None:
     yielded, _ = finish(map_agents("kid", ["pears", {"q": "plums"}]), [sent(value=(child("a"), child("b")))])
 
     assert yielded == [Parallel([AgentCall("kid", "pears"), AgentCall("kid", "", {"q": "plums"})], concurrency=8)]
@@ -147,19 +147,19 @@ def test_map_agents_without_prompt_and_params_uses_strings_as_prompts_and_mappin
 
 @pytest.mark.spec("requirements:J13")
 @pytest.mark.parametrize("item", [1, None, ["pears"], ("pears",), b"pears", AgentState()])
-def test_map_agents_without_prompt_and_params_refuses_other_items_when_it_is_called(item: object) -> None:
+def test_map_agents_without_prompt_and_params_refuses_other_items(item: object) -> None:
     with pytest.raises(BadYield, match=r"item 1 of map_agents is .*; pass prompt= or params="):
         map_agents("kid", ["pears", item])
 
 
 @pytest.mark.spec("requirements:J13")
-def test_map_agents_with_a_prompt_or_params_takes_any_item() -> None:
+def test_map_agents_with_prompt_or_params_accepts_any_item() -> None:
     for way in ({"prompt": "look"}, {"prompt": str}, {"params": lambda n: {"n": n}}, {"prompt": ""}):
         yielded, _ = finish(map_agents("kid", [1], **way), [sent(value=(child("a"),))])
         assert len(yielded[0].calls) == 1
 
 
-def test_best_of_gives_the_judge_only_what_completed() -> None:
+def test_best_of_gives_the_judge_only_completed_outputs() -> None:
     children = (child("bad", RunStatus.FAILED), child("short"), child("the longest"))
 
     yielded, returned = finish(
@@ -171,7 +171,7 @@ def test_best_of_gives_the_judge_only_what_completed() -> None:
     assert returned == "the longest"
 
 
-def test_best_of_may_ask_another_agent() -> None:
+def test_the_judge_of_best_of_may_call_an_agent() -> None:
     def judge(_: Any) -> Any:
         return (yield from AgentCall("selector"))
 
@@ -184,7 +184,7 @@ def test_best_of_may_ask_another_agent() -> None:
 
 
 @pytest.mark.parametrize("choice", [5, 2, -1, "0", None])
-def test_best_of_refuses_a_choice_that_is_none(choice: Any) -> None:
+def test_best_of_refuses_an_invalid_choice(choice: Any) -> None:
     with pytest.raises(BadYield, match=f"chose {choice!r}; there are 2 outputs"):
         finish(best_of("writer", n=2, judge=lambda _: choice), [sent(value=(child("a"), child("b")))])
 

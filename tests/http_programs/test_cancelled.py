@@ -41,7 +41,7 @@ async def give_up(request: Any) -> str:
 @pytest.mark.parametrize(
     ("library", "program"), [("httpx2", with_httpx), ("httpx", with_httpx), ("aiohttp", with_aiohttp)]
 )
-def test_a_request_that_is_given_up_is_given_up_again(library: str, program: Any, tmp_path: Path) -> None:
+def test_a_cancelled_request_replays_as_cancelled(library: str, program: Any, tmp_path: Path) -> None:
     module = pytest.importorskip(library)
     recording = CassetteFixture(tmp_path / "c.yaml", "once", record_errors=True)
     with odd_server() as server:

@@ -86,7 +86,7 @@ class Shop:
 
 
 @pytest.mark.spec("replay:D12")
-def test_tools_may_be_live_and_come_to_the_same_as_recorded() -> None:
+def test_live_tools_replay_to_the_recorded_result() -> None:
     journal, later = Shop().recorded(), Shop()
     with later.engine() as engine:
         result = engine.replay_sync(journal, live={"tool_call"})
@@ -99,7 +99,7 @@ def test_tools_may_be_live_and_come_to_the_same_as_recorded() -> None:
 
 
 @pytest.mark.spec("replay:D12")
-def test_a_live_tool_that_comes_to_something_else_is_told_with_what_was_recorded_and_what_came() -> None:
+def test_different_live_result_is_reported_with_both_values() -> None:
     journal, later = Shop().recorded(), Shop("none left")
     with later.engine() as engine, pytest.raises(ReplayDivergence) as caught:
         engine.replay_sync(journal, live={"tool_call"})
@@ -111,7 +111,7 @@ def test_a_live_tool_that_comes_to_something_else_is_told_with_what_was_recorded
 
 
 @pytest.mark.spec("replay:D12")
-def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_call_that_is_not_recorded() -> None:
+def test_live_model_stops_at_the_first_unrecorded_call() -> None:
     journal, later = Shop().recorded(), Shop("never asked")
     say = text("let me see")
     replies = [tool_call("look", {"shelf": 7}), tool_call("look", {"shelf": 0}), say]
@@ -135,7 +135,7 @@ def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_
 
 
 @pytest.mark.spec("replay:D12")
-def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
+def test_children_of_a_live_model_run_over_recorded_tools() -> None:
     tool = Tool(
         name="look", description="d", input_schema={"type": "object"}, run=lambda given: "seen", in_thread=False
     )
@@ -163,7 +163,7 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
         ({"speed": 0}, "above 0"),
     ],
 )
-def test_what_a_replay_cannot_do_is_said_before_anything_happens(options: Any, said: str) -> None:
+def test_unsupported_replay_options_are_rejected_first(options: Any, said: str) -> None:
     journal, later = Shop().recorded(), Shop()
     with later.engine() as engine, pytest.raises(JournalError, match=said):
         engine.replay_sync(journal, **options)
@@ -173,7 +173,7 @@ def test_what_a_replay_cannot_do_is_said_before_anything_happens(options: Any, s
 
 
 @pytest.mark.spec("replay:D10", "replay:D1")
-def test_an_engine_extends_a_recorded_run_and_pays_only_for_what_changed(tmp_path: Path) -> None:
+def test_extend_reruns_only_what_changed(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     Shop().recorded(path)
     before, later = path.read_bytes(), Shop(word="Good day.")
@@ -194,7 +194,7 @@ def test_an_engine_extends_a_recorded_run_and_pays_only_for_what_changed(tmp_pat
 
 
 @pytest.mark.spec("replay:D10")
-def test_a_run_that_is_extended_may_wait_for_an_answer_and_be_resumed(tmp_path: Path) -> None:
+def test_extended_run_can_suspend_and_resume(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
 
     def agent(asks: bool) -> AgentDefinition[Any]:
@@ -225,9 +225,7 @@ def charging(charged: list[int], *steps: Any) -> AgentDefinition[Any]:
 
 @pytest.mark.spec("replay:D10")
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
-def test_extending_asks_before_it_does_again_what_changed_the_world_and_keeps_what_was_recorded(
-    kind: Any, tmp_path: Path
-) -> None:
+def test_extend_asks_before_repeating_side_effects(kind: Any, tmp_path: Path) -> None:
     charged: list[int] = []
     with Engine([charging(charged, "a", 5, 7, "c")]) as engine:
         journal = engine.run_sync("shop", journal=kind(tmp_path / "run.db")).journal
@@ -257,9 +255,7 @@ def test_extending_asks_before_it_does_again_what_changed_the_world_and_keeps_wh
 
 @pytest.mark.spec("replay:D10", "requirements:X73")
 @pytest.mark.parametrize(("in_doubt", "status"), [("fail", RunStatus.FAILED), ("retry", RunStatus.COMPLETED)])
-def test_extending_a_run_that_was_cut_off_decides_an_effect_in_doubt_as_every_resume_does(
-    in_doubt: Any, status: RunStatus
-) -> None:
+def test_extend_decides_effects_in_doubt_like_resume(in_doubt: Any, status: RunStatus) -> None:
     charged: list[int] = []
     with Engine([charging(charged, "a", 5)]) as engine:
         whole = engine.run_sync("shop", journal=MemoryJournal()).journal
@@ -273,7 +269,7 @@ def test_extending_a_run_that_was_cut_off_decides_an_effect_in_doubt_as_every_re
 
 
 @pytest.mark.spec("replay:D10")
-async def test_a_run_that_is_extended_in_the_background_replaces_its_journal_too() -> None:
+async def test_background_extend_replaces_the_journal() -> None:
     charged: list[int] = []
     async with Engine([charging(charged, "a", 5)]) as engine:
         journal = (await engine.run("shop", journal=MemoryJournal())).journal
@@ -290,7 +286,7 @@ async def test_a_run_that_is_extended_in_the_background_replaces_its_journal_too
 
 
 @pytest.mark.spec("replay:D10")
-def test_extending_a_run_that_is_started_with_something_else_asks_too(tmp_path: Path) -> None:
+def test_extend_with_another_agent_asks_before_repeating(tmp_path: Path) -> None:
     charged: list[int] = []
     with Engine([charging(charged, 5)]) as engine:
         engine.run_sync("shop", journal=tmp_path / "run.jsonl")
@@ -322,7 +318,7 @@ class Watch:
 
 
 @pytest.mark.spec("requirements:O7")
-def test_a_replay_at_a_speed_waits_as_long_as_the_recorded_run_did_and_never_long() -> None:
+def test_replay_speed_scales_and_bounds_recorded_waits() -> None:
     def handle_steps(ctx: Any) -> Any:
         for n in range(3):
             yield from Perform.idempotent(str, n)
@@ -355,7 +351,7 @@ def test_a_replay_at_a_speed_waits_as_long_as_the_recorded_run_did_and_never_lon
         (Limits(max_tokens=10), 3, RunStatus.FAILED),
     ],
 )
-def test_other_limits_hold_for_what_is_live_and_what_is_spent_is_spent(limits: Any, steps: int, status: Any) -> None:
+def test_new_limits_apply_to_live_steps_and_count_past_ones(limits: Any, steps: int, status: Any) -> None:
     def handle_steps(ctx: Any) -> Any:
         for _ in range(3):
             yield STEP
@@ -403,7 +399,7 @@ def in_process(script: str, seed: str) -> str:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:I3")
-def test_replays_and_recordings_are_byte_equal_under_every_hash_seed() -> None:
+def test_replays_are_byte_equal_under_every_hash_seed() -> None:
     script = REPLAYS.format(folder=str(Path(__file__).parent), golden=str(GOLDEN))
     assert len({in_process(script, seed) for seed in ("0", "1", "random")}) == 1
 
@@ -429,7 +425,7 @@ SETS = """
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:GN19")
-def test_a_handler_that_depends_on_the_order_of_a_set_is_found_where_it_first_shows(tmp_path: Path) -> None:
+def test_set_order_dependence_diverges_at_its_first_effect(tmp_path: Path) -> None:
     path = str(tmp_path / "run.jsonl")
     in_process(SETS.format(record=True, path=path), "1")
     assert in_process(SETS.format(record=False, path=path), "2") in {f"#{n} /args/0" for n in range(1, 6)}
@@ -437,7 +433,7 @@ def test_a_handler_that_depends_on_the_order_of_a_set_is_found_where_it_first_sh
 
 @pytest.mark.spec("reliability:GN19")
 @pytest.mark.parametrize("source", ["clock", "chance", "id", "environment", "file", "identity"])
-def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_depends_on_it(
+def test_nondeterministic_handler_diverges_at_the_dependent_effect(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "setting"
@@ -484,9 +480,7 @@ def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_
 
 @pytest.mark.speed
 @pytest.mark.spec("replay:J40")
-def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_effects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_journal_is_replayed_without_parsing_its_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.journal import line_reader
 
     monkeypatch.setattr(line_reader, "MAX_HELD_BYTES", 1000)
@@ -521,9 +515,7 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
 
 @pytest.mark.speed
 @pytest.mark.spec("replay:J40")
-def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_compares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_does_not_parse_compared_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.journal import line_reader
 
     steps, path = 30, tmp_path / "run.jsonl"
@@ -552,7 +544,7 @@ def adder_with(steps: int, more: str = "") -> tuple[AgentDefinition[Any], list[A
 
 @pytest.mark.memory
 @pytest.mark.spec("performance:Q6", "replay:J40")
-def test_a_replay_makes_no_second_record_of_what_is_the_same(tmp_path: Path) -> None:
+def test_replay_keeps_no_second_copy_of_records(tmp_path: Path) -> None:
     def kept_by_replaying(steps: int) -> int:
         agent, replies = adder_with(steps)
         path = tmp_path / f"{steps}.jsonl"
@@ -572,9 +564,7 @@ def test_a_replay_makes_no_second_record_of_what_is_the_same(tmp_path: Path) -> 
 
 
 @pytest.mark.spec("replay:J40", "reliability:I3")
-def test_the_journal_of_a_replay_is_whole_when_the_long_file_that_was_replayed_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_journal_is_complete_after_the_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.journal import line_reader
 
     monkeypatch.setattr(line_reader, "MAX_HELD_BYTES", 1000)
@@ -592,7 +582,7 @@ def test_the_journal_of_a_replay_is_whole_when_the_long_file_that_was_replayed_i
 
 
 @pytest.mark.spec("replay:J19", "replay:J20")
-def test_the_journal_of_a_replay_that_diverged_has_every_text_that_its_records_name() -> None:
+def test_diverged_replay_journal_contains_every_referenced_blob() -> None:
     def as_it_was(ctx: Any) -> Any:
         yield STEP
         yield STEP
@@ -633,7 +623,7 @@ OPENS = """
 @pytest.mark.memory
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in the units of Linux")
 @pytest.mark.spec("replay:J40")
-def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path: Path) -> None:
+def test_journal_of_100_000_records_loads_only_its_index(tmp_path: Path) -> None:
     small = MemoryJournal(link=False)
     with Engine([AgentDefinition("a", handle_steps=lambda ctx: (yield from Perform.idempotent(str, 0)))]) as engine:
         engine.run_sync("a", journal=small)
@@ -658,7 +648,7 @@ def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path:
 
 
 @pytest.mark.spec("reliability:JR35", "replay:D11")
-def test_forks_share_what_they_keep_to_any_depth_and_are_whole_when_written_out() -> None:
+def test_nested_forks_share_kept_records() -> None:
     from stepengine.journal.forks import branch
 
     def handle_steps(ctx: Any) -> Any:
@@ -682,7 +672,7 @@ def test_forks_share_what_they_keep_to_any_depth_and_are_whole_when_written_out(
 
 
 @pytest.mark.spec("reliability:JR35")
-def test_many_forks_of_one_run_go_on_at_once_without_sharing_anything_that_is_written() -> None:
+def test_concurrent_forks_are_independent() -> None:
     def handle_steps(ctx: Any) -> Any:
         first = yield from Perform.idempotent(str, 1)
         second = yield from Parallel(Perform.idempotent(str, 2), Perform.idempotent(str, 3))
@@ -701,7 +691,7 @@ def test_many_forks_of_one_run_go_on_at_once_without_sharing_anything_that_is_wr
 
 
 @pytest.mark.spec("reliability:JR35")
-def test_a_run_has_at_most_ten_thousand_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_forks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.journal import forks
     from stepengine.journal.forks import branch
 

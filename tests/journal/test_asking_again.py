@@ -78,7 +78,7 @@ ANSWERS = {
 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_wherever_a_journal_is_cut_its_own_yes_lets_nothing_run(answer: str) -> None:
+def test_untrusted_approvals_in_a_cut_journal_run_nothing(answer: str) -> None:
     """
     Nobody is there to be asked, so that not one call may run; without the option some do, which the journal allows.
     """
@@ -96,7 +96,7 @@ def test_wherever_a_journal_is_cut_its_own_yes_lets_nothing_run(answer: str) -> 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("said", ["yes", "no"])
-def test_who_is_asked_again_decides_and_the_run_replays_as_it_went(answer: str, said: str, tmp_path: Path) -> None:
+def test_second_approval_decides_and_the_run_replays(answer: str, said: str, tmp_path: Path) -> None:
     whole = recorded(ANSWERS[answer]).lines()
     for count in range(2, len(whole)):
         journal = FileJournal(tmp_path / f"{count}.jsonl")
@@ -119,7 +119,7 @@ def test_who_is_asked_again_decides_and_the_run_replays_as_it_went(answer: str, 
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_run_that_has_ended_or_a_call_that_began_has_nothing_ahead() -> None:
+def test_finished_run_or_started_call_needs_no_new_approval() -> None:
     whole = recorded("yes")
     lines = whole.lines()
     began = [MemoryJournal(lines[:n]).history() for n in range(2, len(lines))]
@@ -133,7 +133,7 @@ def test_a_run_that_has_ended_or_a_call_that_began_has_nothing_ahead() -> None:
 
 
 @pytest.mark.spec("requirements:X72")
-def test_an_answer_that_was_put_beside_an_open_question_is_asked_again() -> None:
+def test_forged_answer_to_an_open_question_is_asked_again() -> None:
     """
     As one is kept that waits for the others of its effect; a permission has no others, so that only a forger writes it.
     """
@@ -171,7 +171,7 @@ def ended_behind(lines: list[bytes], number: int) -> MemoryJournal:
 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_the_yes_of_a_run_that_has_ended_lets_nothing_run_when_it_is_extended(answer: str) -> None:
+def test_untrusted_approvals_run_nothing_in_an_extended_run(answer: str) -> None:
     """
     Wherever it says that it ended; without the option some run.
     """
@@ -190,7 +190,7 @@ def test_the_yes_of_a_run_that_has_ended_lets_nothing_run_when_it_is_extended(an
 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_who_is_asked_again_when_it_is_extended_decides_and_what_is_done_stays_done(answer: str) -> None:
+def test_extended_run_asks_again_and_keeps_done_effects(answer: str) -> None:
     whole = recorded(ANSWERS[answer]).lines()
     for again in (True, False):
         unchanged, person = MemoryJournal(whole), Says("no")
@@ -204,7 +204,7 @@ def test_who_is_asked_again_when_it_is_extended_decides_and_what_is_done_stays_d
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_call_that_stands_in_it_with_another_input_is_not_what_was_allowed() -> None:
+def test_approval_covers_only_the_recorded_input() -> None:
     forged, records, history = MemoryJournal(), [], recorded("yes").history()
     for record in history.records:
         is_call = isinstance(record, Intent) and record.type == "tool_call"
@@ -234,7 +234,7 @@ class Paying(Till):
 @pytest.mark.speed
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("goes_on", [Engine.resume_sync, partial(Engine.resume_sync, on_divergence="extend")])
-def test_asking_again_looks_at_each_record_as_often_however_many_there_are(
+def test_asking_again_reads_each_record_a_constant_number_of_times(
     goes_on: Callable[..., RunResult[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -274,7 +274,7 @@ class Together(Till):
 
 
 @pytest.mark.spec("requirements:X72")
-def test_what_was_done_is_not_done_anew_on_a_yes_that_was_believed_because_it_was_done() -> None:
+def test_done_effect_is_not_repeated_on_an_old_approval() -> None:
     """
     The record ends between the permission and its call, at the call beside it, which nobody is asked about.
     """
@@ -298,7 +298,7 @@ def test_what_was_done_is_not_done_anew_on_a_yes_that_was_believed_because_it_wa
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("live", [["tool_call"], ["tool_call", "perform"]])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_replay_with_live_tools_runs_none_that_the_journal_allows_itself(answer: str, live: list[str]) -> None:
+def test_live_replay_runs_no_tool_the_journal_approves_itself(answer: str, live: list[str]) -> None:
     whole = recorded(ANSWERS[answer]).lines()
     paid = {}
     for again in (True, False):
@@ -312,7 +312,7 @@ def test_a_replay_with_live_tools_runs_none_that_the_journal_allows_itself(answe
 
 
 @pytest.mark.spec("requirements:X72")
-def test_a_replay_of_what_asked_nobody_has_its_tools_run() -> None:
+def test_live_replay_of_denied_calls_runs_tools() -> None:
     journal = recorded("no")
     with Till().engine() as engine:
         assert "completed" == engine.replay_sync(journal, live=["tool_call"], trust=False).status

@@ -66,7 +66,7 @@ async def begun(slow: Slow) -> None:
         await at.wait()
 
 
-async def test_whoever_asks_while_a_commit_is_under_way_shares_the_next_one(slow: Slow, commits: Commits) -> None:
+async def test_commits_during_a_commit_share_the_next_one(slow: Slow, commits: Commits) -> None:
     first = commits.durable()
     await begun(slow)
     later = [commits.durable() for _ in range(5)]
@@ -80,7 +80,7 @@ async def test_whoever_asks_while_a_commit_is_under_way_shares_the_next_one(slow
     assert 2 == slow.begun
 
 
-async def test_everybody_who_waits_for_a_commit_that_fails_is_told_why(slow: Slow, commits: Commits) -> None:
+async def test_failed_commit_is_reported_to_all_waiters(slow: Slow, commits: Commits) -> None:
     slow.error = JournalWriteFailed("the disk is gone")
     waiting = [commits.durable(), commits.durable()]
     slow.goes_on.release()
@@ -88,7 +88,9 @@ async def test_everybody_who_waits_for_a_commit_that_fails_is_told_why(slow: Slo
     assert [slow.error, slow.error] == await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_without_a_thread_nobody_waits_for_ever(commits: Commits, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_without_a_thread_raises_instead_of_hanging(
+    commits: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_thread(*_: Any) -> None:
         msg = "can't start new thread"
         raise RuntimeError(msg)
@@ -99,9 +101,7 @@ async def test_without_a_thread_nobody_waits_for_ever(commits: Commits, monkeypa
         await commits.durable()
 
 
-def test_after_a_loop_that_ended_with_a_commit_under_way_the_next_loop_gets_its_own(
-    slow: Slow, commits: Commits
-) -> None:
+def test_next_event_loop_gets_its_own_commit(slow: Slow, commits: Commits) -> None:
     async def leave() -> None:
         commits.durable()
         await begun(slow)
@@ -139,9 +139,7 @@ def _hold_results(monkeypatch: pytest.MonkeyPatch, at: asyncio.Event, goes_on: t
 
 
 @pytest.mark.parametrize("broken", [False, True])
-async def test_who_waits_when_a_journal_is_closed_is_told_and_no_thread_is_kept_for_it(
-    slow: Slow, commits: Commits, broken: bool
-) -> None:
+async def test_closing_resolves_waiters_and_releases_the_thread(slow: Slow, commits: Commits, broken: bool) -> None:
     users = Commits._users
     first = commits.durable()
     await begun(slow)
@@ -155,7 +153,7 @@ async def test_who_waits_when_a_journal_is_closed_is_told_and_no_thread_is_kept_
 
 
 @pytest.mark.spec("reliability:JR09")
-async def test_what_happened_is_said_also_where_its_commit_cannot_be_waited_for_again(
+async def test_effect_outcome_is_in_the_error_of_a_failed_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, at = threading.Event(), asyncio.Event()

@@ -95,7 +95,7 @@ def recorded(*replies: Any, previous: AgentState | None = None, **fields: Any) -
     st.lists(st.integers(0, 700), min_size=1, max_size=9),
     st.booleans(),
 )
-def test_each_compaction_shows_exactly_what_it_left_out(
+def test_compaction_shows_exactly_the_omitted_messages(
     which: int, record: bool, limit: int, sizes: list[int], went_on: bool
 ) -> None:
     seen: list[tuple[tuple[Message, ...], ...]] = []
@@ -124,7 +124,7 @@ DIGS = [tool_call("dig", {"depth": n, "size": 900}, text=f"Word {n}") for n in r
 
 
 @pytest.mark.spec("requirements:DM21a")
-def test_a_run_in_which_nothing_was_left_out_shows_nothing() -> None:
+def test_run_without_omissions_shows_no_compaction() -> None:
     """
     Not what was said for a time, not what a hook made of a result, not a reply that came in two parts, no cut one.
     """
@@ -143,7 +143,7 @@ def test_a_run_in_which_nothing_was_left_out_shows_nothing() -> None:
 
 
 @pytest.mark.spec("requirements:DM21a")
-def test_what_a_handler_or_an_inline_child_leaves_out_is_shown_as_what_a_policy_does() -> None:
+def test_compaction_by_handler_or_inline_child_is_shown() -> None:
     pruner = load_agent("context-pruner")
     prune = {"agent_type": "context-pruner", "params": {"max_context_length": 1}}
 
@@ -169,7 +169,7 @@ def test_what_a_handler_or_an_inline_child_leaves_out_is_shown_as_what_a_policy_
 
 
 @pytest.mark.spec("requirements:DM21a")
-def test_results_that_nobody_recorded_are_counted() -> None:
+def test_unrecorded_results_are_counted() -> None:
     def forgetting(ctx: HookContext) -> Change | None:
         return Change(view=ctx.state.view[:1]) if len(ctx.state.view) > 1 else None
 
@@ -193,7 +193,7 @@ def test_a_childs_compactions_are_shown_with_its_path() -> None:
     assert all(one.left_out for one in found)
 
 
-def test_a_history_that_is_cut_at_every_step_is_not_put_together_from_the_beginning_each_time(
+def test_compactions_are_found_without_rebuilding_each_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     anew: list[str] = []

@@ -21,7 +21,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(ENDS, ENDS)])
-def test_children_that_failed_are_alike_when_their_errors_are_of_one_kind(first, second) -> None:
+def test_failed_children_compare_equal_by_error_kind(first, second) -> None:
     one, other = (to_comparable_form(attrs.evolve(FAILED, error=error)) for error in (first, second))
 
     assert (type(first) is type(second)) == (one == other)

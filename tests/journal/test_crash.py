@@ -83,7 +83,7 @@ def undisturbed(fresh_world):
 
 
 @pytest.mark.spec("reliability:I11", "reliability:R1", "reliability:R2", "reliability:R3", "replay:J31")
-def test_a_run_that_is_cut_after_any_record_resumes_to_the_same_end(undisturbed, fresh_world):
+def test_run_cut_after_any_record_resumes_to_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed
     in_doubt = 0
     for size in range(2, len(lines) + 1):
@@ -100,7 +100,7 @@ def test_a_run_that_is_cut_after_any_record_resumes_to_the_same_end(undisturbed,
 
 
 @pytest.mark.spec("reliability:I11", "reliability:JR01")
-def test_a_run_whose_last_record_is_torn_at_any_byte_resumes(undisturbed, fresh_world):
+def test_run_with_a_torn_last_record_resumes(undisturbed, fresh_world):
     expected, lines = undisturbed
     whole = b"".join(lines)
     # The result of a model call, of a tool, the intent of a Perform, the end of a child.
@@ -116,7 +116,7 @@ def test_a_run_whose_last_record_is_torn_at_any_byte_resumes(undisturbed, fresh_
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:I11", "reliability:JR01")
-def test_a_journal_that_is_torn_at_any_byte_at_all_is_what_was_whole_before(undisturbed):
+def test_torn_journal_reads_as_its_complete_records(undisturbed):
     """
     What a resume sees is the same as after a cut between two records, and all of those are resumed above.
     """
@@ -131,7 +131,7 @@ def test_a_journal_that_is_torn_at_any_byte_at_all_is_what_was_whole_before(undi
 
 
 @pytest.mark.spec("reliability:I11")
-def test_a_run_that_crashes_again_while_it_is_resumed_still_comes_to_the_same_end(undisturbed, fresh_world):
+def test_repeated_crashes_during_resume_reach_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed
     for first in (4, 11, 24, 31):
         _, journal, doubtful = resumed_from(lines[:first], fresh_world)
@@ -142,7 +142,7 @@ def test_a_run_that_crashes_again_while_it_is_resumed_still_comes_to_the_same_en
 
 
 @pytest.mark.spec("reliability:R2", "replay:D15")
-def test_resuming_a_run_that_has_ended_gives_its_result_and_does_nothing(undisturbed, fresh_world):
+def test_resuming_a_finished_run_returns_its_result_without_effects(undisturbed, fresh_world):
     expected, lines = undisturbed
     world, journal = fresh_world(), MemoryJournal(lines)
     result = world.rig().resume(journal)
@@ -175,7 +175,7 @@ def doubtful_run(rig, done, catch=True):
 
 
 @pytest.mark.spec("reliability:R3", "replay:J31")
-def test_an_effect_in_doubt_is_thrown_at_the_handlers_yield_and_stays_decided(rig):
+def test_effect_in_doubt_is_raised_at_its_yield_once(rig):
     done = []
     payer, lines = doubtful_run(rig, done)
     journal = MemoryJournal(lines)
@@ -237,7 +237,7 @@ def test_a_tool_that_reads_cannot_be_destructive():
 
 
 @pytest.mark.spec("reliability:R3")
-def test_an_effect_in_doubt_that_nobody_catches_fails_the_run(rig):
+def test_uncaught_effect_in_doubt_fails_the_run(rig):
     payer, lines = doubtful_run(rig, [], catch=False)
     result = payer.resume(MemoryJournal(lines))
     assert result.status is RunStatus.FAILED
@@ -246,7 +246,7 @@ def test_an_effect_in_doubt_that_nobody_catches_fails_the_run(rig):
 
 @pytest.mark.spec("reliability:R3")
 @pytest.mark.parametrize("in_child", [False, True])
-def test_what_an_effect_in_doubt_says_of_a_run_that_it_ended_does_it_again(in_child):
+def test_doubt_error_names_the_fork_that_repeats_the_effect(in_child):
     """
     The address stands in the error: of the first effect of a child it is that of the effect before the child.
     """
@@ -284,7 +284,7 @@ def test_what_an_effect_in_doubt_says_of_a_run_that_it_ended_does_it_again(in_ch
 
 
 @pytest.mark.spec("reliability:R3")
-def test_an_effect_in_doubt_is_done_again_when_the_caller_says_so(rig):
+def test_effect_in_doubt_is_retried_on_request(rig):
     done = []
     payer, lines = doubtful_run(rig, done)
     assert payer.resume(MemoryJournal(lines), in_doubt="retry").status is RunStatus.COMPLETED
@@ -308,7 +308,7 @@ def test_a_person_can_decide_about_an_effect_in_doubt(rig, answer, deeds):
 
 
 @pytest.mark.spec("reliability:R3", "replay:J31")
-def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(world, undisturbed):
+def test_model_call_in_doubt_is_repeated_and_lost_attempt_recorded(world, undisturbed):
     _, lines = undisturbed
     number = next(i for i, line in enumerate(lines) if b'"type":"model_call"' in line)
     journal = MemoryJournal(lines[: number + 1])
@@ -318,7 +318,7 @@ def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(w
 
 
 @pytest.mark.spec("requirements:X73", "replay:J31", "generator-contract:G39")
-def test_a_call_in_doubt_inside_a_batch_is_an_error_result_of_its_own(rig):
+def test_call_in_doubt_in_a_batch_gets_an_error_result(rig):
     schema = {"type": "object"}
     tools = [Tool(name=n, description="d", input_schema=schema, run=lambda given: "ok", in_thread=False) for n in "ab"]
 
@@ -382,7 +382,7 @@ CHILD = """
 @pytest.mark.spec("reliability:R3", "reliability:JR39", "reliability:I11")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.parametrize("deeds", [40, 20], ids=["with a handler", "plain"])
-def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, deeds, forks):
+def test_repeatedly_killed_process_reaches_the_end(tmp_path, store, deeds, forks):
     path, log = tmp_path / "journal", tmp_path / "log"
     made = f"FileJournal({str(path)!r})" if store == "file" else f"SqliteJournal({str(path)!r}, 'one')"
     # `conftest` is found under its plain name in the child.
@@ -444,7 +444,7 @@ BATCH = """
 @pytest.mark.parametrize(
     ("room", "width", "quick"), [(2, None, ()), (2, 5, ()), (None, 2, ()), (3, None, (0, 1))], ids=str
 )
-def test_members_that_wait_for_room_when_the_process_is_killed_are_not_in_doubt(tmp_path, room, width, quick):
+def test_batch_members_waiting_at_a_kill_are_not_in_doubt(tmp_path, room, width, quick):
     """Only those that were under way are; the others begin when the run goes on."""
     log, under_way = tmp_path / "log", room or width
     code = BATCH.format(
@@ -471,7 +471,7 @@ def test_members_that_wait_for_room_when_the_process_is_killed_are_not_in_doubt(
 
 @pytest.mark.spec("reliability:R3")
 @pytest.mark.parametrize("key", ["doubt:#9", "doubt:0/1#0", "doubt:"])
-def test_a_decision_about_an_effect_that_is_not_in_doubt_is_refused_and_says_which_are(rig, key):
+def test_decision_about_an_effect_not_in_doubt_is_rejected(rig, key):
     done = []
     payer, lines = doubtful_run(rig, done)
     journal = MemoryJournal(lines)

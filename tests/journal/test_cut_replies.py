@@ -62,7 +62,7 @@ def told(result: Any) -> tuple[Any, ...]:
 @pytest.mark.spec("generator-contract:L37", "replay:J1")
 @pytest.mark.parametrize("name", ["plain", "twice", "then-a-tool", "parent"])
 @pytest.mark.parametrize("cuts", [1, 4])
-def test_a_run_that_continued_a_cut_text_replays_from_what_was_recorded(name, cuts, tmp_path: Path):
+def test_continued_truncated_text_replays_from_its_record(name, cuts, tmp_path: Path):
     journal = tmp_path / "run.jsonl"
     with engine([CUT, *[MORE] * (cuts - 1), END, END, END]) as recording:
         recorded = recording.run_sync(name, "Count.", journal=journal)
@@ -76,7 +76,7 @@ def test_a_run_that_continued_a_cut_text_replays_from_what_was_recorded(name, cu
 
 
 @pytest.mark.spec("generator-contract:L37")
-def test_a_run_that_stopped_right_after_a_cut_text_continues_it_when_it_is_resumed(tmp_path: Path):
+def test_resume_continues_a_truncated_text(tmp_path: Path):
     journal = tmp_path / "run.jsonl"
     with engine([CUT, END]) as recording:
         recording.run_sync("plain", "Count.", journal=journal)

@@ -51,7 +51,7 @@ def deepened(path: Path, mark: str, depth: int) -> Path:
 @pytest.mark.parametrize("depth", [400, 900, 100_000])
 @pytest.mark.parametrize(("mark", "record"), [("input", "record 3"), ("mark", "record 2")])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-async def test_a_journal_that_is_nested_too_deep_is_refused_by_its_record(
+async def test_too_deep_journal_is_rejected_by_record_number(
     tmp_path: Path, depth: int, mark: str, record: str, command: list[str]
 ) -> None:
     path = deepened(await recorded(tmp_path / "run.jsonl", ["input"]), mark, depth)
@@ -68,7 +68,7 @@ async def test_a_journal_that_is_nested_too_deep_is_refused_by_its_record(
 
 
 @pytest.mark.spec("replay:J51")
-async def test_a_value_as_deep_as_values_go_is_written_and_read(tmp_path: Path) -> None:
+async def test_value_of_maximum_depth_is_written_and_read(tmp_path: Path) -> None:
     path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH_LEVELS - 2))
 
     assert check(FileJournal(path))
@@ -84,14 +84,14 @@ async def test_a_value_as_deep_as_values_go_is_written_and_read(tmp_path: Path) 
 
 @pytest.mark.spec("replay:J51")
 @pytest.mark.parametrize("depth", [201, 900, 100_000])
-async def test_params_that_are_deeper_are_refused_before_anything_is_recorded(tmp_path: Path, depth: int) -> None:
+async def test_too_deep_params_are_rejected_before_recording(tmp_path: Path, depth: int) -> None:
     with pytest.raises((DataError, InputError), match="nested deeper than 200 levels"):
         await recorded(tmp_path / "run.jsonl", "plain", nested(depth))
     assert not (tmp_path / "run.jsonl").exists()
 
 
 @pytest.mark.spec("replay:J51")
-async def test_a_deep_value_that_is_stored_apart_counts_where_it_is_used(tmp_path: Path) -> None:
+async def test_depth_of_a_blob_counts_where_it_is_used(tmp_path: Path) -> None:
     path = await recorded(tmp_path / "run.jsonl", "deep mark")
     head, *rest = path.read_bytes().splitlines()
     deep = b"[" * 180
@@ -118,7 +118,7 @@ def test_the_depth_of_a_text_counts_brackets_outside_of_strings() -> None:
 
 @pytest.mark.speed
 @pytest.mark.parametrize("piece", [b"[", b'"', b'\\"', b'"\\', b'["', b'[\\"', b"{[]"])
-def test_the_depth_of_any_text_is_known_in_a_time_that_follows_its_length(piece: bytes) -> None:
+def test_depth_check_is_linear_in_text_length(piece: bytes) -> None:
     start = time.process_time()
     is_deep_text(b"[" * 201 + (piece * 1_000_000)[:1_000_000], 10**9)
     is_deep_text(b'"\\"' + b"[" * 1_000 + (piece * 1_000_000)[:1_000_000], 200)
@@ -140,9 +140,7 @@ async def test_a_deep_record_is_refused_in_memory_too(tmp_path: Path) -> None:
 @pytest.mark.spec("reliability:SP01")
 @pytest.mark.parametrize("levels", [101, 3_000])
 @pytest.mark.parametrize("command", [*COMMANDS, ["compare", "diff"], ["journal", "repair", "--seal"]], ids=" ".join)
-def test_a_journal_of_runs_nested_too_deep_is_refused_by_its_record(
-    tmp_path: Path, levels: int, command: list[str]
-) -> None:
+def test_too_deeply_nested_runs_are_rejected_by_record_number(tmp_path: Path, levels: int, command: list[str]) -> None:
     start = {"type": "agent_call", "agent_id": "a", "prompt": "go", "params": None, "run_id": "r"}
     addresses = [("", -1), *[(".".join(["0"] * level), 0) for level in range(levels + 1)]]
     calls = [{"kind": "intent", "path": path, "seq": n, "fp": FP, "effect": start} for path, n in addresses]
@@ -158,7 +156,7 @@ def test_a_journal_of_runs_nested_too_deep_is_refused_by_its_record(
 
 
 @pytest.mark.spec("reliability:SP01")
-async def test_children_below_the_deepest_level_fail_and_the_run_is_read(tmp_path: Path) -> None:
+async def test_children_below_the_maximum_depth_fail(tmp_path: Path) -> None:
     deepest: list[Any] = []
 
     def handle_steps(ctx: Any) -> Any:

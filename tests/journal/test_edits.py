@@ -151,7 +151,7 @@ EDITS = {
         ],
     ],
 )
-def test_a_run_that_waits_goes_on_after_an_edit(shop, edit, store, tmp_path):
+def test_waiting_run_continues_after_an_edit_with_keep(shop, edit, store, tmp_path):
     """
     By default the edit is told, and nothing changes; with "keep" nobody is asked again, and the code of today goes on.
     """
@@ -188,7 +188,7 @@ def test_a_run_that_waits_goes_on_after_an_edit(shop, edit, store, tmp_path):
 
 
 @pytest.mark.spec("requirements:X58")
-def test_what_was_accepted_is_written_down_and_accepted_again_and_nothing_else_is(shop):
+def test_accepted_differences_are_recorded_and_limited(shop):
     journal = MemoryJournal()
     (question,) = shop.waiting(journal).pending_questions
     count = len(journal.records())
@@ -212,7 +212,7 @@ def test_what_was_accepted_is_written_down_and_accepted_again_and_nothing_else_i
 
 @pytest.mark.spec("requirements:X58", "replay:D1")
 @pytest.mark.parametrize("edit", [{"first": "40"}, {"first": "41"}])
-def test_effects_that_were_added_are_no_edit_and_the_error_names_fork_and_extend(shop, edit):
+def test_added_effects_are_no_acceptable_edit(shop, edit):
     journal = MemoryJournal()
     shop.waiting(journal)
     before = journal.lines()
@@ -227,7 +227,7 @@ def test_effects_that_were_added_are_no_edit_and_the_error_names_fork_and_extend
 
 
 @pytest.mark.spec("requirements:X58")
-def test_what_the_edited_code_does_not_do_any_more_is_told(shop):
+def test_removed_effects_diverge(shop):
     def agent(*words):
         def handle_steps(ctx):
             for word in words:
@@ -269,7 +269,7 @@ def asking_family(greeting, question, kept=1):
 
 
 @pytest.mark.spec("requirements:X58", "requirements:X54")
-def test_children_that_wait_or_ended_in_another_way_go_on_after_an_edit_with_outputs_of_their_type(shop, tmp_path):
+def test_edited_children_continue_with_typed_outputs(shop, tmp_path):
     journal = FileJournal(tmp_path / "run.jsonl")
     before, after = Engine([asking_family("Hi", "Size?")]), Engine([asking_family("Hello", "Which size?", kept=7)])
     shop.engines += [before, after]
@@ -282,7 +282,7 @@ def test_children_that_wait_or_ended_in_another_way_go_on_after_an_edit_with_out
 
 
 @pytest.mark.spec("requirements:X58")
-def test_a_run_whose_params_have_another_member_now_goes_on(shop):
+def test_run_with_a_new_parameter_member_continues(shop):
     def agent(**members):
         def handle_steps(ctx):
             answer = yield from Ask("Go on?")
@@ -303,7 +303,7 @@ def test_a_run_whose_params_have_another_member_now_goes_on(shop):
 
 
 @pytest.mark.spec("requirements:X58")
-def test_a_word_that_there_is_not_is_refused(shop):
+def test_unknown_on_divergence_value_is_rejected(shop):
     journal = MemoryJournal()
     shop.waiting(journal)
     for wrong in ("bogus", None, lambda error: True):
@@ -314,7 +314,7 @@ def test_a_word_that_there_is_not_is_refused(shop):
 
 
 @pytest.mark.spec("replay:D10")
-def test_what_may_be_repeated_is_refused_where_nothing_is_cut_off(shop):
+def test_allow_repeat_requires_extend(shop):
     journal = MemoryJournal()
     shop.waiting(journal)
     before = journal.lines()
@@ -325,7 +325,7 @@ def test_what_may_be_repeated_is_refused_where_nothing_is_cut_off(shop):
 
 
 @pytest.mark.spec("requirements:X58")
-def test_an_approval_lets_no_other_call_run_than_the_one_that_was_asked_about(shop):
+def test_approval_allows_only_the_call_it_was_asked_for(shop):
     def agent(amount):
         @tool(in_thread=False)
         def pay(amount: int) -> str:

@@ -76,7 +76,7 @@ def test_a_journal_is_readable_by_its_owner_only(recorded):
 
 @pytest.mark.spec("reliability:SC08", "replay:K13")
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
-def test_a_journal_that_others_may_read_is_theirs_no_longer_once_it_is_opened_for_writing(tmp_path, world, kind):
+def test_opening_for_writing_makes_a_journal_private(tmp_path, world, kind):
     path = tmp_path / "deep" / "deeper" / "runs.db"
     masked = os.umask(0)
     try:
@@ -97,7 +97,7 @@ def test_a_journal_that_others_may_read_is_theirs_no_longer_once_it_is_opened_fo
 
 @pytest.mark.spec("reliability:SC08", "reliability:JR34")
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
-def test_a_symbolic_link_is_no_journal_to_write(tmp_path, world, kind):
+def test_symbolic_link_is_rejected_as_a_journal(tmp_path, world, kind):
     path, link, loose = tmp_path / "runs.db", tmp_path / "link.db", tmp_path / "loose.db"
     first = world.rig().record(kind(path)).journal
     link.symlink_to(path)
@@ -114,7 +114,7 @@ def test_a_symbolic_link_is_no_journal_to_write(tmp_path, world, kind):
 
 
 @pytest.mark.spec("reliability:JR13", "reliability:JR14")
-def test_one_database_by_two_ways_has_one_lock_and_by_two_names_none(tmp_path, world):
+def test_database_has_one_lock_per_path_and_rejects_hard_links(tmp_path, world):
     (tmp_path / "real").mkdir()
     (tmp_path / "way").symlink_to(tmp_path / "real")
     journal = world.rig().record(SqliteJournal(tmp_path / "real" / "runs.db")).journal
@@ -153,7 +153,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
 
 
 @pytest.mark.spec("reliability:JR01", "replay:J30")
-def test_a_torn_tail_is_cut_off_before_the_first_append_and_reported(recorded, world):
+def test_torn_tail_is_cut_before_appending_and_reported(recorded, world):
     whole = recorded.read_bytes()
     cut = whole[: whole.rindex(b"\n", 0, -1) + 1]
     recorded.write_bytes(cut + b'{"kind":"result","path":"","se')
@@ -173,7 +173,7 @@ def test_a_missing_last_newline_is_added(recorded, world):
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_damaged_journal_runs_nothing(recorded, world):
+def test_damaged_journal_runs_no_effect(recorded, world):
     data = bytearray(recorded.read_bytes())
     data[data.index(b"\n") + 20] ^= 4
     recorded.write_bytes(data)
@@ -188,7 +188,7 @@ def test_a_damaged_journal_runs_nothing(recorded, world):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.spec("reliability:SS14")
-def test_a_process_forked_in_the_middle_of_a_run_cannot_advance_it(world, tmp_path, store):
+def test_forked_process_cannot_advance_the_run(world, tmp_path, store):
     """
     The child has the descriptor and its lock, and whatever waits to be stored.
     """
@@ -216,7 +216,7 @@ def test_a_process_forked_in_the_middle_of_a_run_cannot_advance_it(world, tmp_pa
 
 
 @pytest.mark.spec("reliability:JR06")
-def test_an_empty_file_takes_a_new_run_and_one_with_a_run_takes_no_second(path, world):
+def test_empty_file_accepts_a_run_and_used_file_rejects_another(path, world):
     path.parent.mkdir()
     path.touch()
     assert world.rig().record(FileJournal(path)).status is RunStatus.COMPLETED
@@ -228,7 +228,7 @@ def test_an_empty_file_takes_a_new_run_and_one_with_a_run_takes_no_second(path, 
 
 @pytest.mark.spec("reliability:JR17")
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_read_only_place_is_refused_before_the_first_effect(path, world, monkeypatch, code):
+def test_read_only_location_is_rejected_before_the_first_effect(path, world, monkeypatch, code):
     path.parent.mkdir()
     opened = os.open
 
@@ -244,7 +244,7 @@ def test_a_read_only_place_is_refused_before_the_first_effect(path, world, monke
 
 
 @pytest.mark.spec("reliability:JR17", "reliability:JR34")
-def test_what_is_no_file_is_refused_before_the_first_effect(tmp_path, world):
+def test_non_file_is_rejected_before_the_first_effect(tmp_path, world):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     link = tmp_path / "link.jsonl"
@@ -261,7 +261,7 @@ def test_what_is_no_file_is_refused_before_the_first_effect(tmp_path, world):
 
 
 @pytest.mark.spec("reliability:JR13")
-def test_a_second_process_is_refused_and_told_who_has_the_journal_until_that_one_dies(recorded, world):
+def test_second_process_is_refused_with_the_owners_pid(recorded, world):
     def refused(other):
         with pytest.raises(JournalLocked, match=f"process {other.pid} on ") as caught:
             world.rig().resume(FileJournal(recorded))
@@ -285,7 +285,7 @@ def test_a_second_run_of_the_same_process_is_refused(recorded, world):
 
 @pytest.mark.spec("reliability:JR14", "reliability:JR15")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_a_journal_that_was_given_back_is_free_although_a_process_that_is_starting_has_its_file(tmp_path, store):
+def test_released_journal_is_free_despite_inherited_descriptors(tmp_path, store):
     """
     Between fork and exec a child has every open file of its parent: here another descriptor of the same one stands for it.
     """
@@ -300,7 +300,7 @@ def test_a_journal_that_was_given_back_is_free_although_a_process_that_is_starti
 
 
 @pytest.mark.spec("reliability:JR15")
-def test_where_there_are_no_locks_the_journal_is_refused_with_advice(path, world, monkeypatch):
+def test_file_system_without_locks_is_rejected_with_advice(path, world, monkeypatch):
     def flock(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -312,7 +312,7 @@ def test_where_there_are_no_locks_the_journal_is_refused_with_advice(path, world
 
 @pytest.mark.spec("reliability:JR15")
 @pytest.mark.parametrize("harm", ["grow", "delete", "replace", "rename"])
-def test_a_file_that_somebody_else_touches_during_the_run_stops_it(path, world, harm):
+def test_file_changed_by_another_program_stops_the_run(path, world, harm):
     def meddle(name):
         if harm == "grow":
             with path.open("ab") as file:
@@ -376,7 +376,7 @@ class Disk:
 
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
-def test_a_full_disk_ends_the_run_and_leaves_a_journal_that_resumes_to_the_same_end(tmp_path, fresh_world, monkeypatch):
+def test_run_stopped_by_full_disk_resumes_to_same_end(tmp_path, fresh_world, monkeypatch):
     monkeypatch.setattr(DiskReserve, "for_disk_of", lambda path: None)
     undisturbed = tmp_path / "whole.jsonl"
     expected = fresh_world().rig().record(FileJournal(undisturbed))
@@ -405,7 +405,7 @@ def test_an_effect_whose_intent_cannot_be_written_does_not_happen(path, world):
 
 
 @pytest.mark.spec("reliability:JR09")
-def test_a_result_that_finds_the_disk_full_is_written_into_the_room_that_was_kept_for_it(path, world):
+def test_result_is_written_into_the_reserve_on_a_full_disk(path, world):
     journal, disk = FileJournal(path), Disk(10_000_000)
     disk.under(journal)
 
@@ -426,7 +426,7 @@ def test_a_result_that_finds_the_disk_full_is_written_into_the_room_that_was_kep
 
 
 @pytest.mark.spec("reliability:JR10")
-def test_a_failed_sync_ends_the_run_and_is_never_tried_again(path, world):
+def test_failed_sync_ends_the_run_without_retry(path, world):
     disk = Disk(10_000_000, sync_fails_at=4)
     result = world.rig().record(disk.under(FileJournal(path)))
     assert isinstance(result.error, JournalWriteFailed)
@@ -440,7 +440,7 @@ def test_a_failed_sync_ends_the_run_and_is_never_tried_again(path, world):
 
 @pytest.mark.speed
 @pytest.mark.spec("performance:Q10", "reliability:R1")
-def test_a_step_costs_at_most_three_syncs_and_parallel_results_share_one(path, world):
+def test_step_costs_at_most_three_syncs(path, world):
     disk = Disk(10_000_000)
     assert world.rig().record(disk.under(FileJournal(path))).status is RunStatus.COMPLETED
     effects = len(FileJournal(path).history().intents) - 1
@@ -506,9 +506,7 @@ def acting(disk, seen, **options):
 
 @pytest.mark.spec("reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_reply_that_only_the_machine_sees_is_on_disk_with_the_call_that_follows_before_it_begins(
-    path, rig, read_only
-):
+def test_reply_is_durable_before_its_call_starts(path, rig, read_only):
     disk, seen = Counting(path), []
     agent, replies, _ = acting(disk, seen, read_only=read_only)
     result = rig(agent, replies).record(disk.under(FileJournal(path)))
@@ -529,7 +527,7 @@ def test_a_reply_is_synced_with_the_call_that_follows(path, rig, read_only):
 
 @pytest.mark.spec("reliability:R1")
 @pytest.mark.parametrize("who", ["pre_tool", "post_step", "handler", "observer"])
-def test_a_reply_is_on_disk_before_a_hook_a_handler_or_an_observer_sees_it(path, rig, who):
+def test_reply_is_durable_before_hooks_handlers_and_observers(path, rig, who):
     disk, seen, looked = Counting(path), [], []
 
     def look(*given):
@@ -558,7 +556,7 @@ def test_a_reply_is_on_disk_before_a_hook_a_handler_or_an_observer_sees_it(path,
 
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
-def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_called(path, rig, monkeypatch):
+def test_unstored_reply_is_reported_and_calls_no_tool(path, rig, monkeypatch):
     monkeypatch.setattr(DiskReserve, "for_disk_of", lambda path: None)
     disk, called = Disk(10_000_000), []
 
@@ -581,7 +579,7 @@ def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_ca
 
 @pytest.mark.spec("reliability:R1")
 @pytest.mark.parametrize("kind", [LineWriter, SqliteWriter])
-def test_the_event_loop_goes_on_while_a_journal_waits_for_its_disk(tmp_path, world, monkeypatch, kind):
+def test_event_loop_runs_while_a_journal_syncs(tmp_path, world, monkeypatch, kind):
     threads, ticks = set(), iter(range(10**9))
     store = kind._store
 
@@ -622,7 +620,7 @@ def wait_for(is_so):
 
 
 @pytest.mark.spec("reliability:R1")
-def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_before_its_intent_is(path, rig):
+def test_results_and_intents_are_durable_before_use(path, rig):
     durable, wrong = [b""], []
 
     class Slow(Disk):
@@ -658,7 +656,7 @@ def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_befo
 
 
 @pytest.mark.spec("reliability:R1", "reliability:R2")
-def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothing_twice(path, rig):
+def test_stopped_run_keeps_the_result_being_written(path, rig):
     done, begun, goes_on = [], threading.Event(), threading.Event()
 
     class Slow(Disk):
@@ -695,7 +693,7 @@ def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothi
 
 
 @pytest.mark.spec("reliability:JR39")
-def test_many_runs_share_an_sqlite_file_and_each_is_a_journal_of_its_own(tmp_path, world):
+def test_runs_in_one_sqlite_file_are_separate_journals(tmp_path, world):
     store = SqliteJournal(tmp_path / "runs.db")
     results = [world.rig().record(store) for _ in range(3)]
     assert sorted(store.runs()) == sorted(r.state.run_id for r in results)
@@ -712,7 +710,7 @@ def test_many_runs_share_an_sqlite_file_and_each_is_a_journal_of_its_own(tmp_pat
 
 
 @pytest.mark.spec("reliability:JR39", "reliability:JR14")
-def test_an_sqlite_run_has_one_owner_and_other_runs_go_on(tmp_path, world):
+def test_sqlite_run_has_one_owner_without_blocking_others(tmp_path, world):
     store = SqliteJournal(tmp_path / "runs.db")
     first = world.rig().record(store).journal
     writer = first.writer()
@@ -731,7 +729,7 @@ def test_an_sqlite_run_has_one_owner_and_other_runs_go_on(tmp_path, world):
 
 
 @pytest.mark.spec("reliability:JR39")
-def test_an_sqlite_file_that_another_writer_holds_ends_the_run_with_an_error(tmp_path, world, monkeypatch):
+def test_locked_sqlite_file_ends_the_run_with_an_error(tmp_path, world, monkeypatch):
     monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 0.05)
     journal = SqliteJournal(tmp_path / "runs.db", "mine")
     writer = journal.writer()
@@ -748,7 +746,7 @@ def test_an_sqlite_file_that_another_writer_holds_ends_the_run_with_an_error(tmp
 
 
 @pytest.mark.spec("reliability:R1")
-def test_a_new_and_a_replaced_file_are_made_durable_with_their_folder(path, world, monkeypatch):
+def test_new_and_replaced_files_sync_their_folder(path, world, monkeypatch):
     synced: list[str] = []
     fsync = os.fsync
 
@@ -773,7 +771,7 @@ def test_a_new_and_a_replaced_file_are_made_durable_with_their_folder(path, worl
 
 
 @pytest.mark.spec("replay:J23", "replay:F32")
-def test_recording_again_gives_the_same_bytes_whoever_is_faster(tmp_path, rig):
+def test_stable_recording_is_independent_of_timing(tmp_path, rig):
     async def slow(name, ms):
         await asyncio.sleep(ms / 1000)
         return name
@@ -809,7 +807,7 @@ def test_a_file_and_a_memory_hold_the_same_lines(tmp_path, fresh_world):
     assert journals[0].content() == journals[1].content()
 
 
-def test_a_file_beside_an_sqlite_file_may_go_while_it_is_looked_at(tmp_path, world, monkeypatch):
+def test_disappearing_sqlite_side_file_is_ignored(tmp_path, world, monkeypatch):
     """
     Another connection that closes takes its files away.
     """
@@ -829,7 +827,7 @@ def test_a_file_beside_an_sqlite_file_may_go_while_it_is_looked_at(tmp_path, wor
 
 
 @pytest.mark.spec("reliability:JR39", "reliability:JR17")
-def test_an_sqlite_file_that_is_none_is_refused_before_the_first_effect(tmp_path, world):
+def test_invalid_sqlite_file_is_rejected_before_the_first_effect(tmp_path, world):
     path = tmp_path / "runs.db"
     path.write_bytes(b"this is not a database, but it is long enough to be looked at" * 20)
     for act in (lambda: world.rig().record(SqliteJournal(path)), lambda: SqliteJournal(path, "one").records()):
@@ -841,7 +839,7 @@ def test_an_sqlite_file_that_is_none_is_refused_before_the_first_effect(tmp_path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.db"]
 
 
-def test_what_is_no_journal_is_refused_with_what_is():
+def test_non_journal_argument_is_rejected_with_alternatives():
     with pytest.raises(JournalError, match="a journal is a MemoryJournal, FileJournal or SqliteJournal"):
         as_journal(5)
 
@@ -888,7 +886,7 @@ print(counts["tried"], counts["owned"], counts["doubled"], flush=True)
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR13", "reliability:JR14")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_of_processes_and_threads_that_race_for_a_journal_one_at_a_time_has_it(tmp_path, kind):
+def test_racing_processes_own_a_journal_one_at_a_time(tmp_path, kind):
     """
     Whoever has it makes a file that nobody else may find there.
     """

@@ -122,7 +122,7 @@ def fed(journal: Any, write: Any, pieces: list[bytes]) -> list[str]:
 
 @pytest.mark.spec("studio:ST3")
 @given(cuts=st.lists(st.floats(0, 1), max_size=40).map(sorted), link=st.booleans())
-def test_each_record_is_given_once_wherever_the_bytes_are_torn(cuts, link, tmp_path_factory):
+def test_each_record_is_returned_once_for_any_torn_bytes(cuts, link, tmp_path_factory):
     content = b"".join(recorded_once(link))
     path = tmp_path_factory.mktemp("torn") / "run.jsonl"
     places = [0, *[int(cut * len(content)) for cut in cuts], len(content)]
@@ -133,7 +133,7 @@ def test_each_record_is_given_once_wherever_the_bytes_are_torn(cuts, link, tmp_p
 
 
 @pytest.mark.spec("studio:ST3")
-def test_a_line_whose_end_comes_later_is_given_once_and_something_else_in_its_place_begins_anew(tmp_path):
+def test_line_completed_later_is_returned_once(tmp_path):
     path, lines = tmp_path / "run.jsonl", recorded_once(False)
     pieces = [lines[0][:-1], *[b"\n" + line[:-1] for line in lines[1:]]]
     with path.open("ab", buffering=0) as file:
@@ -160,7 +160,7 @@ def recorded_once(link: bool) -> list[bytes]:
 
 @pytest.mark.spec("studio:ST3")
 @pytest.mark.parametrize("store", ["file", "sqlite", "memory"])
-def test_events_that_come_one_record_at_a_time_are_those_of_the_whole_journal(store, tmp_path):
+def test_incremental_events_equal_events_of_the_whole_journal(store, tmp_path):
     path = tmp_path / "run"
     make = {
         "file": lambda: FileJournal(path),
@@ -185,7 +185,7 @@ def test_events_that_come_one_record_at_a_time_are_those_of_the_whole_journal(st
 
 
 @pytest.mark.spec("studio:ST3")
-def test_a_followed_run_shows_what_its_own_process_shows_but_deltas_and_what_no_journal_holds():
+def test_followed_run_shows_live_events_except_deltas():
     live: list[Event] = []
     journal = recorded(MemoryJournal(), "Do not ask.", live)
 
@@ -208,7 +208,7 @@ def test_a_followed_run_shows_what_its_own_process_shows_but_deltas_and_what_no_
 
 
 @pytest.mark.spec("studio:ST3")
-def test_who_comes_back_with_the_id_of_an_event_gets_what_comes_after_it_and_a_strange_id_is_told():
+def test_following_resumes_after_an_event_id():
     journal = recorded(MemoryJournal())
     events = [told(event) for event in asyncio.run(followed(journal))]
     ids = [event.id for event in asyncio.run(followed(journal))]
@@ -226,7 +226,7 @@ def test_who_comes_back_with_the_id_of_an_event_gets_what_comes_after_it_and_a_s
 
 
 @pytest.mark.spec("studio:ST3")
-def test_a_run_that_waits_is_stayed_with_or_left():
+def test_follower_stays_with_or_leaves_a_waiting_run():
     journal = MemoryJournal()
     with Engine(agents(), models=ScriptedModel([reply] * 20)) as engine:
         engine.run_sync("reviewer", "Ask.", journal=journal)
@@ -247,7 +247,7 @@ def test_a_run_that_waits_is_stayed_with_or_left():
 
 
 @pytest.mark.spec("studio:ST3")
-def test_what_does_not_hold_any_more_is_said_and_what_stands_there_now_follows(tmp_path):
+def test_cut_rewritten_and_replaced_files_are_reported(tmp_path):
     path = tmp_path / "run.jsonl"
     lines, other = recorded_once(True), recorded(MemoryJournal()).lines()
     path.write_bytes(b"".join(lines))
@@ -270,7 +270,7 @@ def test_what_does_not_hold_any_more_is_said_and_what_stands_there_now_follows(t
 
 
 @pytest.mark.spec("studio:ST3")
-def test_events_of_records_that_their_holder_could_not_store_are_taken_back(tmp_path):
+def test_events_of_unstored_records_are_dropped(tmp_path):
     path, lines = tmp_path / "run.jsonl", recorded_once(True)
     path.write_bytes(b"".join(lines[:20]))
     steps = [lambda: os.truncate(path, sum(map(len, lines[:12]))), lambda: path.write_bytes(b"".join(lines))]
@@ -287,7 +287,7 @@ def test_events_of_records_that_their_holder_could_not_store_are_taken_back(tmp_
 
 
 @pytest.mark.spec("studio:ST3")
-def test_damage_is_the_error_that_reading_has_is_not_read_again_and_is_over_when_it_is_mended(tmp_path, monkeypatch):
+def test_damage_raises_until_it_is_repaired(tmp_path, monkeypatch):
     path, lines = tmp_path / "run.jsonl", recorded_once(True)
     path.write_bytes(b"".join(lines[:5]) + lines[5].replace(b"crc", b"cr!") + lines[6])
     follower, looks = Follower(FileJournal(path)), []
@@ -305,7 +305,7 @@ def test_damage_is_the_error_that_reading_has_is_not_read_again_and_is_over_when
 
 @pytest.mark.speed
 @pytest.mark.spec("studio:ST3")
-def test_a_look_reads_only_what_is_new(tmp_path, monkeypatch):
+def test_follower_reads_only_new_bytes(tmp_path, monkeypatch):
     path, lines = tmp_path / "run.jsonl", recorded_once(True)
     path.write_bytes(b"".join(lines[:-3]))
     follower, read = Follower(FileJournal(path)), []
@@ -338,7 +338,7 @@ def test_a_followed_history_has_the_records_of_all_looks(tmp_path):
 @pytest.mark.spec("studio:ST3")
 @pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
 @pytest.mark.parametrize("seed", range(3))
-def test_who_follows_a_run_whose_process_is_killed_and_resumed_sees_what_the_whole_journal_says(seed, place, tmp_path):
+def test_following_survives_kill_and_resume_of_the_process(seed, place, tmp_path):
     """
     The journal is written by other processes, one of which is killed; the reader stays.
     """
@@ -364,7 +364,7 @@ def test_who_follows_a_run_whose_process_is_killed_and_resumed_sees_what_the_who
 
 
 @pytest.mark.spec("studio:SV3")
-def test_a_run_that_its_process_left_to_the_next_one_has_not_ended_for_who_follows_it():
+def test_run_left_to_another_process_has_not_ended():
     journal = MemoryJournal()
 
     async def left() -> list[Event]:

@@ -44,7 +44,7 @@ def recorded(fresh_world):
 
 
 @pytest.mark.spec("replay:D11", "reliability:R2")
-def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded, fresh_world):
+def test_run_forked_at_any_effect_reaches_the_same_end(recorded, fresh_world):
     expected, journal = recorded
     history = journal.history()
     for path, seq in list(history.intents):
@@ -63,7 +63,7 @@ def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded,
 
 
 @pytest.mark.spec("replay:D11", "reliability:I2")
-def test_a_fork_inside_a_child_keeps_the_sibling_that_had_finished(recorded, fresh_world):
+def test_fork_inside_a_child_keeps_a_finished_sibling(recorded, fresh_world):
     _, journal = recorded
     made = branch(journal, "9#0", allow_repeat=True)
     results = made.history().results
@@ -79,7 +79,7 @@ def test_a_fork_inside_a_child_keeps_the_sibling_that_had_finished(recorded, fre
 
 
 @pytest.mark.spec("replay:D11")
-def test_a_fork_of_a_fork_of_a_fork_is_a_journal_like_any_other(recorded, fresh_world):
+def test_forks_of_forks_are_ordinary_journals(recorded, fresh_world):
     journal: Any = recorded[1]
     for number in range(20):
         journal = branch(journal, 7, allow_repeat=True)
@@ -122,7 +122,7 @@ def runner(done: list[str]) -> AgentDefinition[Any]:
         (3, "no", [], "first tool said no"),
     ],
 )
-def test_an_edited_outcome_is_what_the_run_goes_on_from(rig, at, edit, replies, output):
+def test_run_continues_from_an_edited_outcome(rig, at, edit, replies, output):
     done: list[str] = []
     journal = MemoryJournal()
     rig(runner(done), ["said"]).record(journal, answers={"Sure?": "yes"})
@@ -151,7 +151,7 @@ def test_an_edited_outcome_is_what_the_run_goes_on_from(rig, at, edit, replies, 
 
 
 @pytest.mark.spec("replay:D10")
-def test_what_would_happen_again_is_listed_and_needs_a_word(recorded):
+def test_fork_that_repeats_side_effects_needs_allow_repeat(recorded):
     _, journal = recorded
     with pytest.raises(JournalError, match=r"#11 tool_call send. Pass allow_repeat=True \(--allow-repeat\)") as caught:
         branch(journal, 10)
@@ -172,7 +172,7 @@ def test_what_would_happen_again_is_listed_and_needs_a_word(recorded):
         (-1, "the start of a run has no outcome to edit"),
     ],
 )
-def test_a_fork_that_cannot_be_made_says_why(recorded, at, said):
+def test_invalid_fork_is_rejected_with_a_reason(recorded, at, said):
     journal = recorded[1]
     if at == "9#0":
         lines = journal.lines()
@@ -181,7 +181,7 @@ def test_a_fork_that_cannot_be_made_says_why(recorded, at, said):
         branch(journal, at, "edited", allow_repeat=True)
 
 
-def test_an_effect_that_a_run_does_not_have_is_told_with_those_that_it_has(recorded):
+def test_missing_effect_error_lists_existing_effects(recorded):
     """However short the journal is, and whichever run of its tree is meant."""
     lines = recorded[1].lines()
     for count in range(2, len(lines), 3):
@@ -203,7 +203,7 @@ def test_addresses_have_a_text_form():
     ]
 
 
-def test_a_fork_goes_into_a_file_or_a_store_of_its_own(recorded, fresh_world, tmp_path):
+def test_fork_writes_to_its_own_file_or_store(recorded, fresh_world, tmp_path):
     expected, journal = recorded
     store = SqliteJournal(tmp_path / "runs.db")
     for into in (tmp_path / "fork.jsonl", store, store):
@@ -231,7 +231,7 @@ class Together:
 
 
 @pytest.mark.spec("waiting:WT4")
-def test_a_cut_in_a_child_in_the_background_leaves_its_parent_until_that_was_told():
+def test_cut_in_a_background_child_keeps_its_parent_until_notified():
     cut = JournalCut(Together(background=True))
     cut.cut_at(("3", 2))
     kept = [("", 3), ("", 4), ("", 7), ("3", 1), ("5", 9)]
@@ -241,7 +241,7 @@ def test_a_cut_in_a_child_in_the_background_leaves_its_parent_until_that_was_tol
     assert not cut.keeps_result(("3", -1))
 
 
-def test_a_cut_leaves_what_is_not_its_consequence():
+def test_cut_keeps_independent_effects():
     # 3 and 4 of the root began together.
     cut = JournalCut(Together(background=False))
     assert cut.keeps_intent(("3.1", 9))
@@ -269,7 +269,7 @@ def test_two_recordings_of_the_same_thing_do_not_differ(recorded, fresh_world):
 
 
 @pytest.mark.spec("replay:D13")
-def test_effects_that_were_added_removed_or_changed_do_not_shift_the_rest(rig):
+def test_diff_aligns_added_removed_and_changed_effects(rig):
     def recording(*names, prompt="go", answer="fine"):
         def kid_steps(ctx):
             yield from Perform(str, ctx.prompt)
@@ -305,7 +305,7 @@ def test_effects_that_were_added_removed_or_changed_do_not_shift_the_rest(rig):
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_path):
+def test_check_lists_all_problems_without_raising(recorded, tmp_path):
     _, journal = recorded
     good = check(journal)
     assert (bool(good), good.is_complete, good.torn) == (True, True, 0)
@@ -337,7 +337,7 @@ def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_
 
 @pytest.mark.spec("reliability:SC08", "replay:K13")
 @pytest.mark.parametrize("link", [True, False])
-def test_a_scrubbed_copy_of_a_run_with_effects_that_began_together_is_whole_and_replays(fresh_world, link):
+def test_scrubbed_copy_of_a_batch_is_valid_and_replays(fresh_world, link):
     journal = MemoryJournal(link=link)
     recorded = fresh_world().rig().record(journal)
     copy = scrub(MemoryJournal(journal.lines()))

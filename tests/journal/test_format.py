@@ -72,7 +72,7 @@ class Spied:
 
 
 @pytest.mark.spec("replay:J2", "replay:J38", "reliability:JR13")
-def test_a_file_is_one_run_with_its_children_that_only_grows_by_whole_lines_under_a_lock(tmp_path, world):
+def test_file_holds_one_run_and_grows_by_whole_lines(tmp_path, world):
     path = tmp_path / "run.jsonl"
     spied, locked = Spied(path), []
 
@@ -99,7 +99,7 @@ def test_a_file_is_one_run_with_its_children_that_only_grows_by_whole_lines_unde
 
 @pytest.mark.spec("replay:J38")
 @pytest.mark.parametrize("rewrite", ["replace", "fork", "stable"])
-def test_what_rewrites_a_journal_makes_a_new_file_and_puts_it_in_place_at_once(tmp_path, world, rewrite):
+def test_rewriting_creates_a_new_file_and_renames_it(tmp_path, world, rewrite):
     path = tmp_path / "run.jsonl"
     journal = FileJournal(path, stable=rewrite == "stable", link=rewrite != "stable")
     seen = []
@@ -130,7 +130,7 @@ def test_what_rewrites_a_journal_makes_a_new_file_and_puts_it_in_place_at_once(t
 
 @pytest.mark.spec("replay:J32", "reliability:R1")
 @pytest.mark.parametrize("sync", ["disk", "write"])
-def test_what_counts_is_written_before_it_is_seen_and_synced_when_the_disk_is_asked_for(tmp_path, rig, sync):
+def test_records_are_written_before_use_and_synced_on_request(tmp_path, rig, sync):
     path = tmp_path / "run.jsonl"
     spied, seen = Spied(path, sync=sync), []
 
@@ -160,7 +160,7 @@ def test_what_counts_is_written_before_it_is_seen_and_synced_when_the_disk_is_as
 
 
 @pytest.mark.spec("replay:J11", "replay:J13", "replay:J41", "replay:J3", "reliability:JR24")
-def test_the_head_comes_first_each_intent_before_its_effect_and_the_roots_result_last(world):
+def test_head_is_first_and_root_result_last(world):
     journal, begun = MemoryJournal(), []
 
     class Done(list):
@@ -206,7 +206,7 @@ def test_the_head_comes_first_each_intent_before_its_effect_and_the_roots_result
     ],
     ids=str,
 )
-def test_a_head_with_a_wrong_member_is_no_head_record(world, member):
+def test_head_with_an_invalid_member_is_corrupt(world, member):
     journal = MemoryJournal()
     world.rig().record(journal)
     head, *others = journal.content().decode().splitlines()
@@ -217,7 +217,7 @@ def test_a_head_with_a_wrong_member_is_no_head_record(world, member):
 
 
 @pytest.mark.spec("replay:J14", "reliability:MP30")
-def test_failed_attempts_are_members_of_the_result_with_what_they_used(rig):
+def test_failed_attempts_are_members_of_the_result(rig):
     def limited(request):
         raise ModelError("slow down", status=429, retryable=True)
 
@@ -239,7 +239,7 @@ def place_of(entry):
 
 
 @pytest.mark.spec("replay:J20")
-def test_with_inline_an_output_stands_once_and_the_journal_is_read_without(tmp_path):
+def test_inline_limit_stores_an_output_once(tmp_path):
     """
     By default it stands in its result and in the request that shows it; recorded twice with the default, nothing differs.
     """
@@ -269,13 +269,13 @@ def test_with_inline_an_output_stands_once_and_the_journal_is_read_without(tmp_p
 
 
 @pytest.mark.parametrize("inline", [0, -1, 1_023, True, "many", None])
-def test_an_inline_that_would_store_apart_what_finds_a_record_is_refused(inline):
+def test_too_small_inline_limit_is_rejected(inline):
     with pytest.raises(JournalError, match="from 1,024 on"):
         MemoryJournal(inline=inline)
 
 
 @pytest.mark.spec("replay:J11", "replay:J20")
-def test_a_head_holds_its_texts_itself_however_long_they_are():
+def test_head_never_uses_blobs():
     name = "-".join(["agent"] * 300)
     journal = MemoryJournal(inline=1_024)
     with Engine([AgentDefinition(name, model="test/model")], models=ScriptedModel([text("done")])) as engine:
@@ -284,7 +284,7 @@ def test_a_head_holds_its_texts_itself_however_long_they_are():
 
 
 @pytest.mark.spec("replay:J20")
-def test_a_blob_is_named_by_its_content_stands_before_its_first_use_and_is_there_once(rig):
+def test_blob_is_stored_once_before_its_first_use(rig):
     long = "word " * 10_000
 
     def handle_steps(ctx):
@@ -305,7 +305,7 @@ def test_a_blob_is_named_by_its_content_stands_before_its_first_use_and_is_there
 
 
 @pytest.mark.spec("replay:J24")
-def test_the_intents_of_a_batch_stand_together_in_order_before_anything_starts_and_results_come_as_they_arrive(rig):
+def test_batch_intents_precede_effects_and_results_follow_arrival(rig):
     journal, started = MemoryJournal(), []
 
     async def act(name, wait):
@@ -326,7 +326,7 @@ def test_the_intents_of_a_batch_stand_together_in_order_before_anything_starts_a
 
 
 @pytest.mark.spec("replay:J25")
-def test_a_childs_records_have_its_path_and_its_parent_keeps_only_what_it_returned(rig):
+def test_childs_records_have_its_path_and_skip_its_parent(rig):
     def ask(ctx):
         yield STEP
         yield from Perform(str, "secret of the child")
@@ -349,7 +349,7 @@ def test_a_childs_records_have_its_path_and_its_parent_keeps_only_what_it_return
 
 
 @pytest.mark.spec("replay:D6", "replay:J23")
-def test_no_record_holds_a_line_number_so_moving_the_handler_changes_no_byte(rig):
+def test_moving_the_handler_changes_no_byte(rig):
     source = "def handle_steps(ctx):\n    yield from Perform.idempotent(str, 1)\n    yield from Ask('Sure?')\n"
 
     def recorded(blank):
@@ -363,7 +363,7 @@ def test_no_record_holds_a_line_number_so_moving_the_handler_changes_no_byte(rig
 
 
 @pytest.mark.spec("reliability:TL24")
-def test_a_result_that_a_hook_changes_is_in_the_journal_as_it_was_and_as_it_became_and_observers_change_nothing(rig):
+def test_hook_changed_result_is_recorded_in_both_forms(rig):
     def louder(ctx, call, result):
         return ToolResult.text(result.text.upper())
 
@@ -394,7 +394,7 @@ def test_a_result_that_a_hook_changes_is_in_the_journal_as_it_was_and_as_it_beca
 
 
 @pytest.mark.spec("reliability:GN18")
-def test_a_lambda_or_a_closure_may_be_performed_and_a_renamed_function_is_a_divergence_with_a_hint(rig):
+def test_renamed_function_diverges_with_a_hint(rig):
     def agent(name):
         word = "closed over"
 
@@ -421,7 +421,7 @@ def test_a_lambda_or_a_closure_may_be_performed_and_a_renamed_function_is_a_dive
 @pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.spec("reliability:JR24")
 @pytest.mark.parametrize("name", ["look", "write_todos"], ids=["of its own name", "of the name of a built-in one"])
-def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goes_on(rig, name):
+def test_removed_tool_is_needed_only_to_resume(rig, name):
     safe = ToolAnnotations(idempotent=True)
     tool = Tool(
         name=name, description="d", input_schema={"type": "object"}, run=lambda given: "ok", annotations=safe,
@@ -444,7 +444,7 @@ def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goe
 
 
 @pytest.mark.spec("reliability:JR24")
-def test_another_version_and_other_hooks_are_a_warning_and_only_effects_are_a_divergence(rig):
+def test_other_version_and_hooks_only_warn(rig):
     def quiet(ctx):
         return None
 

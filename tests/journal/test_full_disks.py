@@ -92,9 +92,7 @@ def agent_of(done: list[int], folder: Path, fills: Callable[[int], int | None]) 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 @pytest.mark.parametrize("leaving", [0, 4096, 65_536, 300_000, RESERVE_BYTES])
 @pytest.mark.parametrize("first", range(0, ROUNDS, 2))
-async def test_a_run_that_a_full_disk_cut_goes_on_when_there_is_room_and_nothing_was_in_doubt(
-    disk: Path, kind: str, leaving: int, first: int
-):
+async def test_run_cut_by_a_full_disk_resumes_without_doubt(disk: Path, kind: str, leaving: int, first: int):
     def journal() -> Journal:
         return FileJournal(disk / "run.jsonl") if kind == "file" else SqliteJournal(disk / "runs.db", "one")
 
@@ -152,9 +150,7 @@ class Room:
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
 @pytest.mark.parametrize("taken", [0, 1, 50_000])
-async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_does_not_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
-):
+async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int):
     room = Room()
     monkeypatch.setattr(places, "_allocate_space", room.keep)
     monkeypatch.setattr(os, "close", room.give_back)
@@ -186,9 +182,7 @@ async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_d
 
 @pytest.mark.spec("reliability:JR08")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_a_disk_that_is_full_at_the_start_leaves_no_run_and_everything_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-):
+def test_full_disk_at_start_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     def journal() -> Journal:
         return FileJournal(tmp_path / "run.jsonl") if kind == "file" else SqliteJournal(tmp_path / "runs.db", "one")
 
@@ -213,7 +207,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_no_run_and_everything_says_so(
 
 
 @pytest.mark.spec("reliability:JR08")
-def test_a_head_that_a_crash_left_alone_is_no_run_and_the_next_run_replaces_it(tmp_path: Path):
+def test_lone_head_is_no_run_and_is_replaced(tmp_path: Path):
     path, done = tmp_path / "run.jsonl", list[int]()
     with Engine([agent_of(done, tmp_path, lambda _: None)]) as engine:
         engine.run_sync("fills", "go", journal=FileJournal(path))
@@ -230,9 +224,7 @@ def test_a_head_that_a_crash_left_alone_is_no_run_and_the_next_run_replaces_it(t
 
 
 @pytest.mark.spec("reliability:JR09")
-async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_what_was_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_parallel_results_have_reserved_room_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     room, ended = Room(), asyncio.Event()
     monkeypatch.setattr(places, "_allocate_space", room.keep)
     monkeypatch.setattr(os, "close", room.give_back)
@@ -267,7 +259,7 @@ async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_
 
 
 @pytest.mark.spec("reliability:JR09")
-def test_a_folder_that_is_gone_keeps_no_other_journal_of_its_disk_from_going_on(tmp_path: Path) -> None:
+def test_deleted_folder_does_not_block_other_reserves(tmp_path: Path) -> None:
     gone, here = tmp_path / "gone", tmp_path / "here"
     gone.mkdir()
     here.mkdir()
@@ -290,9 +282,7 @@ def test_a_folder_that_is_gone_keeps_no_other_journal_of_its_disk_from_going_on(
 
 
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
-def test_a_journal_whose_name_cannot_be_made_durable_is_not_written(
-    kind: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_journal_is_not_written_if_its_folder_cannot_be_synced(kind: Any, tmp_path: Path, monkeypatch: Any) -> None:
     def refuse(folder: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -351,7 +351,7 @@ WAYS |= {
 
 @pytest.mark.spec("reliability:GN16", "reliability:GN38")
 @pytest.mark.parametrize("way", WAYS)
-def test_run_ends_in_the_same_way_with_every_journal_and_without(way: str, tmp_path: Path) -> None:
+def test_long_values_end_a_run_equally_with_any_journal(way: str, tmp_path: Path) -> None:
     alone, *recorded = ends_of(tmp_path, WAYS[way])
 
     assert [alone] * len(recorded) == recorded
@@ -361,14 +361,14 @@ def test_run_ends_in_the_same_way_with_every_journal_and_without(way: str, tmp_p
 
 
 @pytest.mark.spec("reliability:GN38")
-def test_long_error_says_how_much_was_left_out(tmp_path: Path) -> None:
+def test_truncated_error_states_the_omitted_length(tmp_path: Path) -> None:
     for *_, words, _ in ends_of(tmp_path, WAYS["root raises ValueError"]):
         assert len(words) == ERROR
         assert re.search(r"\[19,\d{3} more characters\]…$", words)
 
 
 @pytest.mark.spec("reliability:GN38", "replay:J16")
-async def test_messages_that_one_record_cannot_hold_arrive_with_the_next_effects(tmp_path: Path) -> None:
+async def test_oversized_messages_arrive_with_the_next_effects(tmp_path: Path) -> None:
     texts = [f"{number:03}{'x' * 300}" for number in range(30)]
     heard: list[list[str]] = []
     for journal in (None, *journals(tmp_path)):

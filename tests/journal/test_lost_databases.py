@@ -100,7 +100,7 @@ def test_run_ends_when_its_database_is_lost(path: Path, harm) -> None:
 
 
 @pytest.mark.spec("reliability:JR15")
-def test_run_ends_when_the_log_of_its_database_is_cut_off(path: Path) -> None:
+def test_run_ends_when_its_write_ahead_log_is_truncated(path: Path) -> None:
     result, done = run_that_performs(lambda: cut_off_log(path), SqliteJournal(path, run="r"))
 
     assert (RunStatus.FAILED, JournalWriteFailed) == (result.status, type(result.error))
@@ -164,7 +164,7 @@ def test_ledger_of_a_server_reports_the_loss_of_its_database(path: Path, harm) -
 
 @pytest.mark.spec("reliability:JR15")
 @pytest.mark.parametrize("harm", [delete, delete_log, delete_index_of_log, delete_folder, replace_log])
-def test_message_to_a_run_is_refused_when_the_database_is_lost(path: Path, harm) -> None:
+def test_message_is_rejected_when_the_database_is_lost(path: Path, harm) -> None:
     """The sender uses the connection of the run, which is in the same process."""
     journal = SqliteJournal(path, run="r")
     run_that_performs(int, journal)

@@ -106,7 +106,7 @@ def journal(tmp_path: Path) -> FileJournal:
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_letters_are_read_in_the_order_in_which_they_were_posted_while_somebody_else_holds_the_journal(
+def test_messages_are_read_in_order_while_the_journal_is_held(
     make: Make,
 ) -> None:
     recorded(make())
@@ -130,7 +130,7 @@ def test_letters_are_read_in_the_order_in_which_they_were_posted_while_somebody_
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_a_letter_with_an_id_is_there_once_however_often_it_is_posted(make: Make) -> None:
+def test_message_id_is_delivered_once(make: Make) -> None:
     recorded(make())
     once = message({"n": 1}, id="once")
 
@@ -148,7 +148,7 @@ def test_a_letter_with_an_id_is_there_once_however_often_it_is_posted(make: Make
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_nothing_is_made_where_there_is_no_run(make: Make, tmp_path: Path) -> None:
+def test_missing_run_gets_no_mailbox(make: Make, tmp_path: Path) -> None:
     with pytest.raises(JournalMissing):
         make().mailbox().post(message())
 
@@ -157,14 +157,14 @@ def test_nothing_is_made_where_there_is_no_run(make: Make, tmp_path: Path) -> No
     assert not FileJournal(tmp_path / "none.jsonl").mailbox().changed(0)
 
 
-def test_a_run_of_a_database_that_is_not_in_it_is_missing(tmp_path: Path) -> None:
+def test_missing_run_in_a_database_raises_journal_missing(tmp_path: Path) -> None:
     recorded(SqliteJournal(tmp_path / "runs.db", "one"))
 
     with pytest.raises(JournalMissing, match="there is no run 'two'"):
         SqliteJournal(tmp_path / "runs.db", "two").mailbox().post(message())
 
 
-def test_a_journal_that_is_removed_takes_its_letters_along(make: Make, tmp_path: Path) -> None:
+def test_discarding_a_journal_removes_its_messages(make: Make, tmp_path: Path) -> None:
     recorded(make())
     make().mailbox().post(message())
 
@@ -181,7 +181,7 @@ def test_a_journal_that_is_removed_takes_its_letters_along(make: Make, tmp_path:
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_a_letter_never_reaches_another_run_that_takes_the_name_of_its_journal(journal: FileJournal) -> None:
+def test_messages_do_not_reach_a_new_run_of_same_name(journal: FileJournal) -> None:
     journal.mailbox().post(Letter(kind="answer", topic="q1", value="yes", id="1"))
     journal.path.unlink()
     recorded(journal)
@@ -191,7 +191,7 @@ def test_a_letter_never_reaches_another_run_that_takes_the_name_of_its_journal(j
     assert ["no"] == values(journal.mailbox())
 
 
-def test_runs_of_one_database_have_their_own_letters(tmp_path: Path) -> None:
+def test_runs_in_one_database_have_separate_mailboxes(tmp_path: Path) -> None:
     one, two = [SqliteJournal(tmp_path / "runs.db", name) for name in ("one", "two")]
     for each in (one, two):
         recorded(each)
@@ -205,7 +205,7 @@ def test_runs_of_one_database_have_their_own_letters(tmp_path: Path) -> None:
     assert not one.mailbox().changed(place)
 
 
-def test_a_place_of_a_file_that_was_made_anew_is_its_beginning(journal: FileJournal) -> None:
+def test_position_of_a_recreated_mailbox_restarts(journal: FileJournal) -> None:
     for n in range(5):
         journal.mailbox().post(message(n))
     _, place = journal.mailbox().read()
@@ -218,7 +218,7 @@ def test_a_place_of_a_file_that_was_made_anew_is_its_beginning(journal: FileJour
 
 @given(value=json_values())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_value_is_read_as_it_was_posted(make: Make, value: Any) -> None:
+def test_message_value_round_trips(make: Make, value: Any) -> None:
     if make().head() is None:
         recorded(make())
     _, place = make().mailbox().read()
@@ -228,7 +228,7 @@ def test_a_value_is_read_as_it_was_posted(make: Make, value: Any) -> None:
     assert [value] == values(make().mailbox(), place)
 
 
-def test_secrets_are_taken_out_of_letters_as_out_of_records(make: Make, tmp_path: Path) -> None:
+def test_secrets_in_messages_are_redacted(make: Make, tmp_path: Path) -> None:
     recorded(make(secrets={"sesame-4711-sesame": "door"}))
     box = make(secrets={"sesame-4711-sesame": "door"}).mailbox()
 
@@ -243,7 +243,7 @@ def test_secrets_are_taken_out_of_letters_as_out_of_records(make: Make, tmp_path
     assert not [path for path in tmp_path.iterdir() if b"sesame" in path.read_bytes()]
 
 
-def test_a_shape_of_a_secret_that_is_left_is_refused(journal: FileJournal) -> None:
+def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
     def spoils(value: Any) -> Any:
         return {"key": "sk-" + "proj-abcdefghijklmnopqrstuvwxyz0123456789ABCDEF"}
 
@@ -254,7 +254,7 @@ def test_a_shape_of_a_secret_that_is_left_is_refused(journal: FileJournal) -> No
     assert not mailbox_path(journal.path).exists()
 
 
-def test_machine_data_stays_for_the_run_to_see(journal: FileJournal) -> None:
+def test_machine_data_in_messages_is_kept(journal: FileJournal) -> None:
     box = FileJournal(journal.path, machine={"/home/somebody": "<home>"}).mailbox()
 
     box.post(message("in /home/somebody/x"))
@@ -265,7 +265,7 @@ def test_machine_data_stays_for_the_run_to_see(journal: FileJournal) -> None:
 # --- what a letter is -------------------------------------------------------------------------------------------------
 
 
-def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
+def test_message_is_immutable_with_id_and_time() -> None:
     one, two = message([1, {"a": 2}]), message()
 
     assert one.id != two.id
@@ -316,14 +316,14 @@ def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
         ({"kind": "input", "value": True}, "the value of a letter of the kind 'input' is a text"),
     ],
 )
-def test_what_is_no_letter_is_refused_with_a_sentence(given: dict[str, Any], why: str) -> None:
+def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
         Letter(**given)
 
     assert len(str(caught.value)) < 600
 
 
-def test_an_answer_may_say_all_that_an_answer_can(journal: FileJournal) -> None:
+def test_answer_message_supports_every_answer_field(journal: FileJournal) -> None:
     answer = bare(Answer(("yes", "no"), remember="always", by="ann"))
 
     journal.mailbox().post(Letter(kind="answer", topic="q1", value=answer))
@@ -387,7 +387,7 @@ def check_letters(place: str, posted: dict[str, int]) -> None:
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.deep
-def test_no_letter_is_lost_when_senders_are_killed_at_any_moment(stored: str, forks: None) -> None:
+def test_killed_senders_lose_no_message(stored: str, forks: None) -> None:
     from stepengine.journal import as_journal
 
     holder = as_journal(stored).writer()
@@ -408,7 +408,7 @@ def test_no_letter_is_lost_when_senders_are_killed_at_any_moment(stored: str, fo
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_threads_post_at_once_and_none_waits_for_ever(make: Make) -> None:
+def test_concurrent_threads_post_without_deadlock(make: Make) -> None:
     recorded(make())
     boxes = [make().mailbox() for _ in range(4)]
     problems: list[BaseException] = []
@@ -433,7 +433,7 @@ def test_threads_post_at_once_and_none_waits_for_ever(make: Make) -> None:
     assert all([[n, k] for k in range(15)] == [v for v in found if v[0] == n] for n in (0, 1))
 
 
-def test_a_reader_sees_whole_letters_only_while_others_post(make: Make) -> None:
+def test_reader_sees_only_whole_messages(make: Make) -> None:
     recorded(make())
     box, place = make().mailbox(), 0
     seen: list[Any] = []
@@ -449,7 +449,7 @@ def test_a_reader_sees_whole_letters_only_while_others_post(make: Make) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_posts_to_the_run_that_its_parent_holds(stored: str) -> None:
+def test_forked_child_can_post_to_its_parents_run(stored: str) -> None:
     from stepengine.journal import as_journal
 
     holder = as_journal(stored).writer()
@@ -461,9 +461,7 @@ def test_a_forked_child_posts_to_the_run_that_its_parent_holds(stored: str) -> N
     holder.close()
 
 
-def test_a_sender_that_stands_still_with_the_file_does_not_hold_up_others_for_ever(
-    journal: FileJournal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalled_sender_blocks_others_only_briefly(journal: FileJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     monkeypatch.setattr(mailbox, "LOCK_SECONDS", 0.05)
@@ -480,7 +478,7 @@ def test_a_sender_that_stands_still_with_the_file_does_not_hold_up_others_for_ev
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_mailbox_is_a_private_file_beside_the_journal_and_no_journal(journal: FileJournal) -> None:
+def test_mailbox_is_a_private_file_next_to_the_journal(journal: FileJournal) -> None:
     journal.mailbox().post(message())
     box = journal.path.with_name("run.jsonl.mail")
 
@@ -493,9 +491,7 @@ def test_a_mailbox_is_a_private_file_beside_the_journal_and_no_journal(journal: 
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("left", ["", "\n", "{", '{"run":"x"}', '{"run":"x"}\n', "\0" * 100, "garbage\n"])
-def test_what_a_killed_sender_left_at_the_end_is_no_letter_and_goes_with_the_next_one(
-    journal: FileJournal, left: str
-) -> None:
+def test_torn_message_is_ignored_and_removed_by_the_next(journal: FileJournal, left: str) -> None:
     box = journal.mailbox()
     box.post(message(1))
     _, place = box.read()
@@ -509,7 +505,7 @@ def test_what_a_killed_sender_left_at_the_end_is_no_letter_and_goes_with_the_nex
     assert 2 == mailbox_path(journal.path).read_bytes().count(b"\n")
 
 
-def test_every_prefix_of_a_mailbox_holds_the_letters_that_are_whole_in_it(journal: FileJournal) -> None:
+def test_every_prefix_of_a_mailbox_yields_its_whole_messages(journal: FileJournal) -> None:
     for n in range(3):
         journal.mailbox().post(message(n))
     path = mailbox_path(journal.path)
@@ -523,7 +519,7 @@ def test_every_prefix_of_a_mailbox_holds_the_letters_that_are_whole_in_it(journa
             assert [*expected, "next"] == values(journal.mailbox())
 
 
-def test_damage_before_the_end_is_said_with_its_line(journal: FileJournal) -> None:
+def test_damage_before_the_end_is_reported_with_its_line(journal: FileJournal) -> None:
     for n in range(3):
         journal.mailbox().post(message(n))
     path = mailbox_path(journal.path)
@@ -536,7 +532,7 @@ def test_damage_before_the_end_is_said_with_its_line(journal: FileJournal) -> No
     assert journal.mailbox().post(message(3)), "whoever posts does not suffer for it"
 
 
-def test_damage_in_a_database_is_said_with_the_letter(tmp_path: Path) -> None:
+def test_damage_in_a_database_is_reported_with_its_message(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path / "runs.db", "run")
     recorded(journal)
     for n in range(2):
@@ -549,7 +545,7 @@ def test_damage_in_a_database_is_said_with_the_letter(tmp_path: Path) -> None:
             journal.mailbox().read()
 
 
-def test_a_letter_of_a_kind_that_is_not_known_yet_is_left_out(journal: FileJournal) -> None:
+def test_unknown_message_kind_is_skipped(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
     head = journal.head()
     assert head is not None
@@ -560,7 +556,7 @@ def test_a_letter_of_a_kind_that_is_not_known_yet_is_left_out(journal: FileJourn
     assert [1, 2] == values(journal.mailbox())
 
 
-def test_a_member_that_is_not_known_yet_does_not_matter(journal: FileJournal) -> None:
+def test_unknown_message_member_is_ignored(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
     path = mailbox_path(journal.path)
     members = json.loads(path.read_bytes())
@@ -571,7 +567,7 @@ def test_a_member_that_is_not_known_yet_does_not_matter(journal: FileJournal) ->
 
 
 @pytest.mark.parametrize("bad", [{"id": 7}, {"sent": "soon"}, {"path": "x"}, {"topic": ""}, {"run": 1}, {"kind": None}])
-def test_a_letter_with_a_right_checksum_is_checked_as_any_other(journal: FileJournal, bad: dict[str, Any]) -> None:
+def test_message_with_a_valid_checksum_is_still_validated(journal: FileJournal, bad: dict[str, Any]) -> None:
     journal.mailbox().post(message(1))
     path = mailbox_path(journal.path)
     members = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "crc"}
@@ -581,7 +577,7 @@ def test_a_letter_with_a_right_checksum_is_checked_as_any_other(journal: FileJou
         journal.mailbox().read()
 
 
-def test_a_full_mailbox_takes_no_letter_more(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_mailbox_rejects_messages(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(make())
     monkeypatch.setattr(mailbox, "MAX_LETTERS", 3)
     box = make().mailbox()
@@ -600,7 +596,7 @@ def test_a_full_mailbox_takes_no_letter_more(make: Make, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("fault", ["write", "fdatasync"])
-def test_a_letter_that_does_not_fit_on_the_disk_is_not_posted_in_part(
+def test_message_is_not_posted_partially_on_a_full_disk(
     journal: FileJournal, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     journal.mailbox().post(message(1))
@@ -625,7 +621,7 @@ def test_a_letter_that_does_not_fit_on_the_disk_is_not_posted_in_part(
 
 
 @ON_POSIX
-def test_a_mailbox_that_others_can_write_is_not_believed(journal: FileJournal) -> None:
+def test_mailbox_writable_by_others_is_rejected(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
     mailbox_path(journal.path).chmod(0o622)
 
@@ -636,7 +632,7 @@ def test_a_mailbox_that_others_can_write_is_not_believed(journal: FileJournal) -
 
 @ON_POSIX
 @pytest.mark.parametrize("kind", ["link", "folder", "fifo", "dangling"])
-def test_what_is_no_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kind: str) -> None:
+def test_non_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kind: str) -> None:
     path = mailbox_path(journal.path)
     other = tmp_path / "other"
     other.write_bytes(b"")
@@ -656,7 +652,7 @@ def test_what_is_no_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kin
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> None:
+def test_oversized_mailbox_is_not_read(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
     with mailbox_path(journal.path).open("ab") as file:
         file.truncate(1 << 40)
@@ -666,7 +662,7 @@ def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> Non
             act()
 
 
-def test_a_mailbox_of_one_line_without_an_end_is_mended_by_the_next_sender(journal: FileJournal) -> None:
+def test_endless_line_is_repaired_by_the_next_sender(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
     with mailbox_path(journal.path).open("ab") as file:
         file.write(b"a" * (2 * mailbox.MAX_LETTER_BYTES + 5))
@@ -690,7 +686,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 @given(data=hostile(), after=st.integers(-10, 400))
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @pytest.mark.deep
-def test_whatever_is_in_a_mailbox_only_typed_errors_come_of_it(journal: FileJournal, data: bytes, after: int) -> None:
+def test_arbitrary_mailbox_content_raises_only_typed_errors(journal: FileJournal, data: bytes, after: int) -> None:
     """
     Anything at all in the mailbox: reading and posting raise a typed error or do what was asked, in little time.
     """

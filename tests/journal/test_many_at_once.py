@@ -89,7 +89,7 @@ def two_open(monkeypatch: pytest.MonkeyPatch) -> None:
 @ON_LINUX
 @pytest.mark.spec("reliability:HP5", "reliability:R10")
 @pytest.mark.parametrize("store", ["file", "folders", "sqlite"])
-def test_more_runs_at_once_than_descriptors_all_end_well(tmp_path: Path, store: str) -> None:
+def test_more_runs_than_descriptors_complete(tmp_path: Path, store: str) -> None:
     places: dict[str, Callable[[int], Journal]] = {
         "file": lambda n: FileJournal(tmp_path / f"{n}.jsonl", sync="write"),
         "folders": lambda n: FileJournal(tmp_path / str(n) / "run.jsonl", sync="write"),
@@ -108,7 +108,7 @@ def test_more_runs_at_once_than_descriptors_all_end_well(tmp_path: Path, store: 
 @pytest.mark.spec("reliability:HP5", "reliability:JR39")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.parametrize("processes", [1, 4])
-def test_of_a_thousand_runs_at_once_none_fails(tmp_path: Path, store: str, processes: int) -> None:
+def test_thousand_concurrent_runs_complete(tmp_path: Path, store: str, processes: int) -> None:
     """
     In one process, and in four that share a database or a folder.
     """
@@ -158,9 +158,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.usefixtures("two_open")
 @pytest.mark.spec("reliability:JR13", "reliability:JR14")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_gives_it_back(
-    tmp_path: Path, kind: str
-) -> None:
+def test_temporarily_closed_file_stays_locked_by_its_process(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run"
     journal = FileJournal(path) if kind == "file" else SqliteJournal(path, "one")
     writer: Any = journal.writer()
@@ -193,7 +191,7 @@ def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_
 
 @ON_LINUX
 @pytest.mark.usefixtures("two_open")
-def test_at_most_so_many_files_are_open_and_those_used_last_are(tmp_path: Path) -> None:
+def test_most_recently_used_files_stay_open(tmp_path: Path) -> None:
     records = records_of_a_run()
     writers: list[Any] = [FileJournal(tmp_path / str(n), sync="write").writer() for n in range(5)]
     for record in records:
@@ -220,7 +218,7 @@ def test_at_most_so_many_files_are_open_and_those_used_last_are(tmp_path: Path) 
 @pytest.mark.usefixtures("two_open")
 @pytest.mark.spec("reliability:JR15")
 @pytest.mark.parametrize("harm", ["delete", "replace"])
-def test_a_file_that_is_another_one_when_it_is_opened_again_stops_the_run(tmp_path: Path, harm: str) -> None:
+def test_file_replaced_while_closed_stops_the_run(tmp_path: Path, harm: str) -> None:
     writer = FileJournal(tmp_path / "run").writer()
     others = [FileJournal(tmp_path / str(n)).writer() for n in range(3)]
     (tmp_path / "run").unlink()
@@ -234,9 +232,7 @@ def test_a_file_that_is_another_one_when_it_is_opened_again_stops_the_run(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_open_files_error_names_ulimit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "_load_libc", lambda: None)
     monkeypatch.setattr(HeldFile, "_keeping", {})
     writers = []
@@ -259,7 +255,7 @@ def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
 
 @pytest.mark.spec("reliability:R1")
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_name_that_cannot_be_made_durable_for_want_of_a_descriptor_is_an_error(
+def test_missing_descriptor_for_folder_sync_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     opening = os.open
@@ -278,9 +274,7 @@ def test_a_name_that_cannot_be_made_durable_for_want_of_a_descriptor_is_an_error
     writer.close()
 
 
-def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_open: None
-) -> None:
+def test_files_stay_open_without_mapping_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_open: None) -> None:
     """
     A mapping that keeps nothing is found out before anything counts on it.
     """
@@ -296,9 +290,7 @@ def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
 
 @ON_LINUX
 @pytest.mark.usefixtures("two_open")
-def test_a_disk_that_could_not_be_tried_for_want_of_descriptors_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_test_is_repeated_after_descriptor_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Else the files of all journals that are open at such a moment would stay open to the end.
     """
@@ -324,9 +316,7 @@ def test_a_disk_that_could_not_be_tried_for_want_of_descriptors_is_tried_again(
 
 
 @ON_LINUX
-def test_a_disk_is_tried_when_a_second_journal_is_open_and_not_when_nothing_more_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_test_runs_with_the_second_open_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldFile, "_keeping", {})
     first = FileJournal(tmp_path / "1").writer()
     alone = dict(HeldFile._keeping)
@@ -369,7 +359,7 @@ def test_runs_that_are_ready_at_once_share_commits(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.spec("reliability:JR39", "reliability:JR14")
-def test_a_run_that_cannot_be_stored_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_failed_run_does_not_affect_shared_commits(tmp_path: Path) -> None:
     """
     Somebody without a lock wrote rows of its run meanwhile.
     """
@@ -392,9 +382,7 @@ def test_a_run_that_cannot_be_stored_takes_no_other_with_it(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("reliability:R1")
-def test_a_commit_returns_only_when_its_lines_are_stored_whoever_stores_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_returns_only_after_its_lines_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     insert, may_go, begun = SqliteWriter._insert_rows, threading.Event(), threading.Event()
     records, journal = records_of_a_run(), SqliteJournal(tmp_path / "runs.db", "along")
     leader, other = SqliteJournal(tmp_path / "runs.db", "leader").writer(), journal.writer()
@@ -438,7 +426,7 @@ while time.monotonic() < until:
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR39")
-def test_a_database_is_waited_for_as_long_as_others_come_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_database_is_awaited_while_others_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Two processes hold it nearly all the time, in turns; each turn is shorter than the patience, and all are longer.
     """
@@ -465,7 +453,7 @@ def test_a_database_is_waited_for_as_long_as_others_come_on(tmp_path: Path, monk
 
 @FORKS
 @pytest.mark.spec("reliability:SS14", "reliability:JR39")
-def test_a_forked_process_has_a_connection_of_its_own_and_the_parent_goes_on(tmp_path: Path) -> None:
+def test_forked_process_opens_its_own_connection(tmp_path: Path) -> None:
     """
     SQLite forbids to carry a connection through a fork, whether it is used there or not.
     """
@@ -499,7 +487,7 @@ def test_a_forked_process_has_a_connection_of_its_own_and_the_parent_goes_on(tmp
 
 @FORKS
 @pytest.mark.spec("reliability:SS14")
-def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_waits_for_the_running_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     insert, begun = SqliteWriter._insert_rows, threading.Event()
     path, records = tmp_path / "runs.db", records_of_a_run()
     writer = SqliteJournal(path, "parent").writer()
@@ -526,7 +514,7 @@ def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
 @ON_LINUX
 @pytest.mark.spec("reliability:JR13")
 @pytest.mark.parametrize("bound", [2, 100])
-def test_a_lock_dies_with_its_process_although_one_that_was_forked_from_it_lives(tmp_path: Path, bound: int) -> None:
+def test_lock_ends_with_its_process_despite_forked_children(tmp_path: Path, bound: int) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ORPHAN, str(tmp_path), str(bound)],
         env=environment(),
@@ -568,7 +556,7 @@ def journal_of(store: str, place: Path, run: str) -> Journal:
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:JR39")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_of_many_runs_at_once_a_kill_loses_nothing_that_a_handler_saw(tmp_path: Path, store: str) -> None:
+def test_kill_of_many_runs_loses_nothing_a_handler_saw(tmp_path: Path, store: str) -> None:
     """
     Each handler notes in the world what it was sent; what stands there has to stand in its journal.
     """

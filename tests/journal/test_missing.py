@@ -39,7 +39,7 @@ def refused(way: str, engine: Engine, journal: object) -> JournalMissing:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_missing_file_is_no_damage_and_nothing_is_made_of_it(way: str, engine: Engine, tmp_path: Path) -> None:
+def test_missing_file_lists_neighbours_and_creates_nothing(way: str, engine: Engine, tmp_path: Path) -> None:
     for name in ("release.jsonl", "other.jsonl", "notes.txt"):
         (tmp_path / name).write_text("")
     error = refused(way, engine, tmp_path / "relase.jsonl")
@@ -50,7 +50,7 @@ def test_a_missing_file_is_no_damage_and_nothing_is_made_of_it(way: str, engine:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_missing_folder_is_named_and_not_made(way: str, engine: Engine, tmp_path: Path) -> None:
+def test_missing_folder_is_named_and_not_created(way: str, engine: Engine, tmp_path: Path) -> None:
     error = refused(way, engine, tmp_path / "runs" / "a.jsonl")
 
     assert f"the folder {str(tmp_path / 'runs')!r} does not exist" in error.message
@@ -66,9 +66,7 @@ def test_an_empty_journal_holds_no_run(way: str, engine: Engine, tmp_path: Path)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_a_database_does_not_hold_is_told_beside_those_that_it_holds(
-    way: str, engine: Engine, tmp_path: Path
-) -> None:
+def test_missing_database_run_lists_existing_runs(way: str, engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     known = engine.run_sync("greeter", journal=path).journal
     assert isinstance(known, SqliteJournal)
@@ -83,7 +81,7 @@ def test_a_run_that_a_database_does_not_hold_is_told_beside_those_that_it_holds(
 
 @pytest.mark.spec("reliability:JR02")
 @pytest.mark.parametrize("way", ["run", "resume"])
-def test_a_note_of_one_line_is_no_torn_journal_and_is_not_written_over(tmp_path, way):
+def test_text_file_is_neither_resumed_nor_overwritten(tmp_path, way):
     """
     A journal whose only line is torn is started again; a file of something else is not.
     """

@@ -143,7 +143,7 @@ def fuzz(chunk: int, bases: Any, world: type, path: Path, *, every: bool) -> Cou
 
 @pytest.mark.spec("reliability:JR02", "reliability:R22")
 @pytest.mark.parametrize("chunk", range(FAST))
-def test_a_changed_journal_with_right_checksums_is_refused_by_the_number_of_its_record_or_serves(
+def test_resealed_mutant_is_rejected_by_record_number_or_works(
     chunk: int, bases: Any, fresh_world: type, tmp_path: Path
 ) -> None:
     came = fuzz(chunk, bases, fresh_world, tmp_path / "mutant.jsonl", every=False)
@@ -155,7 +155,5 @@ def test_a_changed_journal_with_right_checksums_is_refused_by_the_number_of_its_
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR02", "reliability:R22")
 @pytest.mark.parametrize("chunk", range(DEEP))
-def test_a_changed_journal_is_refused_or_serves_in_every_way_in_which_it_is_read(
-    chunk: int, bases: Any, fresh_world: type, tmp_path: Path
-) -> None:
+def test_resealed_mutant_is_handled_by_every_reader(chunk: int, bases: Any, fresh_world: type, tmp_path: Path) -> None:
     fuzz(chunk, bases, fresh_world, tmp_path / "mutant.jsonl", every=True)

@@ -236,7 +236,7 @@ def fuzz(chunk: int, good: list[list[bytes]], path: Path) -> Counter[str]:
 
 @pytest.mark.spec("reliability:JR02", "reliability:R22")
 @pytest.mark.parametrize("chunk", [*range(FAST), *[pytest.param(n, marks=pytest.mark.deep) for n in range(FAST, DEEP)]])
-def test_a_changed_journal_of_a_tree_that_waits_is_refused_or_serves_and_ends(
+def test_mutated_waiting_tree_is_rejected_or_works_and_ends(
     chunk: int, good: list[list[bytes]], tmp_path: Path
 ) -> None:
     came = fuzz(chunk, good, tmp_path / "mutant.jsonl")
@@ -255,9 +255,7 @@ def peak_kib() -> int:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of the memory cannot be reset")
 @pytest.mark.spec("reliability:R22")
 @pytest.mark.parametrize("chunk", range(DEEP))
-def test_a_changed_journal_of_a_waiting_tree_takes_little_memory(
-    chunk: int, good: list[list[bytes]], tmp_path: Path
-) -> None:
+def test_mutated_waiting_tree_takes_little_memory(chunk: int, good: list[list[bytes]], tmp_path: Path) -> None:
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = peak_kib()
 
@@ -267,9 +265,7 @@ def test_a_changed_journal_of_a_waiting_tree_takes_little_memory(
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_run_that_is_told_of_an_end_which_its_child_does_not_have_is_refused_and_not_waited_for(
-    good: list[list[bytes]], tmp_path: Path
-) -> None:
+def test_recorded_end_of_a_child_without_an_end_is_rejected(good: list[list[bytes]], tmp_path: Path) -> None:
     whole = unsealed(good[0])
     for end in [one for one in _ends(whole) if one["path"]]:
         data = sealed([one for one in whole if one is not end])
@@ -279,9 +275,7 @@ def test_a_run_that_is_told_of_an_end_which_its_child_does_not_have_is_refused_a
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_child_that_is_said_to_be_elsewhere_than_it_was_started_is_refused(
-    good: list[list[bytes]], tmp_path: Path
-) -> None:
+def test_child_recorded_at_another_path_is_rejected(good: list[list[bytes]], tmp_path: Path) -> None:
     whole = unsealed(good[0])
     ref = next(one["value"] for one in whole if one["kind"] == "result" and one["value"].get("type") == "child_ref")
     ref["path"] = "1"

@@ -116,9 +116,7 @@ def told(result: Any) -> Any:
 
 @pytest.mark.spec("reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)
-def test_whenever_the_power_goes_the_run_goes_on_from_what_the_disk_kept(
-    name: str, case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_run_continues_from_what_survives_a_power_cut(name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
     """
     The journal stands in folders that are made for it.
     """
@@ -147,7 +145,7 @@ def test_whenever_the_power_goes_the_run_goes_on_from_what_the_disk_kept(
     [("write", errno.EIO), ("write", errno.ENOSPC), ("sync", errno.EIO)],
     ids=["write EIO", "write ENOSPC", "sync EIO"],
 )
-def test_whichever_call_the_disk_fails_the_run_ends_and_goes_on_later(
+def test_run_continues_after_any_failed_disk_call(
     name: str, call: str, number: int, case: Callable[[str], Case], tmp_path: Path
 ) -> None:
     expected = case(name).record(FileJournal(tmp_path / "undisturbed.jsonl"))
@@ -226,7 +224,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.spec("reliability:JR39", "reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)
-def test_whenever_the_power_goes_a_run_in_a_database_goes_on_from_its_last_commit(
+def test_sqlite_run_continues_from_its_last_commit_after_power_cut(
     name: str, case: Callable[[str], Case], tmp_path: Path
 ) -> None:
     """
@@ -255,7 +253,7 @@ def test_whenever_the_power_goes_a_run_in_a_database_goes_on_from_its_last_commi
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR39")
 @pytest.mark.parametrize("name", ["batches", "everything"])
-def test_at_whichever_page_a_database_is_full_the_run_ends_and_goes_on_later(
+def test_run_continues_after_the_database_is_full_at_any_page(
     name: str, case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = case(name).record(SqliteJournal(tmp_path / "undisturbed.db", "one"))
@@ -282,7 +280,7 @@ def test_at_whichever_page_a_database_is_full_the_run_ends_and_goes_on_later(
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_whenever_the_power_goes_every_letter_whose_post_returned_is_in_the_mailbox(tmp_path: Path) -> None:
+def test_posted_messages_survive_a_power_cut(tmp_path: Path) -> None:
     def handle_steps(ctx: Any) -> Any:
         yield from Perform(lambda: 1)
 

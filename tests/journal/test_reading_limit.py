@@ -95,7 +95,7 @@ def one_text_often(path: Path, times: int = 2_000, chars: int = 2_500_000, *, to
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show --step", "show --step as text", "show --left-out", "scrub", "price"])
-def test_slices_of_slices_are_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
+def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str) -> None:
     path = slices_of_slices(tmp_path / "run.jsonl")
     assert path.stat().st_size < 32_000
 
@@ -105,20 +105,20 @@ def test_slices_of_slices_are_refused_by_record_and_limit(tmp_path: Path, reader
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub", "diff"])
-def test_a_text_that_many_results_name_is_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
+def test_text_named_by_many_results_exceeds_the_reading_limit(tmp_path: Path, reader: str) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
         READERS[reader](one_text_often(tmp_path / "run.jsonl"))
 
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub"])
-def test_a_text_that_one_call_names_often_is_refused_by_record_and_limit(tmp_path: Path, reader: str) -> None:
+def test_text_named_often_by_one_call_exceeds_the_reading_limit(tmp_path: Path, reader: str) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
         READERS[reader](one_text_often(tmp_path / "run.jsonl", together=True))
 
 
 @pytest.mark.spec("replay:J54")
-def test_many_inputs_at_one_address_count_each(tmp_path: Path) -> None:
+def test_inputs_at_one_address_count_separately_towards_the_limit(tmp_path: Path) -> None:
     blob = {"kind": "blob", "fp": FP, "data": "y" * 2_500_000}
     prompt = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": {"type": "system_prompt", "text": {"$blob": FP}}}
     path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), blob, *[prompt] * 2_000])
@@ -128,7 +128,7 @@ def test_many_inputs_at_one_address_count_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("replay:J54")
-def test_the_page_and_the_check_report_the_limit(tmp_path: Path) -> None:
+def test_html_page_and_check_report_the_reading_limit(tmp_path: Path) -> None:
     path = one_text_often(tmp_path / "run.jsonl", together=True)
 
     assert any("make more than" in problem for problem in check(path).problems)
@@ -137,7 +137,7 @@ def test_the_page_and_the_check_report_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("replay:J54")
-def test_a_record_that_is_read_again_counts_once(tmp_path: Path) -> None:
+def test_record_read_again_counts_once(tmp_path: Path) -> None:
     history = FileJournal(one_text_often(tmp_path / "run.jsonl", times=20)).history()
 
     for _ in range(100):
@@ -145,7 +145,7 @@ def test_a_record_that_is_read_again_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("replay:J54")
-def test_a_long_run_that_loses_messages_at_each_step_is_read(tmp_path: Path) -> None:
+def test_long_run_that_drops_messages_each_step_is_readable(tmp_path: Path) -> None:
     """Its requests name pieces of earlier ones that name pieces of earlier ones, and none of them has many messages."""
     messages, length = [[user("first")]], 1
     for n in range(1, 400):
@@ -166,7 +166,7 @@ def test_a_long_run_that_loses_messages_at_each_step_is_read(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "command", ["show", "show --json", "journal check", "compare diff", "compare price --model test/m"]
 )
-def test_a_cost_that_cannot_be_added_is_refused_by_its_record(tmp_path: Path, command: str, cost: str) -> None:
+def test_unaddable_cost_is_rejected_by_its_record(tmp_path: Path, command: str, cost: str) -> None:
     path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), *calls_that_cost(cost, cost)])
 
     ended = CliRunner().invoke(app, [*command.split(), *[str(path)] * (2 if command == "compare diff" else 1)])
@@ -179,7 +179,7 @@ def test_a_cost_that_cannot_be_added_is_refused_by_its_record(tmp_path: Path, co
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("cost", ["1E+999999999999999999", "-1", "NaN"])
-def test_a_cost_of_a_stopped_call_that_cannot_be_added_is_refused(tmp_path: Path, cost: str) -> None:
+def test_unaddable_cost_of_a_stopped_call_is_rejected(tmp_path: Path, cost: str) -> None:
     said = {"type": "partial_usage", "usage": {"type": "usage", "input_tokens": 1}, "cost": cost}
     stopped = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": said}
     asked = calls_that_cost("1")[0]
@@ -213,7 +213,7 @@ def calls_that_cost(*costs: str) -> list[dict[str, Any]]:
         "journal import", "cassette record -- true",
     ],
 )  # fmt: skip
-def test_commands_refuse_a_pipe_and_do_not_wait(
+def test_commands_reject_a_pipe_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -231,7 +231,7 @@ def test_commands_refuse_a_pipe_and_do_not_wait(
 
 
 @pytest.mark.spec("reliability:JR17")
-def test_keys_cassettes_and_scanned_files_are_no_pipes(tmp_path: Path) -> None:
+def test_keys_cassettes_and_scanned_files_may_not_be_pipes(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 

@@ -48,7 +48,7 @@ values = st.recursive(
 
 @pytest.mark.spec("replay:J1", "replay:J3", "replay:J7")
 @given(st.dictionaries(texts, values, max_size=4), st.integers(0, 2**32 - 1))
-def test_a_line_is_one_physical_line_whatever_it_holds_and_reads_back_in_order(members, previous):
+def test_line_is_one_physical_line_and_round_trips(members, previous):
     members = {"kind": "blob", **members}
     line, crc = encode_line(members, previous)
     assert line.endswith(b"\n")
@@ -60,7 +60,7 @@ def test_a_line_is_one_physical_line_whatever_it_holds_and_reads_back_in_order(m
 
 
 @pytest.mark.spec("replay:J4", "replay:J5")
-def test_the_checksum_is_that_of_the_bytes_before_it_and_starts_from_the_line_before():
+def test_checksum_covers_its_line_and_links_to_the_previous():
     line, crc = encode_line({"kind": "blob", "fp": "x", "data": 1}, 0)
     assert line == b'{"kind":"blob","fp":"x","data":1,"crc":"%08x"}\n' % zlib.crc32(b'{"kind":"blob","fp":"x","data":1')
     linked, _ = encode_line({"kind": "blob", "fp": "x", "data": 1}, crc)
@@ -68,7 +68,7 @@ def test_the_checksum_is_that_of_the_bytes_before_it_and_starts_from_the_line_be
 
 
 @pytest.mark.spec("replay:J10")
-def test_fingerprints_are_those_of_the_specification():
+def test_fingerprints_match_the_specification():
     assert fingerprint({"b": 1.0, "a": [1, -0.0, "\u2028", None, True]}) == "f8ba2454ddee89d1a197e1f8f53383fa"
     assert canonical({"b": 1e21, "a": "e\u0301"}) == '{"a":"e\u0301","b":1e+21}'
     assert fingerprint({"a": 1}) != fingerprint({"a": 1.0})
@@ -77,7 +77,7 @@ def test_fingerprints_are_those_of_the_specification():
 
 @pytest.mark.spec("replay:J8", "replay:J20")
 @given(values, st.integers(0, 3))
-def test_packing_long_texts_into_blobs_loses_nothing(value, long):
+def test_packing_texts_into_blobs_is_lossless(value, long):
     value = {"value": value, "long": ["x" * 40_000] * long, "$": {"$blob": "mine"}}
     blobs = {}
     stored = pack_texts(value, blobs)
@@ -87,7 +87,7 @@ def test_packing_long_texts_into_blobs_loses_nothing(value, long):
 
 
 @pytest.mark.spec("replay:J15", "reliability:R20")
-def test_every_error_that_an_effect_may_have_comes_back_equal():
+def test_every_effect_error_round_trips():
     kinds = [kind for kind in STORED.values() if issubclass(kind, StepEngineError)]
     assert len(kinds) > 20
     for kind in kinds:
@@ -97,7 +97,7 @@ def test_every_error_that_an_effect_may_have_comes_back_equal():
 
 @pytest.mark.spec("replay:J15", "requirements:B17")
 @given(st.sampled_from(["model_reply", "tool_result", "child_result"]).flatmap(lambda name: stored.STORED[name]))
-def test_every_outcome_of_an_effect_comes_back_equal(value):
+def test_every_effect_outcome_round_trips(value):
     if isinstance(value, ToolResult) and value.change is not None and value.change.values:
         value = attrs.evolve(value, change=None)  # Python objects for later hooks are never stored
     members = json.loads(json.dumps(outcome_members(Value(value, 3))))
@@ -105,7 +105,7 @@ def test_every_outcome_of_an_effect_comes_back_equal(value):
 
 
 @given(values)
-def test_every_json_value_of_a_perform_comes_back_equal(value):
+def test_every_json_value_of_a_perform_round_trips(value):
     members = json.loads(json.dumps(outcome_members(Value(value, 3))))
     assert outcome_of({"at": 3, **members}).value == value
 
@@ -121,7 +121,7 @@ def lines(world):
 
 
 @pytest.mark.spec("reliability:JR01", "replay:J30")
-def test_a_torn_last_record_is_left_out_at_every_byte_of_it(lines):
+def test_torn_last_record_is_omitted_at_every_byte(lines):
     whole, last = b"".join(lines[:-1]), lines[-1]
     for size in range(1, len(last) - 1):
         reading = read_lines(whole + last[:size], "j")
@@ -129,7 +129,7 @@ def test_a_torn_last_record_is_left_out_at_every_byte_of_it(lines):
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_flipped_bit_anywhere_but_in_the_last_record_is_found_and_named(lines):
+def test_flipped_bit_is_found_and_its_record_named(lines):
     for number in (0, 1, 5, len(lines) - 2):
         offset = sum(map(len, lines[:number]))
         for at in (0, len(lines[number]) // 2, len(lines[number]) - 4):
@@ -140,7 +140,7 @@ def test_a_flipped_bit_anywhere_but_in_the_last_record_is_found_and_named(lines)
 
 
 @pytest.mark.spec("reliability:JR02")
-def test_a_missing_repeated_or_swapped_record_is_found_in_a_linked_journal(lines):
+def test_missing_repeated_or_swapped_record_breaks_the_link(lines):
     for number in range(1, len(lines) - 2):
         here = lines[number]
         for changed in (
@@ -153,7 +153,7 @@ def test_a_missing_repeated_or_swapped_record_is_found_in_a_linked_journal(lines
 
 
 @pytest.mark.spec("replay:J41")
-def test_the_same_damage_is_found_by_structure_in_a_journal_that_is_not_linked(world):
+def test_unlinked_journal_detects_the_same_damage_by_structure(world):
     journal = MemoryJournal(link=False)
     world.rig().record(journal)
     lines = journal.lines()
@@ -178,7 +178,7 @@ def _problem(lines):
 
 @pytest.mark.spec("reliability:JR06")
 @pytest.mark.parametrize("tail", [b"\0" * 512, b'{"kind":"intent"', b"\xff\xfe"])
-def test_what_a_power_cut_leaves_at_the_end_is_torn(lines, tail):
+def test_power_cut_residue_at_the_end_is_torn(lines, tail):
     assert read_lines(b"".join(lines) + tail, "j").torn == len(tail)
     assert read_lines(tail, "j").torn == len(tail)
 
@@ -191,7 +191,7 @@ def sealed(members):
 
 
 @pytest.mark.spec("replay:J34")
-def test_a_newer_format_and_an_unknown_kind_are_refused_and_unknown_members_are_kept():
+def test_newer_format_is_rejected_and_unknown_members_are_kept():
     head, *rest = [json.loads(line) for line in GOLDEN.read_bytes().splitlines()]
     with pytest.raises(JournalVersion, match=r"journal/2, written by stepengine 9.*upgrade"):
         MemoryJournal(sealed({**head, "format": "stepengine.journal/2", "engine": "9"}))
@@ -204,7 +204,7 @@ def test_a_newer_format_and_an_unknown_kind_are_refused_and_unknown_members_are_
 
 
 @pytest.mark.spec("replay:J34", "replay:J23")
-def test_the_journal_of_the_first_version_is_still_read_replayed_and_written_like_this(world):
+def test_first_format_is_still_read_replayed_and_written(world):
     golden = FileJournal(GOLDEN)
     assert check(golden)
     result = world.rig().replay(golden)
@@ -219,7 +219,7 @@ def test_the_journal_of_the_first_version_is_still_read_replayed_and_written_lik
 
 @pytest.mark.spec("replay:J20")
 @pytest.mark.parametrize("dollar", [b"$", rb"\u0024"])
-def test_a_blob_is_put_back_in_however_its_name_is_written_in_a_line(dollar):
+def test_blob_reference_is_resolved_in_any_json_spelling(dollar):
     journal = MemoryJournal(link=False)
     with Engine([AgentDefinition("a", handle_steps=asking_for("x" * 40_000))]) as engine:
         engine.run_sync("a", journal=journal)
@@ -266,7 +266,7 @@ places = st.tuples(st.sampled_from(["", "3", "3.14"]), st.integers(0, 10**6))
 @pytest.mark.deep
 @pytest.mark.spec("replay:J1", "replay:J10", "replay:J13", "replay:J15", "replay:J39")
 @given(st.data())
-def test_the_line_of_a_record_is_that_of_its_stored_form_and_its_fingerprint_that_of_what_is_seen(data):
+def test_line_and_fingerprint_equal_those_of_the_stored_form(data):
     encoder = Encoder(Redactor({}, shapes=False), link=False)
     conversation, sent = Transcript(), 0
     for number in range(data.draw(st.integers(1, 3))):
@@ -310,7 +310,7 @@ def expected(encoder, line):
 
 @pytest.mark.spec("replay:J41", "reliability:JR02")
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.lists(st.just("type"), max_size=2)))
-def test_a_member_that_should_be_an_object_and_is_none_is_named_as_such(value):
+def test_non_object_member_is_named_in_the_error(value):
     """
     A text or a list "has" its letters or items as members: only the kind tells.
     """
@@ -336,7 +336,7 @@ def test_a_member_that_should_be_an_object_and_is_none_is_named_as_such(value):
         )
 
 
-def test_what_should_be_an_object_and_is_none_is_corrupt_wherever_it_stands_in_a_journal():
+def test_non_object_anywhere_in_a_journal_is_corrupt_with_record():
     """
     Each object below a record in turn, by a text, a list, a number and nothing: a typed error with the record.
     """

@@ -77,7 +77,7 @@ def forms(secret: str) -> list[bytes]:
 @pytest.mark.spec("replay:K5", "replay:K6", "reliability:R11", "replay:K8")
 @pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
 @pytest.mark.parametrize("redact", ["all", "known"])
-def test_no_planted_secret_is_in_any_byte_that_is_written(rig, tmp_path, kind, redact):
+def test_planted_secret_is_in_no_written_byte(rig, tmp_path, kind, redact):
     secrets = {planted(n): f"PLANT_{n}" for n in range(1, 16)} if redact == "known" else {}
     options = {"redact": redact, "secrets": secrets}
     journal = {
@@ -104,7 +104,7 @@ def test_no_planted_secret_is_in_any_byte_that_is_written(rig, tmp_path, kind, r
 
 @pytest.mark.spec("replay:K5", "reliability:R11")
 @pytest.mark.parametrize("way", ["file", "sqlite", "memory", "scrub"])
-def test_a_journal_that_was_recorded_with_its_secrets_is_copied_without_them(rig, tmp_path, way):
+def test_copying_removes_recorded_secrets(rig, tmp_path, way):
     raw = FileJournal(tmp_path / "raw.jsonl", redact="off")
     answers = {f"Is {planted(5)} right?": f"yes {planted(15)}"}
     recorded = rig(leaky(planted), REPLIES).record(raw, f"prompt {planted(14)}", answers=answers)
@@ -130,7 +130,7 @@ def test_a_journal_that_was_recorded_with_its_secrets_is_copied_without_them(rig
     )
 
 
-def test_the_journal_of_a_replay_is_written_without_what_the_rules_of_the_replay_take_out(rig, tmp_path):
+def test_replay_journal_applies_the_rules_of_the_replay(rig, tmp_path):
     raw, agent = FileJournal(tmp_path / "raw.jsonl", redact="off"), AgentDefinition("a", model="t/m")
     rig(agent, [f"it is {planted(1)}"]).record(raw)
     strict = FileJournal(raw.path, redact="known", secrets={planted(1): "PLANT"})
@@ -146,7 +146,7 @@ class Long:
 
 
 @pytest.mark.spec("replay:J20", "replay:K5")
-def test_a_copy_without_secrets_has_long_prompts_and_what_undoes_its_writes(tmp_path):
+def test_scrubbed_copy_keeps_long_prompts_and_undo_data(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     (root / "a.txt").write_text("old " * 20_000)
@@ -173,7 +173,7 @@ def test_a_copy_without_secrets_has_long_prompts_and_what_undoes_its_writes(tmp_
 
 @pytest.mark.spec("replay:D3", "replay:K14")
 @pytest.mark.parametrize("redact", ["all", "known"])
-def test_a_recording_plays_with_another_key(rig, redact):
+def test_recording_replays_with_a_different_key(rig, redact):
     def agent(key):
         def handle_steps(ctx):
             yield from ToolCall("act", {"note": f"use {key}"})
@@ -194,7 +194,7 @@ def test_a_recording_plays_with_another_key(rig, redact):
 
 
 @pytest.mark.spec("replay:K14")
-def test_with_patterns_on_the_run_sees_what_a_replay_will_see_and_else_the_live_value(rig):
+def test_pattern_redaction_is_visible_live_only_with_all(rig):
     def handle_steps(ctx):
         return (yield from Perform(planted, 1))
 
@@ -207,7 +207,7 @@ def test_with_patterns_on_the_run_sees_what_a_replay_will_see_and_else_the_live_
 
 
 @pytest.mark.spec("replay:K6", "replay:K13")
-def test_variables_that_are_named_like_secrets_are_known_and_nothing_else_of_the_environment():
+def test_only_secret_like_environment_variables_are_known_secrets():
     environment = {
         "ANTHROPIC_API_KEY": "key-12345678",
         "GH_TOKEN": "token-12345678",
@@ -224,7 +224,7 @@ def test_variables_that_are_named_like_secrets_are_known_and_nothing_else_of_the
 
 
 @pytest.mark.spec("replay:K8")
-def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_path, monkeypatch):
+def test_remaining_secret_shape_prevents_writing(rig, tmp_path, monkeypatch):
     # A cleaner with a hole: what it misses, the scan before the write finds.
     monkeypatch.setattr(Redactor, "value", lambda self, value, level=0: value)
     journal = FileJournal(tmp_path / "j.jsonl", redact="all")
@@ -243,7 +243,7 @@ def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_p
 
 @pytest.mark.spec("replay:K1", "replay:K5")
 @given(st.text(max_size=60), st.sampled_from([1, 2]))
-def test_a_cleaned_value_cleans_to_itself(words, number):
+def test_redaction_is_idempotent(words, number):
     redactor = Redactor({"hunter2-hunter2": "PW"}, shapes=True)
     value = {"a": f"{words} {planted(number)} {words}", "b": ["hunter2-hunter2" + words], "api_key": words}
     clean = redactor.value(value)
@@ -262,11 +262,11 @@ def test_a_cleaned_value_cleans_to_itself(words, number):
         "sk-ipped-the-rest-of-it",
     ],
 )
-def test_words_that_only_look_a_little_like_keys_stay(harmless):
+def test_key_like_words_are_not_redacted(harmless):
     assert Redactor({}, shapes=True).value({"x": harmless, "max_tokens": 5}) == {"x": harmless, "max_tokens": 5}
 
 
-def test_rules_are_told_apart_by_a_key_that_tells_nothing():
+def test_redaction_rules_are_identified_by_an_opaque_key():
     keys = [
         make_redactor("off", {}).key,
         Redactor({}, shapes=True).key,
@@ -306,9 +306,7 @@ TOKEN = 'tok-4711-aB3dE6gH9jK2"mN5pQ8/sT1vW4'
 @pytest.mark.spec("reliability:SC11", "reliability:R11")
 @pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
 @pytest.mark.parametrize("known", ["by the environment", "by the journal"])
-def test_a_secret_in_params_arguments_and_inputs_reaches_who_it_is_for_and_no_journal(
-    rig, tmp_path, kind, known, monkeypatch
-):
+def test_secret_inputs_reach_their_functions_but_no_journal(rig, tmp_path, kind, known, monkeypatch):
     """
     Whole values, parts of longer ones, keys of objects, of the run, of its children, of handlers and of models.
     """
@@ -370,7 +368,7 @@ def test_a_secret_in_params_arguments_and_inputs_reaches_who_it_is_for_and_no_jo
 
 @pytest.mark.spec("reliability:SC11")
 @pytest.mark.parametrize("token", [TOKEN, "no secret"])
-def test_a_run_that_goes_on_without_the_secrets_of_its_params_says_so_by_their_names(rig, token):
+def test_resume_without_param_secrets_warns_by_name(rig, token):
     got = []
 
     def handle_steps(ctx):

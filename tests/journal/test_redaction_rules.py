@@ -38,7 +38,7 @@ def cleaned(value, *rules, **options):
 
 
 @pytest.mark.spec("replay:K10")
-def test_rules_of_the_user_take_out_members_texts_and_values_at_any_depth():
+def test_user_rules_redact_members_texts_and_values():
     body = {
         "run": {"tools": [{"env": {"A": "1"}, "name": "x"}, {"env": "B"}]},
         "say": "ticket T-1234 for bob-the-builder",
@@ -61,7 +61,7 @@ def test_rules_of_the_user_take_out_members_texts_and_values_at_any_depth():
     [RedactField("/input/*"), RedactField("/said/0"), RedactField("/gr\u00fc\u00dfe"), RedactPattern("^classified$")],
     ids=repr,
 )
-def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp_path, rule):
+def test_rules_apply_to_escaped_and_nested_content(tmp_path, rule):
     @tool
     def keep(value: dict[str, list[str]]) -> str:
         """Keep something."""
@@ -82,7 +82,7 @@ def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp
 
 
 @pytest.mark.spec("replay:K10")
-def test_a_function_of_the_user_cleans_values_and_one_that_fails_lets_nothing_be_written(tmp_path):
+def test_user_function_redacts_and_its_failure_prevents_writing(tmp_path):
     def hide(value):
         return {**value, "note": "gone"} if "note" in value else value
 
@@ -105,7 +105,7 @@ def _nothing(ctx):
 
 
 @pytest.mark.spec("replay:K9")
-def test_a_value_whose_hash_is_listed_is_neither_replaced_nor_found():
+def test_allowed_hash_is_neither_redacted_nor_reported():
     text = f"the example key is {KEY}, the real one {OTHER}"
     redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=[digest_of(KEY)]))
 
@@ -119,7 +119,7 @@ def test_a_value_whose_hash_is_listed_is_neither_replaced_nor_found():
 
 
 @pytest.mark.spec("replay:K10")
-def test_a_header_of_the_user_is_left_out_although_it_is_harmless():
+def test_user_header_rule_removes_the_header():
     cleaner = Cleaner(base=Redactor({}, shapes=True, rules=RedactionRules(given=[RedactHeader("Anthropic-Beta")])))
     headers = [("anthropic-beta", "x"), ("content-type", "text/plain")]
 
@@ -130,7 +130,7 @@ def test_a_header_of_the_user_is_left_out_although_it_is_harmless():
 
 
 @pytest.mark.spec("replay:K12")
-def test_of_binary_bodies_only_known_values_are_taken_out():
+def test_binary_bodies_lose_only_known_values():
     cleaner = Cleaner({"hunter2-hunter2": "PW"})
     body = b"\xff\xfe" + KEY.encode() + b"hunter2-hunter2"
 
@@ -138,12 +138,12 @@ def test_of_binary_bodies_only_known_values_are_taken_out():
 
 
 @pytest.mark.parametrize("rule", ["x-tenant", None, 3, RedactField])
-def test_what_is_no_rule_is_refused(rule):
+def test_invalid_rule_type_is_rejected(rule):
     with pytest.raises(DataError, match="redact lists RedactHeader, RedactField"):
         make_redactor([rule], {})
 
 
-def test_rules_that_cannot_mean_anything_are_refused():
+def test_invalid_rule_value_is_rejected():
     with pytest.raises(DataError, match="names a member"):
         RedactField("/")
     with pytest.raises(DataError, match="cannot be used"):
@@ -154,7 +154,7 @@ def test_rules_that_cannot_mean_anything_are_refused():
 
 
 @given(st.sampled_from(["T-12 ", "/place/code/a", "plain", KEY, "env"]), st.recursive(st.text(max_size=8), st.lists))
-def test_whatever_the_rules_a_cleaned_value_cleans_to_itself(text, tree):
+def test_redaction_with_rules_is_idempotent(text, tree):
     redactor = Redactor(
         {"plain-known": "K"},
         shapes=True,
@@ -167,7 +167,7 @@ def test_whatever_the_rules_a_cleaned_value_cleans_to_itself(text, tree):
 
 
 @pytest.mark.spec("replay:K7")
-def test_what_tells_of_the_machine_is_replaced_in_the_record_and_stays_in_the_run(tmp_path):
+def test_machine_data_is_replaced_in_the_record_only(tmp_path):
     @tool
     def where() -> str:
         """Say where."""
@@ -187,7 +187,7 @@ def test_what_tells_of_the_machine_is_replaced_in_the_record_and_stays_in_the_ru
 
 
 @pytest.mark.spec("replay:K7")
-def test_the_data_of_a_machine_are_its_folders_and_names_but_no_ordinary_words(monkeypatch):
+def test_machine_data_covers_folders_and_names_only(monkeypatch):
     monkeypatch.setenv("HOME", "/people/ada")
     monkeypatch.setattr("socket.gethostname", lambda: "ada-laptop")
     monkeypatch.setattr("getpass.getuser", lambda: "root")
@@ -201,7 +201,7 @@ def test_the_data_of_a_machine_are_its_folders_and_names_but_no_ordinary_words(m
 
 
 @pytest.mark.spec("replay:K11", "replay:K5")
-def test_a_scan_names_file_line_and_rule_and_never_the_value(tmp_path: Path):
+def test_scan_reports_file_line_and_rule_without_the_value(tmp_path: Path):
     (tmp_path / "run.jsonl").write_text(json.dumps({"text": f"first\n{KEY}"}) + "\n" + json.dumps({"t": "none"}) + "\n")
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "b.txt").write_text(f"one\ntwo {OTHER}\n")

@@ -70,7 +70,7 @@ def here() -> int:
 
 
 @pytest.mark.spec("reliability:I3", "replay:J23")
-def test_a_replay_does_nothing_and_gives_an_equal_result_and_a_byte_equal_journal(world, fresh_world):
+def test_replay_has_no_effects_and_an_equal_byte_identical_journal(world, fresh_world):
     recorded = MemoryJournal()
     expected = world.rig().record(recorded)
     for source in (recorded, MemoryJournal(recorded.lines())):
@@ -86,7 +86,7 @@ def test_a_replay_does_nothing_and_gives_an_equal_result_and_a_byte_equal_journa
 
 
 @pytest.mark.spec("reliability:I3", "replay:J19", "replay:D1")
-def test_everything_that_a_handler_may_ask_for_comes_from_the_record(rig):
+def test_every_yieldable_is_answered_from_the_record(rig):
     async def slow(n: int) -> int:
         await asyncio.sleep(0)
         return n * 2
@@ -144,7 +144,7 @@ def test_everything_that_a_handler_may_ask_for_comes_from_the_record(rig):
 
 
 @pytest.mark.spec("replay:J16", "requirements:N3")
-def test_messages_that_were_sent_to_the_run_are_replayed_where_they_arrived(rig):
+def test_sent_messages_are_replayed_where_they_arrived(rig):
     runs = []
 
     def send(n):
@@ -171,7 +171,7 @@ def test_messages_that_were_sent_to_the_run_are_replayed_where_they_arrived(rig)
 
 
 @pytest.mark.spec("replay:J12", "reliability:JR22")
-def test_a_prompt_that_is_computed_comes_from_the_record_and_one_that_is_written_down_from_the_code(rig):
+def test_computed_prompt_is_replayed_from_the_record(rig):
     class Clock:
         def __init__(self, now):
             self.now = now
@@ -198,7 +198,7 @@ def test_a_prompt_that_is_computed_comes_from_the_record_and_one_that_is_written
 
 
 @pytest.mark.spec("reliability:MP32")
-def test_time_goes_on_from_the_record_also_when_the_wall_clock_was_set_back(rig):
+def test_time_never_goes_back_after_a_clock_change(rig):
     def handle_steps(ctx):
         yield from Perform(asyncio.sleep, 0.01)
         first = ctx.now()
@@ -243,7 +243,7 @@ def test_a_run_that_continued_another_is_replayed_with_its_history(rig):
 
 @pytest.mark.speed
 @pytest.mark.spec("replay:J39", "replay:J19")
-def test_a_long_run_costs_the_same_at_every_step(rig, monkeypatch):
+def test_cost_per_step_is_constant_in_a_long_run(rig, monkeypatch):
     def handle_steps(ctx):
         for _ in range(steps):
             yield STEP
@@ -269,7 +269,7 @@ def test_a_long_run_costs_the_same_at_every_step(rig, monkeypatch):
 
 
 @pytest.mark.spec("replay:J19")
-def test_a_window_that_slides_over_the_history_is_stored_by_what_slides_in(rig):
+def test_sliding_window_stores_only_new_messages(rig):
     def window(ctx):
         from stepengine import Change
 
@@ -311,7 +311,7 @@ def divergence(rig, agent, journal) -> ReplayDivergence:
 
 
 @pytest.mark.spec("replay:D1", "replay:D5")
-def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy(rig):
+def test_edited_handler_divergence_names_step_line_field_and_fix(rig):
     lines: dict[str, int] = {}
     schema = {"type": "object"}
     act = Tool(name="act", description="d", input_schema=schema, run=lambda given: "done", in_thread=False)
@@ -343,7 +343,7 @@ def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy
 
 
 @pytest.mark.spec("replay:D5")
-def test_the_line_is_that_of_the_deepest_frame_of_the_author(rig):
+def test_divergence_line_is_the_authors_deepest_frame(rig):
     place: dict[str, int] = {}
 
     def inner(value):
@@ -379,7 +379,7 @@ def test_the_line_is_that_of_the_deepest_frame_of_the_author(rig):
 
 
 @pytest.mark.spec("replay:D1", "replay:D4")
-def test_inserted_removed_and_reordered_effects_are_told_apart(rig):
+def test_inserted_removed_and_reordered_effects_are_distinguished(rig):
     done: list[Any] = []
 
     def agent(*names):
@@ -410,7 +410,7 @@ def test_inserted_removed_and_reordered_effects_are_told_apart(rig):
 
 
 @pytest.mark.spec("replay:D15", "replay:D4")
-def test_records_that_the_run_did_not_come_by_are_told(rig):
+def test_unused_records_are_reported(rig):
     def agent(count):
         def handle_steps(ctx):
             for n in range(count):
@@ -429,7 +429,7 @@ def test_records_that_the_run_did_not_come_by_are_told(rig):
 
 
 @pytest.mark.spec("reliability:JR24", "replay:D2")
-def test_what_the_world_does_not_see_may_change(rig):
+def test_changes_without_effect_do_not_diverge(rig):
     def agent(display, *, shout):
         def handle_steps(ctx):
             ctx.notify("a" * shout)
@@ -457,7 +457,7 @@ def test_what_the_world_does_not_see_may_change(rig):
         ({"settings": {"temperature": 0.5}}, "/settings", "model settings"),
     ],
 )
-def test_a_changed_part_of_a_request_is_named(rig, change, pointer, cause):
+def test_changed_part_of_a_request_is_named(rig, change, pointer, cause):
     from stepengine import ModelSettings
 
     if "settings" in change:
@@ -472,7 +472,7 @@ def test_a_changed_part_of_a_request_is_named(rig, change, pointer, cause):
 
 
 @pytest.mark.spec("replay:D7")
-def test_an_inserted_message_shows_as_one_insertion_and_long_texts_from_where_they_differ(rig):
+def test_inserted_message_is_shown_as_one_insertion(rig):
     def agent(extra, tail):
         def handle_steps(ctx):
             if extra:
@@ -494,7 +494,7 @@ def test_an_inserted_message_shows_as_one_insertion_and_long_texts_from_where_th
 
 
 @pytest.mark.spec("replay:D1")
-def test_a_child_that_does_something_else_stops_the_whole_tree(rig):
+def test_diverging_child_stops_the_whole_tree(rig):
     done: list[str] = []
     resumed: list[str] = []
 
@@ -524,7 +524,7 @@ def test_a_child_that_does_something_else_stops_the_whole_tree(rig):
 
 
 @pytest.mark.spec("replay:D4", "reliability:R22")
-def test_an_outcome_that_cannot_be_read_any_more_is_a_divergence(rig):
+def test_undecodable_outcome_is_a_divergence(rig):
     agent = AgentDefinition("a", model="t/m")
     journal = recorded(rig, agent, ["ok"])
     for record in journal.records():
@@ -536,7 +536,7 @@ def test_an_outcome_that_cannot_be_read_any_more_is_a_divergence(rig):
 
 
 @pytest.mark.spec("replay:D1", "replay:D14", "replay:C15")
-def test_whoever_replays_or_resumes_is_raised_the_divergence_unless_a_result_is_wanted(rig):
+def test_divergence_is_raised_unless_a_result_is_requested(rig):
     def agent(word):
         def handle_steps(ctx):
             try:
@@ -564,7 +564,7 @@ def test_whoever_replays_or_resumes_is_raised_the_divergence_unless_a_result_is_
 
 
 @pytest.mark.spec("replay:D14")
-def test_a_caller_may_accept_another_content_and_the_recorded_outcome_serves(rig):
+def test_accepted_difference_uses_the_recorded_outcome(rig):
     def agent(*words):
         def handle_steps(ctx):
             for word in words:
@@ -594,7 +594,7 @@ def test_a_caller_may_accept_another_content_and_the_recorded_outcome_serves(rig
 
 
 @pytest.mark.spec("reliability:R1")
-def test_a_run_that_is_started_with_something_else_is_refused(rig):
+def test_run_started_with_other_input_diverges(rig):
     agent = AgentDefinition("a", model="t/m")
     journal = recorded(rig, agent, ["ok"])
     player = rig(agent)
@@ -615,7 +615,7 @@ def test_a_run_that_is_started_with_something_else_is_refused(rig):
 
 
 @pytest.mark.spec("replay:D15")
-def test_replaying_what_a_crash_left_goes_as_far_as_the_record_and_does_nothing(world, fresh_world):
+def test_replay_of_a_crashed_run_ends_with_its_record(world, fresh_world):
     journal = MemoryJournal()
     world.rig().record(journal)
     lines = journal.lines()
@@ -628,7 +628,7 @@ def test_replaying_what_a_crash_left_goes_as_far_as_the_record_and_does_nothing(
 
 
 @pytest.mark.spec("replay:D10", "replay:M4")
-def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_difference(tmp_path, rig):
+def test_extend_keeps_the_valid_prefix_and_runs_the_rest(tmp_path, rig):
     done: list[str] = []
 
     def act(name):
@@ -666,7 +666,7 @@ def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_differenc
     assert done == ["four", "kid four"]
 
 
-def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):
+def test_resumed_session_hides_recorded_events(rig):
     def handle_steps(ctx):
         yield from Perform(echo, 1)
         ctx.notify("between")
@@ -687,7 +687,7 @@ def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):
     assert ("perform_started", 1) in shown
 
 
-def test_messages_of_a_recorded_request_can_be_put_together_again(rig):
+def test_recorded_request_can_be_reassembled(rig):
     def handle_steps(ctx):
         for _ in range(3):
             yield STEP
@@ -703,7 +703,7 @@ def test_messages_of_a_recorded_request_can_be_put_together_again(rig):
 
 
 @pytest.mark.spec("replay:J31", "reliability:R2")
-def test_a_child_that_was_stopped_by_its_own_limit_is_stopped_there_again(rig, monkeypatch):
+def test_child_stopped_by_its_limit_stops_there_again(rig, monkeypatch):
     done: list[str] = []
 
     async def slow(name):
@@ -743,7 +743,7 @@ class Busy(ModelError):
 
 
 @pytest.mark.spec("reliability:R22")
-def test_an_error_that_cannot_be_stored_is_seen_as_what_can_live_and_on_replay(rig):
+def test_unstorable_error_looks_the_same_live_and_replayed(rig):
     def handle_steps(ctx):
         try:
             yield STEP
@@ -758,7 +758,7 @@ def test_an_error_that_cannot_be_stored_is_seen_as_what_can_live_and_on_replay(r
 
 
 @pytest.mark.spec("replay:D1", "replay:D4")
-def test_a_child_that_had_ended_and_now_asks_for_more_is_a_divergence_also_while_its_parent_goes_on(rig):
+def test_finished_child_that_asks_for_more_diverges_on_resume(rig):
     done: list[str] = []
 
     def agent(*names):
@@ -785,7 +785,7 @@ def test_a_child_that_had_ended_and_now_asks_for_more_is_a_divergence_also_while
 
 
 @pytest.mark.spec("reliability:R20", "replay:D2")
-def test_arguments_that_are_not_json_are_recorded_by_what_they_are_called(rig):
+def test_non_json_arguments_are_recorded_by_name(rig):
     class Client:
         pass
 
@@ -836,7 +836,7 @@ class Hostile:
     ],
     ids=["argument", "keyword", "nested", "function", "result"],
 )
-def test_objects_that_raise_whatever_is_asked_of_them_are_recorded_by_their_type_and_replayed(yielded, output):
+def test_hostile_objects_are_recorded_by_type_and_replayed(yielded, output):
     def handle_steps(ctx):
         try:
             return (yield from yielded())

@@ -67,7 +67,7 @@ def moved(history: Transcript, move: tuple[str, Any]) -> Transcript:
 
 @pytest.mark.spec("replay:J19", "replay:J39")
 @given(st.lists(moves, max_size=12), st.lists(words, max_size=2), st.lists(st.sampled_from(TOOLS), max_size=3))
-def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
+def test_every_request_round_trips(changes, prompts, tools):
     history, journal = Transcript(), MemoryJournal(redact="off")
     writer = journal.writer()
     for record in (HEAD, Intent("", -1, ROOT)):
@@ -101,7 +101,7 @@ def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
 
 
 @given(st.lists(moves, min_size=1, max_size=8))
-def test_reading_the_last_request_alone_gives_the_same(changes):
+def test_last_request_can_be_read_alone(changes):
     history, encoder, lines = Transcript(), Encoder(PLAIN, link=True), []
     for record in (HEAD, Intent("", -1, ROOT)):
         lines += encoder.lines(record)
@@ -114,7 +114,7 @@ def test_reading_the_last_request_alone_gives_the_same(changes):
 
 
 @pytest.mark.spec("replay:J39", "replay:J10", "replay:D2")
-def test_the_fingerprint_of_a_request_is_what_the_model_sees_and_nothing_else():
+def test_request_fingerprint_covers_exactly_what_the_model_sees():
     prints = Fingerprints(PLAIN)
     base = ModelRequest("m", "s", Transcript([UserMessage("hi", ("A",))]), (ToolSpec("t", "d", {"a": 1, "b": 2}),))
     same = [
@@ -139,7 +139,7 @@ def test_the_fingerprint_of_a_request_is_what_the_model_sees_and_nothing_else():
 
 
 @pytest.mark.spec("replay:J41")
-def test_numbers_that_the_machine_left_out_are_told_and_others_are_damage():
+def test_recorded_gaps_are_valid_and_other_gaps_are_damage():
     def history(*records):
         return History([HEAD, Intent("", -1, ROOT), *records])
 
@@ -150,7 +150,7 @@ def test_numbers_that_the_machine_left_out_are_told_and_others_are_damage():
         history(Intent("", 0, tool), done, Intent("", 3, tool))
 
 
-def test_an_agent_has_one_fingerprint_whether_its_settings_are_left_out_or_written_as_they_are() -> None:
+def test_default_settings_do_not_change_the_agent_fingerprint() -> None:
     """
     What stands for settings that nobody set is not made by the codec; it has to be what that would make.
     """

@@ -43,7 +43,7 @@ AGENT = AgentDefinition("goer", model="test/model", tools=[passed], handle_steps
 
 
 @pytest.mark.spec("programs:PG5", "requirements:N3")
-async def test_a_message_that_came_while_a_body_was_under_way_is_replayed_and_gone_on_from():
+async def test_message_during_a_body_is_replayed_and_resumed():
     GATES.update(reached=asyncio.Event(), open=asyncio.Event())
     journal = MemoryJournal()
     async with Engine([AGENT], models=ScriptedModel([repeated])) as engine:

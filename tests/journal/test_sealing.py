@@ -48,7 +48,7 @@ SECOND = '"value":"second"'
 
 
 @pytest.mark.spec("replay:J37")
-def test_an_edited_result_is_shown_sealed_and_taken_by_the_replay(path: Path) -> None:
+def test_edited_result_is_shown_sealed_and_replayed(path: Path) -> None:
     edit(path, SECOND, '"value":"edited"')
     with pytest.raises(
         JournalCorrupt, match=f"`stepengine journal repair {path} --seal` shows what was edited"
@@ -74,7 +74,7 @@ def test_an_edited_result_is_shown_sealed_and_taken_by_the_replay(path: Path) ->
 
 
 @pytest.mark.spec("replay:J37", "replay:J10")
-def test_an_edited_effect_gets_its_fingerprint_anew_and_with_it_every_request_that_holds_it(path: Path) -> None:
+def test_sealing_updates_fingerprints_of_an_edited_effect(path: Path) -> None:
     before = MemoryJournal(path.read_bytes())
     edit(path, '"args":["first"]', '"args":["other"]')
     made = sealed(path).journal
@@ -85,7 +85,7 @@ def test_an_edited_effect_gets_its_fingerprint_anew_and_with_it_every_request_th
 
 
 @pytest.mark.spec("replay:J37", "replay:J20")
-def test_an_edited_prompt_that_is_stored_as_a_blob_is_found_by_its_new_name(path: Path) -> None:
+def test_edited_blob_is_found_by_its_new_fingerprint(path: Path) -> None:
     edit(path, '"data":"You help."', '"data":"You hinder."')
     made = sealed(path)
     assert [e.what for e in made.edits] == ["blob"]
@@ -102,16 +102,14 @@ def test_an_edited_prompt_that_is_stored_as_a_blob_is_found_by_its_new_name(path
         (lambda lines: [*lines[:3], b"\xff\xfe\n", *lines[3:]], "is not UTF-8"),
     ],
 )
-def test_what_is_damaged_and_not_edited_is_not_sealed(path: Path, spoil: Any, said: str) -> None:
+def test_damaged_journal_is_not_sealed(path: Path, spoil: Any, said: str) -> None:
     path.write_bytes(b"".join(spoil(path.read_bytes().splitlines(keepends=True))))
     with pytest.raises(JournalCorrupt, match=said):
         sealed(path)
 
 
 @pytest.mark.spec("replay:J30", "reliability:JR02")
-def test_the_whole_records_before_damage_are_kept_in_another_journal_which_is_resumed(
-    path: Path, tmp_path: Path
-) -> None:
+def test_records_before_damage_are_kept_and_resumed(path: Path, tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     lines = bytes(content).splitlines(keepends=True)
     content[sum(map(len, lines[:5])) + 40] ^= 1
@@ -135,7 +133,7 @@ def test_the_whole_records_before_damage_are_kept_in_another_journal_which_is_re
         repair(path, 3, kept)
 
 
-def test_a_run_in_an_sqlite_file_is_sealed_too(path: Path, tmp_path: Path) -> None:
+def test_sqlite_run_can_be_sealed(path: Path, tmp_path: Path) -> None:
     import sqlite3
 
     store = SqliteJournal(tmp_path / "runs.db", "one")

@@ -162,9 +162,7 @@ def signatures_in(lines: list[bytes]) -> list[int]:
 
 @pytest.mark.spec("reliability:JR44")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-async def test_a_run_is_signed_to_its_end_when_it_is_suspended_and_when_it_has_ended(
-    kind: str, keys: Path, public: Path, tmp_path: Path
-):
+async def test_run_is_signed_to_its_end_when_suspended_or_finished(kind: str, keys: Path, public: Path, tmp_path: Path):
     key = SigningKey(keys, records=5)
     given = (
         FileJournal(tmp_path / "a.jsonl", sign=key) if kind == "file" else SqliteJournal(tmp_path / "a.db", sign=key)
@@ -186,7 +184,7 @@ async def test_a_run_is_signed_to_its_end_when_it_is_suspended_and_when_it_has_e
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 @pytest.mark.spec("reliability:JR44")
-def test_keys_of_ssh_keygen_sign_and_are_named_as_it_names_them(tmp_path: Path):
+def test_ssh_keygen_keys_sign_and_match_its_fingerprint(tmp_path: Path):
     key = tmp_path / "k"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     named = subprocess.run(["ssh-keygen", "-l", "-f", f"{key}.pub"], check=True, capture_output=True, text=True).stdout
@@ -200,7 +198,7 @@ def test_keys_of_ssh_keygen_sign_and_are_named_as_it_names_them(tmp_path: Path):
     assert (True, named.split()[1]) == (bool(verified), verified.key)
 
 
-async def test_a_journal_that_nobody_signs_is_written_as_ever(tmp_path: Path, keys: Path):
+async def test_unsigned_journal_format_is_unchanged(tmp_path: Path, keys: Path):
     plain = await recorded(FileJournal(tmp_path / "plain.jsonl"))
     signed = await recorded(FileJournal(tmp_path / "signed.jsonl", sign=keys))
 
@@ -214,7 +212,7 @@ async def test_a_journal_that_nobody_signs_is_written_as_ever(tmp_path: Path, ke
 
 @pytest.mark.spec("reliability:JR45")
 @pytest.mark.parametrize("anew", [False, True], ids=["as it is", "all checksums made anew"])
-def test_an_altered_byte_is_told_with_its_record(journal: Path, public: Path, anew: bool):
+def test_altered_byte_is_reported_with_its_record(journal: Path, public: Path, anew: bool):
     lines = lines_of(journal)
     number = next(n for n, line in enumerate(lines, 1) if b"noted 3" in line)
     lines[number - 1] = lines[number - 1].replace(b"noted 3", b"noted 4")
@@ -225,7 +223,7 @@ def test_an_altered_byte_is_told_with_its_record(journal: Path, public: Path, an
 
 @pytest.mark.spec("reliability:JR45")
 @pytest.mark.parametrize("anew", [False, True], ids=["as it is", "all checksums made anew"])
-def test_a_removed_record_is_told_with_its_place(journal: Path, public: Path, anew: bool):
+def test_removed_record_is_reported_with_its_position(journal: Path, public: Path, anew: bool):
     lines = lines_of(journal)
     del lines[7]
     journal.write_bytes(resealed(b"".join(lines)) if anew else b"".join(lines))
@@ -235,7 +233,7 @@ def test_a_removed_record_is_told_with_its_place(journal: Path, public: Path, an
 
 @pytest.mark.spec("reliability:JR45")
 @pytest.mark.parametrize(("one", "other"), [(8, 9), (8, 11)])
-def test_swapped_records_are_told(journal: Path, public: Path, one: int, other: int):
+def test_swapped_records_are_reported(journal: Path, public: Path, one: int, other: int):
     lines = lines_of(journal)
     lines[one - 1], lines[other - 1] = lines[other - 1], lines[one - 1]
     journal.write_bytes(resealed(b"".join(lines)))
@@ -245,7 +243,7 @@ def test_swapped_records_are_told(journal: Path, public: Path, one: int, other: 
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_a_record_that_was_moved_and_one_that_was_added_are_told(journal: Path, public: Path):
+def test_moved_and_added_records_are_reported(journal: Path, public: Path):
     lines = lines_of(journal)
     moved = lines[:7] + lines[8:10] + [lines[7]] + lines[10:]
     journal.write_bytes(resealed(b"".join(moved)))
@@ -257,7 +255,7 @@ def test_a_record_that_was_moved_and_one_that_was_added_are_told(journal: Path, 
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_a_signature_that_was_removed_altered_or_repeated_is_told(journal: Path, public: Path):
+def test_removed_altered_or_repeated_signature_is_reported(journal: Path, public: Path):
     lines = lines_of(journal)
     first, second, *_ = signatures_in(lines)
     journal.write_bytes(resealed(b"".join([*lines[: first - 1], *lines[first:]])))
@@ -284,7 +282,7 @@ def test_a_signature_that_was_removed_altered_or_repeated_is_told(journal: Path,
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_a_tail_that_was_cut_and_a_record_that_was_added_by_hand_are_told(journal: Path, public: Path):
+def test_cut_tail_and_appended_record_are_reported(journal: Path, public: Path):
     lines = lines_of(journal)
     count, signatures = len(lines), signatures_in(lines)
     journal.write_bytes(b"".join(lines[:-1]))
@@ -311,7 +309,7 @@ def test_a_tail_that_was_cut_and_a_record_that_was_added_by_hand_are_told(journa
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_what_was_cut_off_behind_a_signature_that_closed_is_told_by_what_was_seen(journal: Path, public: Path):
+def test_truncation_after_a_closing_signature_needs_the_seen_digest(journal: Path, public: Path):
     lines = lines_of(journal)
     closing = [n for n in signatures_in(lines) if b'"closes":true' in lines[n - 1]]
     seen = verify(journal, public).digest
@@ -323,7 +321,7 @@ def test_what_was_cut_off_behind_a_signature_that_closed_is_told_by_what_was_see
 
 
 @pytest.mark.spec("reliability:JR45")
-async def test_what_another_key_signed_or_nobody_is_not_signed(journal: Path, public: Path, tmp_path: Path):
+async def test_other_or_missing_signatures_do_not_verify(journal: Path, public: Path, tmp_path: Path):
     other = new_key(tmp_path, "other")
     theirs = await recorded(FileJournal(tmp_path / "theirs.jsonl", sign=other))
     assert "its signatures are by SHA256:" in verify(theirs, public).problems[0]
@@ -341,7 +339,7 @@ async def test_what_another_key_signed_or_nobody_is_not_signed(journal: Path, pu
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_no_byte_of_the_last_signature_can_be_another_one(whole: bytes, public: Path, tmp_path: Path):
+def test_every_byte_of_the_last_signature_is_protected(whole: bytes, public: Path, tmp_path: Path):
     """
     Nothing signs what comes after it: its own checksum, and the bits of its last letters that say nothing.
     """
@@ -396,7 +394,7 @@ def alterations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 @pytest.mark.spec("reliability:JR45")
 @given(altered=alterations())
-def test_nothing_that_is_altered_passes(
+def test_no_alteration_passes_verification(
     whole: bytes, public: Path, tmp_path_factory: pytest.TempPathFactory, altered: Callable[[bytes], bytes]
 ):
     content = altered(whole)
@@ -442,9 +440,7 @@ print(asyncio.run(run).status)
 
 @pytest.mark.spec("reliability:JR44", "reliability:JR46")
 @pytest.mark.deep
-def test_a_crash_leaves_a_tail_that_is_told_and_the_run_goes_on_with_the_chain(
-    keys: Path, public: Path, tmp_path: Path
-):
+def test_crash_tail_is_reported_and_the_chain_continues(keys: Path, public: Path, tmp_path: Path):
     path, script = tmp_path / "run.jsonl", tmp_path / "script.py"
     script.write_text(KILLED)
 
@@ -471,7 +467,7 @@ def test_a_crash_leaves_a_tail_that_is_told_and_the_run_goes_on_with_the_chain(
 
 
 @pytest.mark.spec("reliability:JR46")
-async def test_a_signed_run_does_not_go_on_unsigned_altered_or_by_another_key(keys: Path, tmp_path: Path):
+async def test_signed_run_resumes_only_unaltered_with_its_key(keys: Path, tmp_path: Path):
     path = tmp_path / "run.jsonl"
     await recorded(FileJournal(path, sign=SigningKey(keys, records=5)), answered=False)
     before = path.read_bytes()
@@ -488,7 +484,7 @@ async def test_a_signed_run_does_not_go_on_unsigned_altered_or_by_another_key(ke
 
 
 @pytest.mark.spec("reliability:JR46")
-async def test_a_fork_is_a_journal_of_its_own_with_its_own_signatures_or_none(keys: Path, public: Path, tmp_path: Path):
+async def test_fork_has_its_own_signatures_or_none(keys: Path, public: Path, tmp_path: Path):
     path = tmp_path / "run.jsonl"
     await recorded(FileJournal(path, sign=SigningKey(keys, records=5)), answered=False)
     plain = await engine().fork(path, at="#3", allow_repeat=True, answers={"Go on?": "yes"})
@@ -511,7 +507,7 @@ def secrets_in(path: Path) -> list[str]:
 
 
 @pytest.mark.spec("reliability:JR48")
-async def test_who_answered_what_is_listed_with_when_and_why(tmp_path: Path):
+async def test_decisions_list_person_time_and_reason(tmp_path: Path):
     asked = AgentDefinition("asked", model="test/model", tools=[note])
     rules = Policy([Rule.ask_for_tool("note")])
     models = ScriptedModel([tool_call("note", {"text": "x"}), text("ok")])
@@ -543,7 +539,7 @@ async def test_who_answered_what_is_listed_with_when_and_why(tmp_path: Path):
 
 @pytest.mark.spec("reliability:JR47")
 @pytest.mark.parametrize("kind", ["file", "memory"])
-async def test_the_key_is_taken_out_of_whatever_is_written_once_it_was_read(kind: str, keys: Path, tmp_path: Path):
+async def test_signing_key_is_redacted_from_everything_written(kind: str, keys: Path, tmp_path: Path):
     SigningKey(keys)
     journal: Journal = FileJournal(tmp_path / "run.jsonl") if kind == "file" else MemoryJournal()
     run = await engine().run(LEAKING, str(keys), journal=journal)
@@ -560,7 +556,7 @@ async def test_the_key_is_taken_out_of_whatever_is_written_once_it_was_read(kind
 @pytest.mark.spec("reliability:JR47")
 @pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.parametrize("whose", ["the agent", "its child", "the engine", "a carried tool"])
-async def test_no_agent_runs_that_has_a_tool_whose_folder_the_key_is_in(whose: str, tmp_path: Path):
+async def test_agent_with_tools_in_the_keys_folder_is_rejected(whose: str, tmp_path: Path):
     (tmp_path / "deep").mkdir()
     key = new_key(tmp_path / "deep")
     near = file_tools(tmp_path)[0]
@@ -587,7 +583,7 @@ async def test_no_agent_runs_that_has_a_tool_whose_folder_the_key_is_in(whose: s
 
 
 @pytest.mark.spec("reliability:JR47")
-def test_a_key_that_cannot_sign_is_refused_with_what_would(keys: Path, tmp_path: Path):
+def test_unusable_signing_key_is_rejected_with_advice(keys: Path, tmp_path: Path):
     def refused(path: Path) -> str:
         with pytest.raises(JournalError) as caught:
             SigningKey(path)
@@ -613,7 +609,7 @@ def test_a_key_that_cannot_sign_is_refused_with_what_would(keys: Path, tmp_path:
 
 
 @pytest.mark.spec("reliability:JR45")
-def test_what_is_no_public_key_and_no_digest_is_refused(journal: Path, keys: Path, tmp_path: Path):
+def test_invalid_public_key_or_digest_is_rejected(journal: Path, keys: Path, tmp_path: Path):
     with pytest.raises(
         JournalError, match=r"is a private key, which no one needs who verifies; give the one in its \.pub"
     ):

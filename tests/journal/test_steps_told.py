@@ -65,7 +65,7 @@ def whole(fresh_world):
 
 
 @pytest.mark.spec("interfaces:IF11")
-def test_a_resumed_run_tells_of_whole_steps_wherever_it_was_cut(fresh_world, whole):
+def test_resumed_run_reports_whole_steps_after_any_cut(fresh_world, whole):
     lines, first = whole
     going_on = 0
     for cut in range(2, len(lines)):
@@ -90,7 +90,7 @@ def test_a_resumed_run_tells_of_whole_steps_wherever_it_was_cut(fresh_world, who
 
 
 @pytest.mark.spec("interfaces:IF11")
-def test_a_replay_tells_of_the_steps_as_the_run_did(fresh_world, whole):
+def test_replay_reports_the_same_steps(fresh_world, whole):
     lines, first = whole
     _, _, again = told(fresh_world(), lambda rig: rig.replay(MemoryJournal(lines)))
 
@@ -105,7 +105,7 @@ def test_a_replay_tells_of_the_steps_as_the_run_did(fresh_world, whole):
 @pytest.mark.spec("interfaces:IF11")
 @pytest.mark.parametrize("how", ["cancel", "interrupt", "raise"])
 @pytest.mark.deep
-def test_steps_end_wherever_a_run_is_cut_off(fresh_world, whole, how):
+def test_steps_end_wherever_a_run_is_stopped(fresh_world, whole, how):
     """Its task is cancelled, it is told to end, or an observer wants it to: at each of its events."""
     _, first = whole
     seen = Counter()
@@ -154,7 +154,7 @@ def resumed(fresh_world, journal):
 
 
 @pytest.mark.spec("interfaces:IF11")
-def test_a_step_that_waits_for_a_person_ends_as_suspended_and_begins_again_with_the_answer(rig):
+def test_suspended_step_starts_again_with_the_answer(rig):
     asks = AgentDefinition("asks", model="test/m", tools=["ask_user"])
     journal, first, second = MemoryJournal(), Stream(), Stream()
     call = tool_call("ask_user", {"questions": [{"question": "Which?"}]})
@@ -167,7 +167,7 @@ def test_a_step_that_waits_for_a_person_ends_as_suspended_and_begins_again_with_
 
 
 @pytest.mark.spec("interfaces:IF11")
-def test_a_step_whose_model_fails_ends_as_failed_and_the_next_one_is_told_as_the_same(rig):
+def test_failed_step_is_reported_and_its_number_reused(rig):
     def handler(ctx):
         with pytest.raises(ModelError):
             yield STEP

@@ -190,9 +190,7 @@ async def hanging_run(place: str, seconds: float, limits: Limits | None = None) 
 
 @pytest.mark.spec("waiting:WT3", "reliability:R6")
 @pytest.mark.parametrize("place", ["root", "body", "child", "background"])
-async def test_children_of_a_run_that_its_time_limit_stops_are_cancelled_live_and_in_a_replay(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_children_are_cancelled_when_their_run_times_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with hanging_run(place, 9 * HOUR, Limits(max_seconds=HOUR)) as (engine, handle):
         put_clock_ahead(monkeypatch, 2 * HOUR)
         result = await handle.result()
@@ -212,16 +210,14 @@ async def test_children_of_a_run_that_its_time_limit_stops_are_cancelled_live_an
     waits=st.sampled_from(WAITS),
     child_waits=st.sampled_from(WAITS),
 )
-def test_a_replay_has_the_result_of_a_tree_however_it_was_stopped_and_whatever_it_waited_for(
-    stop: str, place: str, waits: str, child_waits: str
-) -> None:
+def test_replay_equals_the_result_of_any_stopped_tree(stop: str, place: str, waits: str, child_waits: str) -> None:
     result, replayed = asyncio.run(run_and_replay(stop, place=place, waits=waits, child_waits=child_waits))
 
     assert result == replayed
 
 
 @pytest.mark.spec("reliability:R6")
-async def test_an_interrupt_with_grace_ends_a_run_whose_child_comes_to_its_time_limit_in_that_time(
+async def test_interrupt_with_grace_ends_despite_a_childs_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with hanging_run("limited", HOUR) as (engine, handle):
@@ -237,7 +233,7 @@ async def test_an_interrupt_with_grace_ends_a_run_whose_child_comes_to_its_time_
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:D1")
-async def test_a_replay_that_takes_longer_than_the_time_limit_of_the_run_ends_as_recorded() -> None:
+async def test_slow_replay_ignores_the_time_limit() -> None:
     pause = 0.0
 
     def handle(ctx: Any) -> Any:
@@ -258,7 +254,7 @@ async def test_a_replay_that_takes_longer_than_the_time_limit_of_the_run_ends_as
 
 
 @pytest.mark.spec("waiting:WT3")
-async def test_a_child_that_ended_when_the_time_of_its_parent_was_over_is_in_the_result(
+async def test_child_finished_at_the_parents_timeout_is_in_the_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def block(event: Any) -> None:
@@ -282,7 +278,7 @@ async def test_a_child_that_ended_when_the_time_of_its_parent_was_over_is_in_the
 
 
 @pytest.mark.spec("waiting:WT3", "reliability:R6")
-async def test_a_child_whose_start_takes_longer_than_the_time_of_its_parent_does_not_start(
+async def test_child_started_after_the_parents_timeout_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def block(event: Any) -> None:

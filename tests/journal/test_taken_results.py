@@ -53,9 +53,7 @@ TAKEN_BY = {
 @pytest.mark.parametrize(
     ("agent_id", "result", "seen"), [(a, *pair) for a, pairs in TAKEN_BY.items() for pair in pairs]
 )
-async def test_what_somebody_knows_of_an_effect_in_doubt_is_taken_for_its_result_and_the_journal_says_by_whom(
-    agent_id: str, result: Any, seen: Any
-):
+async def test_manual_result_resolves_an_effect_in_doubt_and_is_recorded(agent_id: str, result: Any, seen: Any):
     DONE.clear()
     agents = [
         AgentDefinition("performs", model=None, handle_steps=performs),
@@ -85,7 +83,7 @@ async def test_what_somebody_knows_of_an_effect_in_doubt_is_taken_for_its_result
     assert replayed.journal.lines() == journal.lines()
 
 
-def test_a_result_is_no_answer_to_a_question_of_the_run():
+def test_result_answer_is_invalid_for_a_normal_question():
     question = Question("q1", "Ship it?")
 
     assert "about no effect in doubt" in answer_problem(Answer(result="yes"), question)

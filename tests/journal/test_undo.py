@@ -85,7 +85,7 @@ def ran(root, calls, journal=None, tools=(), **options):
 
 
 @pytest.mark.spec("requirements:X122")
-def test_a_journal_that_no_run_of_this_user_wrote_is_undone_only_where_it_is_trusted(root, tmp_path):
+def test_undo_of_an_unknown_journal_requires_trust(root, tmp_path):
     """
     Whoever forges a journal decides which files undo writes, and their content.
     """
@@ -136,7 +136,7 @@ def test_a_dry_run_names_the_folders_that_undo_removes(files, kept):
         assert undo(journal, root, dry_run=True).removed == undo(journal, root).removed
 
 
-def test_a_dry_run_names_the_mode_that_a_file_would_have(root):
+def test_dry_run_shows_the_mode_of_each_file(root):
     (root / "a.sh").write_text("one")
     (root / "a.sh").chmod(0o755)
     journal = ran(root, [write("a.sh", "two")])
@@ -167,7 +167,7 @@ with Engine([agent]) as engine:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X122")
-def test_the_journal_of_a_killed_run_is_undone_unasked_for_its_user_alone(root, tmp_path, monkeypatch):
+def test_killed_runs_journal_is_undone_only_by_its_user(root, tmp_path, monkeypatch):
     """
     Its lines have digests of this user: whoever has a copy of it can write nothing behind its beginning that counts.
     """
@@ -183,7 +183,7 @@ def test_the_journal_of_a_killed_run_is_undone_unasked_for_its_user_alone(root, 
 
 
 @pytest.mark.spec("requirements:X122")
-def test_the_refusal_of_an_unknown_journal_names_every_file(root, tmp_path):
+def test_undo_refusal_lists_every_file(root, tmp_path):
     """
     Who answers with trust=True agrees to all of them.
     """
@@ -196,7 +196,7 @@ def test_the_refusal_of_an_unknown_journal_names_every_file(root, tmp_path):
 
 
 @pytest.mark.spec("requirements:X122")
-def test_a_journal_that_a_run_of_this_user_wrote_is_known_also_as_a_copy_and_resumed(root, tmp_path):
+def test_copied_own_journal_is_undone_without_trust(root, tmp_path):
     made = FileJournal(tmp_path / "run.jsonl")
     ran(root, [write("a.txt", "two")], made)
     (tmp_path / "copy.jsonl").write_bytes(made.content())
@@ -206,7 +206,7 @@ def test_a_journal_that_a_run_of_this_user_wrote_is_known_also_as_a_copy_and_res
 
 @pytest.mark.spec("requirements:X122")
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_resumed_or_forked_journal_is_known_only_if_it_was_known_before(root, tmp_path, is_own):
+def test_resumed_or_forked_journal_stays_as_known_as_before(root, tmp_path, is_own):
     def handle_steps(ctx):
         yield write("a.txt", "two")
         yield from Ask("More?", options=["yes", "no"])
@@ -227,7 +227,7 @@ def test_a_resumed_or_forked_journal_is_known_only_if_it_was_known_before(root, 
         (root / "a.txt").write_text("two")
 
 
-def test_a_file_that_was_changed_made_or_deleted_is_again_what_it_was(root):
+def test_changed_created_and_deleted_files_are_restored(root):
     (root / "a.py").write_bytes(b"one\r\ntwo\r\n")
     (root / "a.py").chmod(0o751)
     (root / "old.bin").write_bytes(bytes(range(256)) * 300)
@@ -266,7 +266,7 @@ FILES = st.dictionaries(
 @pytest.mark.deep
 @settings(max_examples=100)
 @given(files=FILES, acts=st.lists(ACTS, max_size=12), at=st.integers(-1, 11))
-def test_undoing_whatever_an_agent_wrote_gives_the_tree_of_before_byte_for_byte(files, acts, at):
+def test_undo_restores_the_tree_byte_for_byte(files, acts, at):
     with tempfile.TemporaryDirectory() as folder:
         for name, (content, mode) in files.items():
             path = Path(folder, name)
@@ -292,7 +292,7 @@ def files_of(tree):
     return {path: what for path, what in tree.items() if what[0] != "folder"}
 
 
-def test_a_file_that_was_changed_since_is_named_and_nothing_is_undone(root):
+def test_file_changed_since_blocks_the_whole_undo(root):
     for name in ("a", "b", "c"):
         (root / name).write_text("old")
     journal = ran(root, [write("a"), write("b"), delete("c"), write("d"), write("e")])
@@ -314,7 +314,7 @@ def test_a_file_that_was_changed_since_is_named_and_nothing_is_undone(root):
     assert "by hand" == (root / "b").read_text()
 
 
-def test_what_somebody_else_wrote_between_two_writes_of_a_run_is_not_lost(root):
+def test_foreign_write_between_two_writes_is_preserved(root):
     @tool
     def elsewhere() -> str:
         """Change the file behind the run's back."""
@@ -333,7 +333,7 @@ def test_what_somebody_else_wrote_between_two_writes_of_a_run_is_not_lost(root):
     assert ("a",) == made.created
 
 
-def test_no_path_of_a_journal_leads_out_of_the_root_or_to_a_protected_file(root, tmp_path):
+def test_undo_never_leaves_the_root_or_touches_protected_files(root, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "x").write_text("new")
@@ -362,7 +362,7 @@ def test_no_path_of_a_journal_leads_out_of_the_root_or_to_a_protected_file(root,
         ('"writes":[{', '"writes":[7,{'),
     ],
 )
-def test_a_journal_that_no_run_wrote_is_called_damaged(root, change):
+def test_forged_undo_data_is_corrupt(root, change):
     (root / "plain").write_text("old")
     text = b"".join(ran(root, [write("plain", "new")]).lines()).decode()
     assert change[0] in text
@@ -372,7 +372,7 @@ def test_a_journal_that_no_run_wrote_is_called_damaged(root, change):
         undo(forged, root)
 
 
-def test_an_old_content_that_is_not_what_its_hash_says_is_not_written(root):
+def test_old_content_with_a_wrong_hash_is_not_written(root):
     (root / "plain").write_text("old")
     text = b"".join(ran(root, [write("plain", "new")]).lines()).decode()
 
@@ -381,7 +381,7 @@ def test_an_old_content_that_is_not_what_its_hash_says_is_not_written(root):
     assert "new" == (root / "plain").read_text()
 
 
-def test_a_file_of_more_than_4_mib_is_not_undoable_and_undo_says_so(root):
+def test_file_over_4_mib_is_reported_as_not_undoable(root):
     (root / "fits").write_bytes(b"x" * (4 * MIB))
     (root / "large").write_bytes(b"x" * (4 * MIB + 1))
     (root / "huge").write_bytes(b"x" * (11 * MIB))
@@ -400,7 +400,7 @@ def test_a_file_of_more_than_4_mib_is_not_undoable_and_undo_says_so(root):
 @pytest.mark.parametrize(
     "before", [b"key = very-secret-7f3a9c", b"\xff\x00 very-secret-7f3a9c"], ids=["text", "binary"]
 )
-def test_a_file_that_holds_a_secret_is_not_kept_in_the_journal(root, monkeypatch, before):
+def test_secret_file_content_is_not_stored_for_undo(root, monkeypatch, before):
     monkeypatch.setenv("SERVICE_API_KEY", "very-secret-7f3a9c")
     (root / "a").write_bytes(before)
     journal = ran(root, [write("a")])
@@ -413,7 +413,7 @@ def test_a_file_that_holds_a_secret_is_not_kept_in_the_journal(root, monkeypatch
         undo(journal, root)
 
 
-def test_what_is_kept_is_not_shown_to_a_model_nor_part_of_a_fingerprint(root):
+def test_undo_data_is_hidden_from_models_and_fingerprints(root):
     (root / "a").write_text("the old content")
     model = ScriptedModel(["Done."])
 
@@ -433,13 +433,13 @@ def test_what_is_kept_is_not_shown_to_a_model_nor_part_of_a_fingerprint(root):
     assert plain.journal.lines() == journal.lines()
 
 
-def test_recordings_of_tests_keep_nothing_to_undo(root):
+def test_stable_recordings_store_no_undo_data(root):
     (root / "a").write_text("old")
 
     assert b'"writes"' not in b"".join(ran(root, [write("a")], stable=True).lines())
 
 
-def test_what_else_a_run_did_is_named(root):
+def test_other_effects_of_the_run_are_listed(root):
     @tool
     def send() -> str:
         """Send something."""
@@ -454,7 +454,7 @@ def test_what_else_a_run_did_is_named(root):
     assert "not undone: tool_call send (1 time), which keeps nothing to undo it by" in str(made)
 
 
-def test_the_writes_of_children_are_undone_too(root):
+def test_writes_of_children_are_undone(root):
     def handle_child(ctx):
         yield edit("a", "old", ctx.prompt)
 
@@ -476,7 +476,7 @@ def test_the_writes_of_children_are_undone_too(root):
     assert "an old one" == (root / "a").read_text()
 
 
-def test_several_roots_are_told_apart_and_a_moved_one_has_to_be_called_so(root, tmp_path):
+def test_several_roots_are_distinguished_and_moved_ones_declared(root, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "a").write_text("x")
@@ -491,7 +491,7 @@ def test_several_roots_are_told_apart_and_a_moved_one_has_to_be_called_so(root, 
     assert ("a", "b") == undo(journal, [tmp_path / "moved"], moved=True).removed
 
 
-def test_a_run_that_goes_on_is_not_undone_and_a_missing_one_leaves_no_file(root, tmp_path):
+def test_running_or_missing_run_is_not_undone(root, tmp_path):
     journal = ran(root, [write("a")], FileJournal(tmp_path / "run.jsonl"))
     writer = journal.writer()
     try:
@@ -505,7 +505,7 @@ def test_a_run_that_goes_on_is_not_undone_and_a_missing_one_leaves_no_file(root,
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_a_fork_can_bring_the_files_back_to_its_step(root, tmp_path):
+def test_fork_can_restore_files_of_its_step(root, tmp_path):
     (root / "a").write_text("start")
 
     def handle_steps(ctx):
@@ -567,7 +567,7 @@ SCRIPT = """
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R3")
 @pytest.mark.parametrize("act", ["write_file", "str_replace", "delete_file"])
-def test_after_a_kill_between_a_write_and_its_result_undo_says_what_it_cannot_know(root, tmp_path, act):
+def test_undo_reports_a_write_in_doubt_after_a_kill(root, tmp_path, act):
     (root / "a").write_text("old")
     (root / "b").write_text("old")
     journal = str(tmp_path / "run.jsonl")

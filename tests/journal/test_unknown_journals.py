@@ -160,7 +160,7 @@ def become_somebody_else(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.mark.parametrize("by_model", [True, False])
 @pytest.mark.parametrize("in_doubt", ["fail", "retry", "ask"])
-def test_a_journal_of_others_acts_on_nothing_it_asks_for(
+def test_unknown_journal_performs_no_recorded_call(
     by_model: bool, in_doubt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the handler asks for now is asked for by this user's own code, and is done; what the record asks for is not."""
@@ -187,7 +187,7 @@ def test_a_journal_of_others_acts_on_nothing_it_asks_for(
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("by_model", [True, False])
-def test_a_killed_run_of_this_user_resumes_without_a_question(store: str, by_model: bool, tmp_path: Path) -> None:
+def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, tmp_path: Path) -> None:
     for cut in killed_everywhere(store, tmp_path, by_model=by_model):
         person = Says("no")
         _, result = resumed(cut, by_model=by_model, person=person, in_doubt="retry")
@@ -198,7 +198,7 @@ def test_a_killed_run_of_this_user_resumes_without_a_question(store: str, by_mod
 
 @pytest.mark.parametrize("by_model", [True, False])
 @pytest.mark.parametrize("said", ["yes", "no"])
-def test_a_person_decides_about_each_call_of_others(
+def test_person_decides_each_call_of_an_unknown_journal(
     said: str, by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
@@ -218,7 +218,7 @@ def test_a_person_decides_about_each_call_of_others(
             )
 
 
-def test_trust_resumes_a_journal_of_others_without_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_unknown_journal_resumes_without_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=True))
     become_somebody_else(monkeypatch, tmp_path)
     for cut in cuts:
@@ -226,7 +226,7 @@ def test_trust_resumes_a_journal_of_others_without_a_question(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_fork_asks_about_calls_that_only_a_journal_of_others_asks_for(
+def test_fork_of_an_unknown_journal_asks_about_its_calls(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a reply of the model, whose call then comes from the record alone."""
@@ -249,7 +249,7 @@ def test_a_fork_asks_about_calls_that_only_a_journal_of_others_asks_for(
 
 
 @pytest.mark.parametrize("is_edited", [True, False])
-def test_a_fork_believes_an_approval_of_others_only_if_the_caller_gives_it(
+def test_fork_ignores_recorded_approval_of_an_unknown_journal(
     is_edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call is the handler's own, so only the recorded yes could let it run."""
@@ -300,7 +300,7 @@ ASKS = Policy([Rule.ask_for_tool("keep")])
 
 @pytest.mark.parametrize("entry", ["resume", "resume, trust=False", "fork"])
 @pytest.mark.parametrize("key", ["id", "text"])
-def test_an_answer_of_others_before_its_question_approves_nothing(
+def test_recorded_answer_before_its_question_approves_nothing(
     key: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = list[str]()
@@ -325,7 +325,9 @@ def test_an_answer_of_others_before_its_question_approves_nothing(
     assert ("suspended" if entry == "fork" else "completed") == result.status
 
 
-def test_a_letter_beside_a_journal_of_others_approves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mailbox_answer_next_to_an_unknown_journal_approves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its stored question says that it is no permission; its fingerprint is still that of one."""
     done = list[str]()
     agent = make_keeper(done)
@@ -349,7 +351,7 @@ def test_a_letter_beside_a_journal_of_others_approves_nothing(tmp_path: Path, mo
     assert ([], "suspended") == (done, result.status)
 
 
-def test_a_grandchild_of_a_child_of_others_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grandchild_from_an_unknown_journal_needs_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[str]()
 
     def grand_steps(ctx: Any) -> Generator[Any, Any, Any]:
@@ -385,7 +387,7 @@ def test_a_grandchild_of_a_child_of_others_is_asked_about(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("way", ["spawn_agents", "start_agents"])
 @pytest.mark.parametrize("said", ["yes", "no", None])
-def test_a_child_that_only_a_journal_of_others_asks_for_is_asked_about(
+def test_child_from_an_unknown_journal_needs_approval(
     said: str | None, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each line, so that the child has not begun, or has begun and not ended."""
@@ -429,7 +431,7 @@ def test_a_child_that_only_a_journal_of_others_asks_for_is_asked_about(
     assert asked
 
 
-def test_an_answer_to_the_open_question_resumes_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answering_the_open_question_resumes_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=True))
     become_somebody_else(monkeypatch, tmp_path)
     answered = 0
@@ -445,7 +447,7 @@ def test_an_answer_to_the_open_question_resumes_the_call(tmp_path: Path, monkeyp
     assert answered >= 2
 
 
-def test_a_changed_line_makes_a_journal_unknown(tmp_path: Path) -> None:
+def test_changed_line_makes_a_journal_unknown(tmp_path: Path) -> None:
     """Though its checksums are right again; what comes before the change counts no more than what comes after it."""
     cut = list(killed_everywhere("file", tmp_path, by_model=False))[-1]
     lines = cut.content().splitlines(keepends=True)
@@ -465,7 +467,7 @@ def test_a_changed_line_makes_a_journal_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["none", "open to others"])
-def test_without_a_private_state_folder_nothing_is_known(
+def test_without_private_state_folder_every_journal_is_unknown(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "none":
@@ -481,7 +483,7 @@ def test_without_a_private_state_folder_nothing_is_known(
     assert "suspended" in statuses
 
 
-def test_a_recording_that_is_committed_has_no_digests(tmp_path: Path) -> None:
+def test_stable_recording_has_no_digests(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "stable.jsonl", stable=True)
     with World(by_model=True).engine() as engine:
         engine.run_sync("actor", "act", journal=journal).unwrap()
@@ -498,7 +500,7 @@ def new_signing_key(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("forgery", ["a key of others", "a signature of nothing"])
-def test_a_signature_of_others_makes_a_journal_unknown(
+def test_foreign_signature_makes_a_journal_unknown(
     forgery: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts = killed_everywhere("file", tmp_path, by_model=False)
@@ -515,7 +517,7 @@ def test_a_signature_of_others_makes_a_journal_unknown(
     assert "suspended" == resumed(cut, by_model=False)[1].status
 
 
-def test_a_killed_run_that_ends_with_its_signature_resumes_without_a_question(tmp_path: Path) -> None:
+def test_killed_run_ending_with_its_signature_resumes_without_questions(tmp_path: Path) -> None:
     signer = SigningKey(new_signing_key(tmp_path, "audit"), records=9)
     whole = FileJournal(tmp_path / "whole.jsonl", sign=signer)
     with World(by_model=True).engine() as engine:
@@ -596,20 +598,20 @@ def line_of_reply(lines: Sequence[bytes]) -> int:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_command_leaves_a_journal_as_known_as_its_source(command: Any, is_own: bool) -> None:
+def test_command_keeps_a_journal_as_known_as_its_source(command: Any, is_own: bool) -> None:
     assert is_own == is_known_after([command], is_own=is_own)
 
 
 @pytest.mark.deep
 @settings(max_examples=40)
 @given(commands=st.lists(st.sampled_from(COMMANDS), min_size=2, max_size=4), is_own=st.booleans())
-def test_commands_in_any_order_leave_a_journal_as_known_as_before(commands: list[Any], is_own: bool) -> None:
+def test_chained_commands_keep_a_journal_as_known_as_before(commands: list[Any], is_own: bool) -> None:
     assert is_own == is_known_after(commands, is_own=is_own)
 
 
 @pytest.mark.parametrize("made", ["fork", "replay", "scrub"])
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_copy_in_memory_asks_about_the_calls_of_others(
+def test_in_memory_copy_of_an_unknown_journal_asks(
     made: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts = killed_everywhere("file", tmp_path, by_model=True)
@@ -630,7 +632,7 @@ def test_a_copy_in_memory_asks_about_the_calls_of_others(
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_fork_in_the_folder_of_recorded_runs_is_as_known_as_its_source(
+def test_fork_in_runs_folder_is_as_known_as_its_source(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = FileJournal(tmp_path / "whole.jsonl")
@@ -654,7 +656,7 @@ def test_a_fork_in_the_folder_of_recorded_runs_is_as_known_as_its_source(
 
 @pytest.mark.parametrize("by_model", [True, False])
 @pytest.mark.parametrize("live", [["tool_call"], ["perform"], ["tool_call", "perform"]])
-def test_a_replay_performs_no_call_of_others(
+def test_live_replay_performs_no_call_of_an_unknown_journal(
     by_model: bool, live: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Except of a tool that only reads here. What the person trusts is performed."""
@@ -676,7 +678,7 @@ def test_a_replay_performs_no_call_of_others(
 
 
 @pytest.mark.parametrize("by_model", [True, False])
-def test_a_replay_of_a_killed_journal_of_others_ends_where_it_ends(
+def test_live_replay_of_unknown_killed_journal_stops_at_its_end(
     by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
@@ -689,7 +691,7 @@ def test_a_replay_of_a_killed_journal_of_others_ends_where_it_ends(
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_fork_with_live_tools_asks_about_calls_of_replies_of_others(
+def test_live_tool_fork_asks_about_calls_of_an_unknown_journal(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record ends the run right behind a reply, whose calls have no results there."""
@@ -716,7 +718,7 @@ def test_a_fork_with_live_tools_asks_about_calls_of_replies_of_others(
 
 @pytest.mark.parametrize("is_own", [True, False])
 @pytest.mark.parametrize("into", ["memory", "file"])
-def test_a_fork_of_the_debugger_asks_about_calls_of_others(
+def test_debugger_fork_of_an_unknown_journal_asks(
     into: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a question whose answer is all that the debugger adds: the call behind it comes from the record."""
@@ -753,7 +755,7 @@ def test_a_fork_of_the_debugger_asks_about_calls_of_others(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("by_model", [True, False])
-def test_a_journal_is_refused_wherever_resume_would_ask(
+def test_refusal_covers_every_case_where_resume_would_ask(
     by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
@@ -774,9 +776,7 @@ def test_a_journal_is_refused_wherever_resume_would_ask(
     assert refused < len(cuts)
 
 
-def test_a_journal_that_is_exchanged_while_it_is_extended_stays_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_journal_swapped_during_extend_stays_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, theirs = FileJournal(tmp_path / "own.jsonl"), FileJournal(tmp_path / "theirs.jsonl")
     with World(by_model=True).engine() as engine:
         engine.run_sync("actor", "act", journal=own).unwrap()
@@ -895,9 +895,7 @@ def test_an_import_refuses_an_approval_that_its_record_hides(
         refuse_unknown_calls(lying_journal(lie, tmp_path, monkeypatch))
 
 
-def test_a_call_of_a_recorded_reply_is_asked_about_behind_a_reviewing_hook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_of_a_recorded_reply_asks_behind_a_reviewing_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook asks a model now, whose reply asks for no call."""
     done = list[str]()
 
@@ -975,7 +973,7 @@ def replies_beside_calls(count: int) -> list[Any]:
 
 @pytest.mark.speed
 @pytest.mark.parametrize("make", [answers_to_one_effect, replies_beside_calls])
-def test_a_journal_of_others_is_judged_with_as_many_looks_for_each_record(
+def test_third_party_journal_is_judged_with_constant_lookups_per_record(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, form, looked = list[Any](), History.form, list[int]()
@@ -1039,7 +1037,7 @@ def test_effects_begin_together_only_one_after_the_other() -> None:
 
 
 @given(sent=st.lists(st.sampled_from("abc")), received=st.lists(st.sampled_from("abcd")))
-def test_input_that_a_run_received_is_left_out_once_for_each_time(sent: list[str], received: list[str]) -> None:
+def test_received_input_is_left_out_once_per_delivery(sent: list[str], received: list[str]) -> None:
     journal = MemoryJournal()
     with Engine([make_keeper([])], permissions=ASKS) as engine:
         engine.run_sync("keeper", "act", journal=journal)

@@ -45,7 +45,7 @@ def made(path: Path, schema: str) -> Path:
         *[(command, "an endless view") for command in ("show --html", "journal check", "resume", "replay", "undo")],
     ],
 )
-def test_a_database_with_another_schema_is_refused_by_every_command(tmp_path: Path, command: str, schema: str) -> None:
+def test_foreign_schema_is_rejected_by_every_command(tmp_path: Path, command: str, schema: str) -> None:
     path = made(tmp_path / "runs.db", SCHEMAS[schema])
 
     result = CliRunner().invoke(app, [*command.split(), f"{path}#r"])
@@ -68,9 +68,7 @@ def test_a_database_with_another_schema_is_refused_by_every_command(tmp_path: Pa
     ],
     ids=["runs", "head", "records", "mailbox", "writer", "tail"],
 )
-def test_a_database_with_another_schema_is_refused_by_every_method(
-    tmp_path: Path, use: Callable[[SqliteJournal], object]
-) -> None:
+def test_foreign_schema_is_rejected_by_every_method(tmp_path: Path, use: Callable[[SqliteJournal], object]) -> None:
     path = made(tmp_path / "runs.db", SCHEMAS["an endless view"])
 
     with pytest.raises(JournalError, match="is not a database of stepengine"):
@@ -102,7 +100,7 @@ def circular(path: Path) -> Path:
 
 
 @pytest.mark.spec("replay:J50")
-def test_rows_that_repeat_are_damage_and_not_read_again_and_again(tmp_path: Path) -> None:
+def test_circular_rows_are_damage(tmp_path: Path) -> None:
     path = circular(tmp_path / "runs.db")
 
     with pytest.raises(JournalError, match=r"row \d+ .* not in order"):
@@ -112,7 +110,7 @@ def test_rows_that_repeat_are_damage_and_not_read_again_and_again(tmp_path: Path
 
 
 @pytest.mark.spec("replay:J50")
-async def test_a_line_that_is_no_bytes_is_damage_of_its_record(tmp_path: Path) -> None:
+async def test_non_bytes_line_is_damage_of_its_record(tmp_path: Path) -> None:
     agent = AgentDefinition("a", system_prompt="You help.")
     async with Engine([agent], models=ScriptedModel([text("hello")])) as engine:
         await engine.run("a", "Hello", journal=SqliteJournal(tmp_path / "runs.db", "r"))
@@ -127,7 +125,7 @@ async def test_a_line_that_is_no_bytes_is_damage_of_its_record(tmp_path: Path) -
 
 @pytest.mark.speed
 @pytest.mark.spec("replay:J50")
-def test_a_database_of_many_runs_is_not_listed_again_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_does_not_relist_runs_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         database.executemany("INSERT INTO lines VALUES (?, 1, x'7b7d0a')", [(f"r{n:03}",) for n in range(200)])
@@ -143,7 +141,7 @@ def test_a_database_of_many_runs_is_not_listed_again_for_each(tmp_path: Path, mo
 
 @pytest.mark.spec("replay:J50")
 @pytest.mark.parametrize("command", ["show", "show --html", "journal check", "resume"])
-def test_a_schema_that_is_no_text_is_damage(tmp_path: Path, command: str) -> None:
+def test_unreadable_schema_is_damage(tmp_path: Path, command: str) -> None:
     path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

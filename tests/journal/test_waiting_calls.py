@@ -111,9 +111,7 @@ async def recorded() -> MemoryJournal:
 
 
 @pytest.mark.spec("requirements:E27", "reliability:R3")
-async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again_and_its_result_is_still_taken() -> (
-    None
-):
+async def test_returned_body_is_not_run_again_after_any_cut() -> None:
     whole = await recorded()
     assert 3 == kinds(whole).count("result_pending")
 
@@ -137,7 +135,7 @@ async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again
 
 
 @pytest.mark.spec("requirements:E27", "reliability:R3")
-async def test_a_body_that_was_cut_off_is_in_doubt_as_before_and_one_that_failed_waits_for_nothing() -> None:
+async def test_cut_off_body_is_in_doubt_but_failed_one_not() -> None:
     whole = await recorded()
     before = cut(whole, kinds(whole).index("result_pending"))
 
@@ -157,7 +155,7 @@ def _nowhere(ctx: Any) -> Any:
 
 
 @pytest.mark.spec("requirements:E27", "reliability:JR37")
-async def test_somebody_who_knows_the_result_may_answer_with_it_where_no_handle_is() -> None:
+async def test_pending_call_can_be_answered_without_a_handle() -> None:
     whole = await recorded()
     journal = cut(whole, kinds(whole).index("result_pending") + 1)
     (waiting,) = make_pending_call_questions(journal.history())
@@ -208,7 +206,7 @@ def cancelled(handle: RunHandle[Any], running: asyncio.Task[Any]) -> None:
 
 @pytest.mark.spec("requirements:E27", "reliability:R3")
 @pytest.mark.parametrize("stop", [interrupted, cancelled])
-async def test_a_run_that_is_stopped_while_its_wait_is_being_kept_ends_and_the_next_process_waits(
+async def test_run_stopped_while_storing_its_wait_waits_again(
     stop: Callable[[RunHandle[Any], asyncio.Task[Any]], None],
     held: tuple[asyncio.Event, threading.Event],
     tmp_path: Path,
@@ -232,7 +230,7 @@ async def test_a_run_that_is_stopped_while_its_wait_is_being_kept_ends_and_the_n
 
 @pytest.mark.spec("requirements:E27", "reliability:R3")
 @pytest.mark.parametrize("goes_on", [Engine.resume, partial(Engine.resume, on_divergence="extend")])
-async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
+async def test_stopping_a_resumed_run_keeps_its_pending_call(
     goes_on: Callable[..., Coroutine[Any, Any, RunResult[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await recorded()
@@ -252,7 +250,7 @@ async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
 
 
 @pytest.mark.spec("requirements:E27", "replay:J23")
-async def test_a_stable_recording_does_not_tell_whether_a_result_came_before_its_body_had_returned(
+async def test_stable_recording_is_independent_of_result_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits, returns = asyncio.Event(), asyncio.Event()
@@ -342,7 +340,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:E27", "reliability:R3")
-def test_after_a_kill_the_next_process_takes_the_result(killed: Path) -> None:
+def test_next_process_receives_the_result_after_a_kill(killed: Path) -> None:
     done = subprocess.run(
         [sys.executable, "clerk.py", "at eight"], capture_output=True, text=True, timeout=60, check=False
     )
@@ -355,7 +353,7 @@ def test_after_a_kill_the_next_process_takes_the_result(killed: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:E27")
-def test_a_command_does_not_wait_for_what_cannot_come_to_it_and_takes_what_somebody_knows(killed: Path) -> None:
+def test_resume_command_rejects_pending_calls_without_a_result(killed: Path) -> None:
     runs = CliRunner()
     refused = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q"])
     said = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q", "--answer", "doubt:#0=result:at nine"])
@@ -366,7 +364,7 @@ def test_a_command_does_not_wait_for_what_cannot_come_to_it_and_takes_what_someb
 
 
 @pytest.mark.spec("requirements:E27")
-async def test_a_result_for_a_call_that_has_one_is_refused_after_a_restart_as_before() -> None:
+async def test_second_result_for_a_call_is_rejected_after_restart() -> None:
     whole = await recorded()
     journal = cut(whole, kinds(whole).index("result_pending") + 1)
 
@@ -383,7 +381,7 @@ async def test_a_result_for_a_call_that_has_one_is_refused_after_a_restart_as_be
 
 
 @pytest.mark.spec("requirements:E27", "studio:SV3")
-async def test_a_result_that_was_put_beside_the_journal_is_taken_by_whoever_goes_on_and_by_nobody_twice() -> None:
+async def test_mailed_result_is_used_once_by_the_resumed_run() -> None:
     whole = await recorded()
     tried = 0
     for at in range(3, len(whole.lines())):
@@ -417,7 +415,7 @@ async def test_a_result_that_was_put_beside_the_journal_is_taken_by_whoever_goes
     assert 3 <= tried
 
 
-async def test_a_result_that_came_before_the_body_had_returned_settles_that_the_call_happened() -> None:
+async def test_early_result_settles_that_the_call_happened() -> None:
     whole = await recorded()
     at = next(
         n for n, line in enumerate(whole.lines()) if json.loads(line).get("input", {}).get("type") == "result_pending"
@@ -442,7 +440,7 @@ async def test_a_result_that_came_before_the_body_had_returned_settles_that_the_
     assert 1 == BEGUN.count("Rome")
 
 
-async def test_a_result_that_is_posted_to_a_handle_is_beside_the_journal_when_that_returns() -> None:
+async def test_posted_result_is_stored_before_the_post_returns() -> None:
     journal = MemoryJournal()
     async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
         handle = engine.start("clerk", journal=journal)
@@ -459,6 +457,6 @@ async def test_a_result_that_is_posted_to_a_handle_is_beside_the_journal_when_th
 @pytest.mark.parametrize(
     ("topic", "value"), [("", 1), ("#1", 1), ("-1", 1), ("1.5", 1), ("\u0663", 1), ("9" * 16, 1), (3, 1), ("1", {1, 2})]
 )
-def test_a_letter_with_a_result_names_the_number_of_a_call(topic: Any, value: Any) -> None:
+def test_result_message_names_a_valid_call_number(topic: Any, value: Any) -> None:
     with pytest.raises(InputError):
         Letter(kind="result", topic=topic, value=value)

@@ -70,7 +70,7 @@ def names(found: list[Sleeping]) -> list[str]:
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_what_is_due_comes_in_the_order_of_its_time(index: WakeIndex) -> None:
+def test_due_runs_are_ordered_by_wake_time(index: WakeIndex) -> None:
     index.note("late", NOW + HOUR, {"time"}, "nightly")
     index.note("second", NOW, {"time"}, "nightly")
     index.note("first", NOW - HOUR, {"time", "message"}, "nightly")
@@ -84,7 +84,7 @@ def test_what_is_due_comes_in_the_order_of_its_time(index: WakeIndex) -> None:
     assert ["first", "late", "person", "second"] == names(index.all())
 
 
-def test_what_was_said_of_a_run_last_holds(index: WakeIndex) -> None:
+def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
     index.note("one", NOW, {"time"}, "a")
     index.note("one", NOW + HOUR, {"time"}, "b")
 
@@ -111,7 +111,7 @@ def test_what_was_said_of_a_run_last_holds(index: WakeIndex) -> None:
         ({"question"}, "input", True),
     ],
 )
-def test_a_letter_makes_a_run_due_at_once_that_waits_for_it(
+def test_matching_message_makes_a_waiting_run_due(
     index: WakeIndex, waits_for: set[str], kind: LetterKind, wakes: bool
 ) -> None:
     index.note("one", None, waits_for, "a")
@@ -126,7 +126,7 @@ def test_a_letter_makes_a_run_due_at_once_that_waits_for_it(
     assert [] == index.due(NOW), "what was said last holds"
 
 
-def test_a_run_that_cannot_be_woken_does_not_stand_before_others(index: WakeIndex) -> None:
+def test_run_that_cannot_wake_does_not_block_others(index: WakeIndex) -> None:
     index.note("broken", NOW, {"time"}, "a")
     index.note("fine", NOW, {"time"}, "a")
 
@@ -140,7 +140,7 @@ def test_a_run_that_cannot_be_woken_does_not_stand_before_others(index: WakeInde
 @pytest.mark.parametrize(
     "bad", [{"wakes_at": NOW.replace(tzinfo=None)}, {"run": ""}, {"run": "x" * 2_000}, {"kinds": {"a b"}}]
 )
-def test_what_could_not_be_read_again_is_refused(bad: dict[str, Any]) -> None:
+def test_invalid_sleep_entry_is_rejected(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         Sleeping(**{"run": "one", **bad})
 
@@ -151,7 +151,7 @@ def test_a_time_without_its_zone_is_refused(index: WakeIndex) -> None:
 
 
 @pytest.mark.parametrize("place", ["nowhere", "run.jsonl", "runs.db#one"])
-def test_a_place_that_is_neither_a_folder_nor_a_database_is_refused(tmp_path: Path, place: str) -> None:
+def test_invalid_store_location_is_rejected(tmp_path: Path, place: str) -> None:
     with pytest.raises(JournalError, match="is neither a folder nor a database"):
         WakeIndex.for_store(tmp_path / place, list)
 
@@ -160,7 +160,7 @@ def test_a_place_that_is_neither_a_folder_nor_a_database_is_refused(tmp_path: Pa
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_a_missing_index_is_made_from_the_journals_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_index_is_rebuilt_once_from_the_journals(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a"), Sleeping("two", None, {"question"}, "b")]
     with caplog.at_level(logging.INFO, "stepengine.journal"), bench.index() as index, bench.index() as other:
         assert bench.sleeping == index.all()
@@ -197,9 +197,7 @@ DAMAGE = {
 @pytest.mark.spec("waiting:WT21")
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("is_open", [True, False])
-def test_an_index_that_cannot_be_used_is_made_anew(
-    bench: Bench, damage: str, is_open: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, caplog: pytest.LogCaptureFixture) -> None:
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
     with bench.index() as index:
         index.all()
@@ -247,7 +245,7 @@ def test_damaged_database_of_the_index_is_rebuilt(tmp_path: Path) -> None:
         assert bench.sleeping == index.all()
 
 
-def test_a_database_of_journals_that_is_damaged_is_left_as_it_is(tmp_path: Path) -> None:
+def test_damaged_journal_database_is_left_unchanged(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "runs.db")
     bench.file.write_bytes(b"garbage" * 999)
 
@@ -257,7 +255,7 @@ def test_a_database_of_journals_that_is_damaged_is_left_as_it_is(tmp_path: Path)
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_an_index_that_is_removed_under_its_users_is_made_anew_by_the_next_of_them(tmp_path: Path) -> None:
+def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with bench.index() as index, bench.index() as other:
         index.note("one", NOW, {"time"}, "a")
@@ -274,7 +272,7 @@ def test_an_index_that_is_removed_under_its_users_is_made_anew_by_the_next_of_th
     assert 2 == bench.readings
 
 
-def test_what_is_noted_while_the_journals_are_read_is_newer(bench: Bench) -> None:
+def test_note_during_a_rebuild_is_newer_than_the_rebuild(bench: Bench) -> None:
     inner = bench.index()
 
     def read() -> list[Sleeping]:
@@ -288,7 +286,7 @@ def test_what_is_noted_while_the_journals_are_read_is_newer(bench: Bench) -> Non
         assert ["new"] == [one.agent_id for one in index.all()]
 
 
-def test_an_index_can_be_made_anew_at_will(bench: Bench, index: WakeIndex) -> None:
+def test_index_can_be_rebuilt_explicitly(bench: Bench, index: WakeIndex) -> None:
     index.note("gone", NOW, {"time"}, "a")
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
 
@@ -297,7 +295,7 @@ def test_an_index_can_be_made_anew_at_will(bench: Bench, index: WakeIndex) -> No
     assert bench.sleeping == index.all()
 
 
-def test_what_goes_wrong_with_the_journals_is_said_and_tried_again(bench: Bench) -> None:
+def test_rebuild_error_is_raised_and_retried(bench: Bench) -> None:
     def read() -> list[Sleeping]:
         bench.readings += 1
         if bench.readings == 1:
@@ -314,7 +312,7 @@ def test_what_goes_wrong_with_the_journals_is_said_and_tried_again(bench: Bench)
 # --- beside journals --------------------------------------------------------------------------------------------------
 
 
-def test_an_index_is_no_journal_and_no_run(tmp_path: Path) -> None:
+def test_index_is_neither_a_journal_nor_a_run(tmp_path: Path) -> None:
     with WakeIndex.for_store(tmp_path, list) as index:
         index.note("run.jsonl", NOW, {"time"}, "a")
         beside = str(FileJournal(tmp_path / "run").missing())
@@ -326,7 +324,7 @@ def test_an_index_is_no_journal_and_no_run(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json*"))
 
 
-def test_a_link_in_place_of_an_index_is_refused(tmp_path: Path) -> None:
+def test_link_in_place_of_the_index_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"")
     (tmp_path / WAKING).symlink_to(tmp_path / "other")
 
@@ -354,7 +352,7 @@ NOTING = textwrap.dedent(
 
 @pytest.mark.deep
 @pytest.mark.spec("waiting:WT21")
-def test_processes_that_are_killed_lose_nothing_that_they_noted(bench: Bench) -> None:
+def test_killed_processes_lose_no_notes(bench: Bench) -> None:
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", NOTING, str(bench.place), name], stdout=subprocess.PIPE, text=True
@@ -437,7 +435,7 @@ def steps(database: sqlite3.Connection, statement: str, given: tuple[object, ...
 
 @pytest.mark.speed
 @pytest.mark.spec("waiting:WT21")
-def test_a_look_costs_what_is_due_and_not_what_sleeps(bench: Bench) -> None:
+def test_lookup_cost_depends_on_due_runs_only(bench: Bench) -> None:
     costs: dict[int, list[int]] = {}
     plan: list[str] = []
     for size in (100, 10_000):

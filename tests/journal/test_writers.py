@@ -79,7 +79,7 @@ class Unreachable(LineJournal):
 
 
 @pytest.mark.parametrize(("fails", "then"), [("lock", "Nothing was run"), ("unlock", "What was committed is whole")])
-def test_a_lock_that_fails_is_an_error_of_the_journal(fails: str, then: str) -> None:
+def test_failing_lock_is_a_journal_error(fails: str, then: str) -> None:
     journal = Unreachable(fails)
     with (
         Engine([AgentDefinition("abs", handle_steps=count)]) as engine,
@@ -94,7 +94,7 @@ def count(_ctx: StepContext) -> Steps[int]:
 
 
 @pytest.mark.spec("reliability:JR09")
-def test_a_journal_that_gave_up_refuses_every_record(tmp_path: Path) -> None:
+def test_failed_writer_rejects_every_record(tmp_path: Path) -> None:
     writer = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
     with pytest.raises(JournalWriteFailed, match="a record has at most"):
         writer.append(Result("", 0, 0, ["x" * 30_000] * 800))
@@ -106,9 +106,7 @@ def test_a_journal_that_gave_up_refuses_every_record(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system keeps no room")
 @pytest.mark.spec("reliability:JR08")
 @pytest.mark.parametrize("what", RECORDS)
-def test_where_no_room_is_kept_only_results_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_without_reserve_only_results_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     writer: Any = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
 
     def full(folder: Path, size: int) -> int:
@@ -151,7 +149,7 @@ def asked(seq: int) -> tuple[Item]:
 
 
 @pytest.mark.spec("replay:J16")
-def test_numbers_that_nothing_was_asked_by_are_told_before_what_is_asked_next() -> None:
+def test_skipped_effect_numbers_are_recorded_as_a_gap() -> None:
     journal = MemoryJournal()
     run = new_run(journal)
     recorder = recorder_of(run)
@@ -167,7 +165,7 @@ def test_numbers_that_nothing_was_asked_by_are_told_before_what_is_asked_next() 
 
 
 @pytest.mark.spec("waiting:WT2")
-def test_what_is_left_out_of_a_new_run_is_told_before_its_next_record() -> None:
+def test_refused_message_is_recorded_before_the_next_record() -> None:
     journal = MemoryJournal()
     run = new_run(journal)
     recorder = recorder_of(run)
@@ -195,7 +193,7 @@ moves = st.lists(
 @example([("", "new", 0), ("", "new", 0), *[("", "longer", 0)] * 2, ("", "other", 1)])
 @example([("", "new", 0), ("", "new", 0), *[("", "longer", 0)] * 2, ("", "new", 0), ("", "other", 1)])
 @given(moves)
-def test_a_request_is_the_difference_to_that_of_the_last_four_of_its_path_that_it_shares_most_with(moves: Any) -> None:
+def test_request_is_stored_against_the_best_of_four_predecessors(moves: Any) -> None:
     """
     Those that go on from each other are counted and not kept; here each of the four is.
     """
@@ -223,7 +221,7 @@ def test_a_request_is_the_difference_to_that_of_the_last_four_of_its_path_that_i
 
 
 @pytest.mark.spec("replay:J19")
-def test_a_resumed_run_stores_its_next_request_as_a_difference_to_the_recorded_one(tmp_path: Path) -> None:
+def test_resumed_request_is_stored_as_a_difference(tmp_path: Path) -> None:
     def talks(ctx: StepContext) -> Steps:
         for _ in range(60):
             yield STEP

@@ -74,7 +74,7 @@ def replies_with(value: Any) -> ModelReply:
 @pytest.mark.parametrize("name", sorted(STORED.keys() - {"value", "failure", "stop", "gathered", "child_result"}))
 @settings(max_examples=4)
 @given(data=st.data())
-def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
+def test_result_line_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
     value = data.draw(strategies.STORED[name].filter(lambda value: not has_special_object(bare(value))))
     said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": bare(value)}
 
@@ -93,7 +93,7 @@ def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, da
 @example("\x85\u2028\u2029\x00\x7f\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"))
 @example([True, False, None, "", [], {}])
 @example(deep(150))
-def test_the_line_of_a_call_and_its_fingerprint_are_those_of_plain_json(value: Any) -> None:
+def test_call_line_and_fingerprint_equal_plain_json(value: Any) -> None:
     form = {
         "type": "tool_call",
         "tool_name": "töol",
@@ -110,7 +110,7 @@ def test_the_line_of_a_call_and_its_fingerprint_are_those_of_plain_json(value: A
 @pytest.mark.parametrize(
     "wrong", [float("nan"), float("inf"), pytest.param(10**4300, id="4301 digits"), "\ud800", b"x"]
 )
-def test_what_is_no_json_is_refused_before_it_is_a_record(wrong: Any) -> None:
+def test_non_json_value_is_rejected_before_it_is_recorded(wrong: Any) -> None:
     with pytest.raises(DataError):
         replies_with(wrong)
     with pytest.raises(DataError):
@@ -120,9 +120,7 @@ def test_what_is_no_json_is_refused_before_it_is_a_record(wrong: Any) -> None:
 @pytest.mark.spec("replay:D2", "replay:J10")
 @settings(max_examples=12)
 @given(strategies.paired_messages(), st.sets(st.integers(1, 12)), st.booleans())
-def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messages_as_plain_json(
-    messages: list[Any], cuts: set[int], has_tail: bool
-) -> None:
+def test_request_line_is_a_slice_plus_new_messages(messages: list[Any], cuts: set[int], has_tail: bool) -> None:
     encoder, transcript, known = Encoder(OFF, link=True, inline=LONG), Transcript(), 0
     tail = (UserMessage("now"),) if has_tail else ()
     # A result stands behind the message that asks for it.
@@ -146,7 +144,7 @@ def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messa
         crc, known = int(lines[0][-11:-3], 16), len(transcript)
 
 
-def test_a_history_whose_fingerprint_is_known_already_is_written_all_the_same() -> None:
+def test_known_fingerprint_does_not_omit_messages() -> None:
     """
     Two journals may share a history; who comes second finds nothing to write in what its own fingerprint took, but the tail.
     """
@@ -168,7 +166,7 @@ def journals() -> list[Path]:
 
 
 @pytest.mark.spec("replay:J10", "replay:J34")
-def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None:
+def test_repository_journals_are_rewritten_byte_for_byte() -> None:
     """
     Each result and each call of a tool is made of the value that its line holds, and its line of that value.
     """
@@ -203,7 +201,7 @@ def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None
     assert written_again["Intent"] > 50
 
 
-def test_members_besides_an_outcome_have_the_order_of_their_rows_and_none_is_without() -> None:
+def test_extra_result_members_keep_their_row_order() -> None:
     extras: dict[str, Any] = {"writes": [{"path": "a"}], "attempts": [{"error": {"type": "model_error"}}]}
     written = json.loads(line_of(Result("", 0, 1, "x", extras)))
 
@@ -212,7 +210,7 @@ def test_members_besides_an_outcome_have_the_order_of_their_rows_and_none_is_wit
         line_of(Result("", 0, 1, "x", {**extras, "forgotten": 1}))
 
 
-def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
+def test_memory_journal_writes_the_same_lines() -> None:
     first = Transcript([UserMessage("add")])
     call = ToolCallPart("c1", "add", {"a": 1})
     longer = first.extend((AssistantMessage([call]), ToolMessage("c1", "add", "1")))

@@ -237,7 +237,7 @@ def play_in(given_world, handler, points):
 )
 @settings(max_examples=200)
 @given(programs, worlds, hook_points)
-def test_any_handler_in_any_world_ends_well(program, given_world, points):
+def test_any_handler_in_any_world_ends_cleanly(program, given_world, points):
     handler = Recorder(program)
     world, played = play_in(given_world, handler, points)
     assert handler.opened == handler.closed <= 1
@@ -258,7 +258,7 @@ def test_any_handler_in_any_world_ends_well(program, given_world, points):
 
 @settings(max_examples=150)
 @given(programs, worlds, hook_points)
-def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_world, points):
+def test_cached_state_equals_a_fresh_snapshot_at_any_moment(program, given_world, points):
     """A state is made anew when anything that it holds has changed, whoever of the run's parts changed it."""
     state_of, kept = Snapshot.state, []
 

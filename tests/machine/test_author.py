@@ -90,7 +90,7 @@ BAD = {
 
 @pytest.mark.spec("reliability:GN01", "generator-contract:V1")
 @pytest.mark.parametrize(("make", "shown", "hint"), BAD.values(), ids=BAD)
-def test_a_foreign_value_is_refused_at_its_yield_with_a_hint(make, shown, hint):
+def test_invalid_yield_is_rejected_with_a_hint(make, shown, hint):
     def handler(ctx):
         yield make()  # bad yield
 
@@ -111,7 +111,7 @@ def test_a_foreign_value_is_refused_at_its_yield_with_a_hint(make, shown, hint):
 
 
 @pytest.mark.spec("reliability:GN01", "generator-contract:G8")
-def test_the_location_of_a_bad_yield_is_the_deepest_line_of_the_author():
+def test_bad_yield_location_is_the_authors_deepest_line():
     def helper():
         yield 5  # bad yield in a helper
 
@@ -121,7 +121,7 @@ def test_the_location_of_a_bad_yield_is_the_deepest_line_of_the_author():
     assert play(agent(handler)).error.location == line_of(__file__, "bad yield in a helper")
 
 
-def test_a_parked_generator_is_found_at_the_authors_own_line():
+def test_parked_generator_is_located_at_the_authors_line():
     def handler():
         yield from y.ToolCall("add")  # parked
 
@@ -157,7 +157,7 @@ def test_a_parked_generator_is_found_at_the_authors_own_line():
         "failing perform",
     ],
 )
-def test_a_handler_that_never_ends_is_ended_by_its_actions(asked):
+def test_endless_handler_is_ended_by_its_action_limit(asked):
     log = []
 
     def handler(ctx):
@@ -178,7 +178,7 @@ def test_a_handler_that_never_ends_is_ended_by_its_actions(asked):
 
 
 @pytest.mark.spec("generator-contract:G47", "generator-contract:G46", "requirements:X50")
-def test_the_default_is_a_thousand_actions_of_which_a_parallel_is_one_and_a_step_text_counts_its_calls():
+def test_action_limit_counts_parallel_once_and_text_blocks_each():
     def handler(ctx):
         for _ in range(998):
             yield y.Parallel(y.ToolCall("add"), y.ToolCall("add"))
@@ -193,7 +193,7 @@ def test_the_default_is_a_thousand_actions_of_which_a_parallel_is_one_and_a_step
 
 @pytest.mark.spec("reliability:GN03")
 @pytest.mark.parametrize("after", [0, 1])
-def test_what_a_handler_raises_fails_the_run_with_file_and_line(after):
+def test_handler_exception_fails_the_run_with_file_and_line(after):
     log = []
 
     def handler(ctx):
@@ -215,7 +215,7 @@ def test_what_a_handler_raises_fails_the_run_with_file_and_line(after):
 
 
 @pytest.mark.parametrize("error", [StopIteration(), GeneratorExit(), EndRun(), Stopped(Stop("cancelled"))], ids=repr)
-def test_no_exception_that_is_not_the_callers_leaves_the_machine(error):
+def test_only_the_callers_exceptions_leave_the_machine(error):
     def handler(ctx):
         yield y.Perform(lambda: 1)
         raise error
@@ -224,7 +224,7 @@ def test_no_exception_that_is_not_the_callers_leaves_the_machine(error):
     assert (played.status, type(played.error)) == (RunStatus.FAILED, HandlerError)
 
 
-def test_an_error_that_cannot_be_shown_is_no_second_error():
+def test_unprintable_error_is_reported_without_a_second_error():
     class Silent(Exception):
         def __str__(self):
             raise RuntimeError("no")
@@ -239,7 +239,7 @@ def test_an_error_that_cannot_be_shown_is_no_second_error():
 @pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, BaseException, pytest.fail.Exception])
 @pytest.mark.parametrize("where", ["send", "throw", "close", "start"])
-def test_what_is_the_callers_goes_through(error, where):
+def test_interrupts_and_exits_propagate_to_the_caller(error, where):
     def handler(ctx):
         try:
             yield "bad" if where == "throw" else y.Perform(lambda: 1)
@@ -273,7 +273,7 @@ def generator_function(ctx):
 
 
 @pytest.mark.spec("reliability:GN11")
-def test_partials_and_methods_are_handlers_and_what_does_not_yield_is_refused():
+def test_partials_and_methods_work_and_non_generators_are_rejected():
     class Kit:
         def handle(self, ctx, word="method"):
             return word
@@ -294,7 +294,7 @@ def test_partials_and_methods_are_handlers_and_what_does_not_yield_is_refused():
 
 
 @pytest.mark.spec("reliability:GN11", "generator-contract:G7")
-def test_each_run_calls_the_function_anew():
+def test_each_run_calls_the_handler_function_again():
     log = []
 
     def handler(ctx):
@@ -308,7 +308,7 @@ def test_each_run_calls_the_function_anew():
 
 
 @pytest.mark.spec("reliability:GN13")
-def test_a_handler_that_drives_itself_is_an_error_of_the_author():
+def test_handler_that_drives_itself_gets_an_error():
     def handler(ctx):
         next(itself[0])
         yield
@@ -322,7 +322,7 @@ def test_a_handler_that_drives_itself_is_an_error_of_the_author():
 
 
 @pytest.mark.spec("generator-contract:G8")
-def test_a_typed_error_keeps_its_type_and_gets_a_note_of_its_place():
+def test_typed_error_keeps_its_type_and_notes_its_location():
     def handler(ctx):
         yield from y.ToolCall("nope", include_tool_call=False)  # no such tool
 
@@ -352,7 +352,7 @@ def test_a_typed_error_keeps_its_type_and_gets_a_note_of_its_place():
         pytest.param(lambda: y.Parallel(3), "BadYield", id="a refused member"),
     ],
 )
-def test_the_place_of_an_error_is_the_innermost_frame_of_the_authors_own_code(call, kind):
+def test_error_location_is_the_innermost_frame_of_author_code(call, kind):
     def handler(ctx):
         yield made(call)
 
@@ -375,13 +375,13 @@ BETWEEN = st.sampled_from(["<attrs generated methods a.B>", "/env/lib/python3.12
     st.sampled_from(["/home/me/agent.py", "/env/lib/python3.12/site-packages/mine/agent.py", "<stdin>"]),
     st.lists(FOREIGN | BETWEEN),
 )
-def test_whatever_is_called_the_place_is_the_authors_also_where_that_is_installed(before, own, after):
+def test_author_line_is_found_between_library_frames(before, own, after):
     places = [(file, line) for line, file in enumerate([*before, own, *after], start=1)]
 
     assert f"{own}:{len(before) + 1}" == find_author_line(places)
 
 
-def test_without_code_of_the_author_there_is_no_place():
+def test_error_without_author_code_has_no_location():
     assert find_author_line([]) == find_author_line([(stepengine.errors.__file__, 1), (inspect.__file__, 2)]) == ""
 
 

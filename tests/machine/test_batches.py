@@ -26,7 +26,7 @@ def test_calls_run_one_after_another_in_call_order():
 
 @pytest.mark.spec("reliability:TL16", "requirements:X9", "requirements:B12")
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_batch_of_parallel_safe_calls_runs_at_once_and_one_failure_disturbs_no_other(backwards):
+def test_parallel_safe_batch_runs_concurrently_and_isolates_failures(backwards):
     results = {1: adding, 2: lambda **_: ToolResult.error("no"), 3: adding}
     world = World(
         replies=[reply(*[call("safe", a=k) for k in (1, 2, 3)], call("strict"), call("nope")), reply("done")],
@@ -49,7 +49,7 @@ def test_one_other_call_makes_the_batch_sequential(name):
 
 @pytest.mark.spec("reliability:TL21", "generator-contract:T28", "generator-contract:G51")
 @pytest.mark.parametrize("name", ["ending", "end_turn", "task_completed"])
-def test_a_turn_ending_call_ends_the_turn_and_later_calls_are_skipped(name):
+def test_turn_ending_call_skips_later_calls(name):
     played = run(
         reply("t", call("add", a=1), call(name), call("add", a=2)), tools=[*NAMES, "end_turn", "task_completed"]
     )
@@ -59,7 +59,7 @@ def test_a_turn_ending_call_ends_the_turn_and_later_calls_are_skipped(name):
     assert (played.status, len(played.models)) == (RunStatus.COMPLETED, 1)
 
 
-def test_a_turn_ending_call_that_failed_ends_nothing():
+def test_failed_turn_ending_call_does_not_end_the_turn():
     world = World(replies=[reply(call("ending")), reply("done")], tools={"ending": lambda: ToolResult.error("no")})
     assert len(run(world=world).models) == 2
 
@@ -92,7 +92,7 @@ ENDS = {
 
 @pytest.mark.spec("generator-contract:G51", "generator-contract:T3", "generator-contract:S8", "reliability:MP52")
 @pytest.mark.parametrize(("parts", "ends"), ENDS.values(), ids=ENDS)
-def test_what_ends_a_turn(parts, ends):
+def test_turn_ends_by_content_of_the_reply(parts, ends):
     def handler(ctx):
         return (yield STEP).steps_complete
 
@@ -106,7 +106,7 @@ def test_what_ends_a_turn(parts, ends):
 
 @pytest.mark.spec("generator-contract:G51", "reliability:TL21")
 @pytest.mark.parametrize("end", ["end_turn", "task_completed"])
-def test_a_model_whose_edit_was_refused_is_told_although_it_called_its_work_done(end):
+def test_rejected_edit_reaches_model_that_called_its_work_done(end):
     replies = [reply(call("strict"), call(end)), reply(call("strict", a=1), call(end))]
     played = run(*replies, tools=[*NAMES, "end_turn", "task_completed"])
     assert [c.input for c in played.calls] == [{"a": 1}]
@@ -137,7 +137,7 @@ def told(played):
 
 
 @pytest.mark.spec("requirements:X66")
-def test_every_call_of_a_model_is_shown_to_start_and_to_end_whatever_becomes_of_it():
+def test_every_model_call_has_start_and_finish_events():
     agents = {"agents": [{"agent_type": "helper"}]}
     replies = [
         reply(call("nope"), call("strict"), call("add", a=9), call("add", a=1), call("ending"), call("add")),
@@ -175,7 +175,7 @@ def test_every_call_of_a_model_is_shown_to_start_and_to_end_whatever_becomes_of_
 
 
 @pytest.mark.spec("requirements:X66")
-def test_the_calls_of_a_handler_and_of_its_text_are_shown_too():
+def test_handler_and_text_calls_have_start_and_finish_events():
     def handler(ctx):
         yield y.ToolCall("spawn_agents", {"agents": [{"agent_type": "gone"}]})
         yield y.ToolCall("add", {"a": 9})
@@ -191,7 +191,7 @@ def test_the_calls_of_a_handler_and_of_its_text_are_shown_too():
 
 
 @pytest.mark.spec("requirements:X66")
-def test_a_call_that_the_world_stopped_is_not_shown_to_have_ended():
+def test_call_stopped_by_the_world_has_no_finish_event():
     played = run(reply(call("ask_user", questions=[{"question": "So?"}]), call("add")), tools=["ask_user", "add"])
     assert played.status is RunStatus.SUSPENDED
     assert ([e.tool_name for e in played.seen(ToolStarted)], played.seen(ToolFinished)) == (["ask_user"], [])
@@ -205,7 +205,7 @@ def test_an_empty_reply_counts_as_a_step_and_is_reported(parts):
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_what_of_a_reply_was_not_read_is_told_once_in_the_result_and_as_an_event():
+def test_unread_parts_of_a_reply_warn_once():
     def odd(*names):
         return {"provider_data": {"provider": "openai", "unread": [*names]}}
 
@@ -221,7 +221,7 @@ def test_what_of_a_reply_was_not_read_is_told_once_in_the_result_and_as_an_event
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_a_reply_that_a_handler_asked_for_is_told_of_as_one_of_a_step():
+def test_unread_parts_of_a_requested_reply_warn_too():
     def handler(ctx):
         yield y.Complete("x")
         yield y.StepText("Done.")
@@ -232,19 +232,19 @@ def test_a_reply_that_a_handler_asked_for_is_told_of_as_one_of_a_step():
 
 
 @pytest.mark.spec("ecosystem:EC97", "reliability:MP54")
-def test_a_refusal_ends_the_turn_and_is_seen():
+def test_refusal_ends_the_turn_with_its_stop_reason():
     played = run(reply(RefusalPart("I will not."), stop_reason="refusal"))
     assert (played.stop_reason, played.output, len(played.models)) == (StopReason.REFUSAL, "I will not.", 1)
 
 
 @pytest.mark.spec("reliability:MP58")
-def test_the_content_of_a_reply_decides_and_not_its_stop_reason():
+def test_reply_content_overrides_its_stop_reason():
     played = run(reply(call("add"), stop_reason="end_turn"), reply("done", stop_reason="tool_use"))
     assert (len(played.calls), len(played.models), played.output) == (1, 2, "done")
 
 
 @pytest.mark.spec("requirements:D10", "requirements:B12", "generator-contract:G32")
-def test_the_reply_is_stored_as_it_came_with_our_ids_and_wrong_calls_answered():
+def test_reply_is_stored_verbatim_with_our_call_ids():
     odd = ToolCallPart(
         "", "add", raw_input="{oops", input_error="line 1", provider_data={"provider": "p", "id": "toolu_1"}
     )

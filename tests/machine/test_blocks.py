@@ -81,13 +81,13 @@ values = st.dictionaries(st.text(max_size=5), st.none() | st.integers(-9, 9) | s
 
 @pytest.mark.spec("generator-contract:G30")
 @given(st.lists(st.tuples(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), values)))
-def test_blocks_that_are_written_are_read_back(calls):
+def test_written_call_blocks_are_parsed_back(calls):
     text = " and ".join([f"<tool_call>{json.dumps({'name': n, 'input': v})}</tool_call>" for n, v in calls])
     assert [p for p in split_blocks(text) if not isinstance(p, TextPiece)] == [CallBlock(n, v) for n, v in calls]
 
 
 @given(st.lists(st.sampled_from(["```", "<tool_call>", "</tool_call>", "{}", '{"name":"a"}', "x", "\n"]), max_size=12))
-def test_no_text_breaks_the_splitter_and_nothing_runs_from_a_fence(words):
+def test_splitter_accepts_any_text_and_ignores_fenced_blocks(words):
     text = "".join(words)
     pieces = split_blocks(f"```{text.replace('```', '')}")
     assert all(isinstance(p, TextPiece) for p in pieces)
@@ -104,7 +104,7 @@ class SearchedText(str):
         return super().find(sub, start)
 
 
-def test_many_open_blocks_cost_no_quadratic_time():
+def test_many_open_blocks_are_split_in_linear_time():
     text = SearchedText("<tool_call>" * 200_000)
     text.searched = []
     assert split_blocks(text) == [TextPiece(text)]

@@ -37,7 +37,7 @@ def looping(k):
 
 
 @pytest.mark.spec("generator-contract:G46", "requirements:B7")
-def test_the_default_is_fifty_steps_and_each_takes_one():
+def test_default_budget_is_fifty_steps():
     remaining = []
 
     def handler(ctx):
@@ -53,7 +53,7 @@ def test_the_default_is_fifty_steps_and_each_takes_one():
 
 
 @pytest.mark.spec("requirements:D7", "generator-contract:G46")
-def test_at_the_limit_the_model_is_asked_once_more_without_tools():
+def test_step_limit_requests_a_final_answer_without_tools():
     log = []
 
     def handler(ctx):
@@ -89,7 +89,7 @@ def test_at_the_limit_the_model_is_asked_once_more_without_tools():
 
 @pytest.mark.spec("requirements:D7")
 @pytest.mark.parametrize("error", [ModelError("down"), SPENT, StepEngineError("odd")], ids=["model", "limit", "other"])
-def test_a_final_answer_that_fails_leaves_what_stop_leaves(error):
+def test_failed_final_answer_leaves_the_same_result_as_stop(error):
     settings = {"tools": ["add"]}
     world = World(replies=[reply("one", call("add")), error], tools={"add": adding})
     played = play(agent(limits=limits(max_steps=1), **settings), world, tools=[ADD])
@@ -101,7 +101,7 @@ def test_a_final_answer_that_fails_leaves_what_stop_leaves(error):
 
 
 @pytest.mark.spec("requirements:D7")
-def test_on_raise_the_limit_is_thrown_at_the_first_refused_step():
+def test_on_raise_throws_limit_at_first_refused_step():
     log = []
 
     def handler(ctx):
@@ -122,7 +122,7 @@ def test_on_raise_the_limit_is_thrown_at_the_first_refused_step():
 
 
 @pytest.mark.spec("generator-contract:G46", "reliability:GN09")
-def test_after_the_limit_a_handler_is_resumed_once_then_told_then_closed():
+def test_handler_is_resumed_then_interrupted_then_closed_after_the_limit():
     log = []
 
     def handler(ctx):
@@ -139,7 +139,7 @@ def test_after_the_limit_a_handler_is_resumed_once_then_told_then_closed():
 
 
 @pytest.mark.spec("generator-contract:G46")
-def test_what_a_handler_does_after_the_limit_changes_no_status():
+def test_handler_cannot_change_status_after_the_limit():
     def returning(ctx):
         yield STEP_ALL
         return "mine"
@@ -155,7 +155,7 @@ def test_what_a_handler_does_after_the_limit_changes_no_status():
     assert "ValueError: late" in played.warnings[0]
 
 
-def test_a_turn_that_ends_with_the_last_step_is_within_the_limit():
+def test_turn_ending_with_the_last_step_completes():
     played = play(agent(limits=limits(max_steps=1)), World(replies=[reply("x")]))
     assert (played.status, played.output) == (RunStatus.COMPLETED, "x")
 
@@ -182,7 +182,7 @@ def test_candidates_need_a_step_and_are_at_most_64():
 @pytest.mark.parametrize(
     "asked", [STEP, y.ToolCall("add"), y.Perform(int), y.GenerateN(2), y.Complete("x"), y.AgentCall("h")]
 )
-def test_a_refusal_of_the_world_arrives_as_a_signal_and_fixes_the_status(asked):
+def test_external_limit_raises_signal_and_fails_the_run(asked):
     log = []
 
     def handler(ctx):
@@ -201,7 +201,7 @@ def test_a_refusal_of_the_world_arrives_as_a_signal_and_fixes_the_status(asked):
     assert [m.status for m in played.history if m.role == "tool"] == (["error"] if type(asked) is y.ToolCall else [])
 
 
-def test_a_limit_in_the_middle_of_a_batch_ends_the_step_with_all_results():
+def test_limit_inside_a_batch_still_records_all_results():
     def handler(ctx):
         with pytest.raises(LimitReached):
             yield STEP
@@ -218,7 +218,7 @@ def test_a_limit_in_the_middle_of_a_batch_ends_the_step_with_all_results():
 
 
 @pytest.mark.spec("requirements:D15", "generator-contract:G23", "requirements:G17")
-def test_everything_that_was_spent_is_counted():
+def test_usage_and_cost_are_counted_for_every_call():
     from decimal import Decimal
 
     from stepengine.data.usage import Spending
@@ -273,7 +273,7 @@ def test_a_reply_without_usage_makes_the_sum_a_lower_bound():
 
 
 @pytest.mark.spec("requirements:X51")
-def test_what_a_handler_returned_is_kept_after_every_limit():
+def test_returned_value_is_kept_after_any_limit():
     def handler(ctx):
         try:
             yield STEP
@@ -294,7 +294,7 @@ def test_what_a_handler_returned_is_kept_after_every_limit():
 
 
 @pytest.mark.spec("requirements:X51")
-def test_a_spent_run_whose_handler_returned_nothing_has_no_output():
+def test_spent_run_without_returned_value_has_no_output():
     def handler(ctx):
         yield STEP
         with contextlib.suppress(LimitReached):
@@ -305,7 +305,7 @@ def test_a_spent_run_whose_handler_returned_nothing_has_no_output():
 
 
 @pytest.mark.spec("requirements:X51")
-def test_a_parents_entry_of_a_spent_child_has_the_error_and_the_output():
+def test_spent_child_reports_error_and_output_to_its_parent():
     entries = [{"agent_type": "a"}, {"agent_type": "b"}, {"agent_type": "c"}]
     world = World(
         replies=[reply(call("spawn_agents", agents=entries)), reply("x")],

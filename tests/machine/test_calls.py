@@ -33,7 +33,7 @@ def sees(**values):
 
 
 @pytest.mark.spec("generator-contract:G15", "generator-contract:G42", "generator-contract:G31")
-def test_a_recorded_call_is_appended_with_its_result_after_it_ran():
+def test_recorded_call_is_appended_with_its_result():
     during = []
 
     def handler(ctx):
@@ -86,7 +86,7 @@ def test_the_log_holds_every_call_in_order():
 
 
 @pytest.mark.spec("generator-contract:G32", "generator-contract:G31")
-def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
+def test_call_of_an_unavailable_tool_raises_and_records_nothing():
     def handler(ctx):
         with pytest.raises(
             ToolNotAvailable, match=r"'nope' is not available for agent 'tester'\. Available tools: add\.$"
@@ -105,7 +105,7 @@ def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
 
 
 @pytest.mark.spec("generator-contract:G42", "generator-contract:G32", "generator-contract:G31")
-def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_provider_would_take():
+def test_control_tool_unknown_to_the_model_is_not_recorded():
     def handler(ctx):
         yield y.ToolCall("write_todos", {"todos": []}, include_tool_call=True)
 
@@ -117,7 +117,7 @@ def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_pr
 
 @pytest.mark.spec("generator-contract:G32", "generator-contract:T2")
 @pytest.mark.parametrize("many", [False, True])
-def test_input_of_a_handler_is_corrected_as_a_models_and_thrown_where_it_cannot_be(many):
+def test_invalid_handler_input_is_repaired_or_raised(many):
     repairing = binding(
         "strict",
         lambda value: None if "a" in value else "a: missing",
@@ -138,7 +138,7 @@ def test_input_of_a_handler_is_corrected_as_a_models_and_thrown_where_it_cannot_
 
 
 @pytest.mark.parametrize("source", ["handler", "model"])
-def test_a_check_that_raises_is_wrong_input(source):
+def test_check_that_raises_counts_as_invalid_input(source):
     def check(_):
         raise KeyError("inside")
 
@@ -152,7 +152,7 @@ def test_a_check_that_raises_is_wrong_input(source):
 
 
 @pytest.mark.spec("generator-contract:G33")
-def test_a_failing_tool_is_a_result_and_raises_only_from_yield_from():
+def test_tool_failure_raises_only_from_yield_from():
     def handler(ctx):
         result = yield y.ToolCall("add")
         assert result.tool_result.is_error
@@ -166,7 +166,7 @@ def test_a_failing_tool_is_a_result_and_raises_only_from_yield_from():
 
 
 @pytest.mark.spec("generator-contract:G39")
-def test_an_unknown_outcome_is_thrown_at_a_single_call_and_recorded():
+def test_unknown_outcome_is_raised_and_recorded():
     doubt = UnknownOutcome("cut off by a crash")
 
     def handler(ctx):
@@ -222,7 +222,7 @@ WRITERS = {
 @pytest.mark.spec("requirements:B9", "requirements:H5", "reliability:GN37")
 @pytest.mark.parametrize(("points", "second"), WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("by", ["the model", "the handler"])
-def test_the_change_of_a_tool_is_made_once_and_what_is_written_later_stays(points, second, by):
+def test_tool_change_is_applied_once_and_later_writes_win(points, second, by):
     def handler(ctx):
         if by == "the model":
             yield STEP
@@ -240,7 +240,7 @@ def test_the_change_of_a_tool_is_made_once_and_what_is_written_later_stays(point
 
 
 @pytest.mark.spec("requirements:B9")
-def test_the_next_call_sees_the_change_of_a_tool_and_a_tool_that_replaces_the_history_keeps_its_pair():
+def test_tool_change_is_visible_to_the_next_call():
     seen = []
 
     def look():
@@ -266,7 +266,7 @@ def test_the_next_call_sees_the_change_of_a_tool_and_a_tool_that_replaces_the_hi
 
 @pytest.mark.spec("generator-contract:G20", "generator-contract:L6", "reliability:I2", "generator-contract:G22")
 @pytest.mark.parametrize("backwards", [False, True])
-def test_what_runs_at_once_keeps_its_order_and_addresses(backwards):
+def test_parallel_members_keep_their_order_and_numbers(backwards):
     def handler(ctx):
         result = yield y.Parallel(
             y.ToolCall("add", {"a": 1}),
@@ -293,7 +293,7 @@ def test_what_runs_at_once_keeps_its_order_and_addresses(backwards):
 
 
 @pytest.mark.spec("reliability:GN21")
-def test_nothing_at_once_gives_nothing():
+def test_empty_parallel_returns_nothing():
     def handler(ctx):
         return list((yield from y.Parallel()))
 
@@ -302,7 +302,7 @@ def test_nothing_at_once_gives_nothing():
 
 
 @pytest.mark.spec("generator-contract:L3", "reliability:TL16")
-def test_failures_at_once_stay_in_their_entries():
+def test_parallel_failures_stay_in_their_entries():
     spent = LimitExceeded("no more children", kind="children")
 
     def handler(ctx):
@@ -324,7 +324,7 @@ def test_failures_at_once_stay_in_their_entries():
     assert played.children[0].error == spent
 
 
-def test_a_spent_limit_at_once_is_an_entry_and_ends_the_run_later():
+def test_limit_in_parallel_is_an_entry_and_ends_later():
     spent = LimitExceeded("no tokens", kind="tokens")
 
     def handler(ctx):
@@ -336,7 +336,7 @@ def test_a_spent_limit_at_once_is_an_entry_and_ends_the_run_later():
     assert (played.status, played.error) == (RunStatus.FAILED, spent)
 
 
-def test_expanding_tools_do_not_stand_in_parallel():
+def test_expanding_tools_are_rejected_in_parallel():
     def handler(ctx):
         yield y.Parallel(y.ToolCall("spawn_agents", {"agents": [{"agent_type": "helper"}]}))
 
@@ -344,7 +344,7 @@ def test_expanding_tools_do_not_stand_in_parallel():
 
 
 @pytest.mark.spec("requirements:D15")
-def test_a_stop_at_once_keeps_what_finished_and_counts_every_child():
+def test_stop_in_parallel_keeps_finished_results_and_child_usage():
     spent = Spending(Usage(5, requests=1))
 
     def handler(ctx):
@@ -382,7 +382,7 @@ def test_a_stop_at_once_keeps_what_finished_and_counts_every_child():
 
 
 @pytest.mark.spec("generator-contract:G45", "requirements:D17", "generator-contract:G42")
-def test_call_ids_go_on_over_a_previous_state_and_skip_those_in_use():
+def test_call_ids_continue_from_previous_state_without_collisions():
     def handler(ctx):
         yield y.ToolCall("add", {"a": 1})
         yield STEP

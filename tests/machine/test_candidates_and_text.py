@@ -112,7 +112,7 @@ after <tool_call>{"name": "add"}"""
     ],
     ids=["call", "parallel"],
 )
-def test_a_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
+def test_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
     log = []
 
     def handler(ctx):
@@ -131,7 +131,7 @@ def test_a_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
 
 @pytest.mark.spec("generator-contract:G50")
 @pytest.mark.parametrize("end", ["end_turn", "task_completed"])
-def test_a_text_that_ends_the_turn_leaves_the_handler_running_and_skips_what_follows_in_it(end):
+def test_text_that_ends_the_turn_skips_its_later_blocks(end):
     log = []
 
     def handler(ctx):
@@ -153,7 +153,7 @@ def test_a_text_that_ends_the_turn_leaves_the_handler_running_and_skips_what_fol
 
 
 @pytest.mark.spec("generator-contract:G50", "generator-contract:G54")
-def test_a_message_that_came_meanwhile_is_answered_before_a_text_ends_the_turn():
+def test_pending_message_is_answered_before_text_ends_the_turn():
     def handler(ctx):
         yield y.Perform(int)
         return (yield y.StepText('<tool_call>{"name": "end_turn"}</tool_call>')).steps_complete
@@ -163,7 +163,7 @@ def test_a_message_that_came_meanwhile_is_answered_before_a_text_ends_the_turn()
 
 
 @pytest.mark.spec("generator-contract:G49", "generator-contract:T28")
-def test_a_yielded_task_completed_and_a_refused_end_turn_do_not_end_the_run():
+def test_task_completed_and_refused_end_turn_keep_the_run_going():
     def handler(ctx):
         yield y.ToolCall("task_completed")
         result = yield y.StepText('<tool_call>{"name": "end_turn", "input": {"nope": 1}}</tool_call>')
@@ -174,7 +174,7 @@ def test_a_yielded_task_completed_and_a_refused_end_turn_do_not_end_the_run():
 
 
 @pytest.mark.spec("generator-contract:G8", "generator-contract:G7")
-def test_helper_generators_behave_as_if_they_stood_in_the_handler():
+def test_helper_generators_behave_like_inline_code():
     def helper(n):
         total = 0
         for k in range(n):
@@ -191,7 +191,7 @@ def test_helper_generators_behave_as_if_they_stood_in_the_handler():
 
 
 @pytest.mark.spec("reliability:GN22")
-def test_many_steps_and_deep_helpers_need_no_deeper_stack():
+def test_steps_and_nested_helpers_do_not_deepen_the_stack():
     depths = set()
 
     def deep(levels):
@@ -218,7 +218,7 @@ def depth():
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:GN22")
-def test_memory_grows_with_the_history_alone():
+def test_memory_grows_only_with_the_history():
     sizes = []
 
     def handler(ctx):
@@ -247,7 +247,7 @@ class Forgetful(list):
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:B1", "reliability:I5")
-def test_of_ten_thousand_steps_every_earlier_state_is_still_what_it_was():
+def test_earlier_states_are_unchanged_after_ten_thousand_steps():
     steps = 10_000
     kept, seen = [], {}
 

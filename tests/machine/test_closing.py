@@ -44,7 +44,7 @@ WAYS = {
 
 @pytest.mark.spec("generator-contract:G40", "reliability:I6")
 @pytest.mark.parametrize(("asked", "at", "status"), WAYS.values(), ids=WAYS)
-def test_finally_runs_once_on_every_way_out_before_the_end_is_told(asked, at, status):
+def test_finally_runs_once_on_every_exit_before_run_end(asked, at, status):
     log = []
 
     def handler(ctx):
@@ -104,7 +104,7 @@ def test_finally_runs_once_wherever_the_machine_is_closed():
 
 
 @pytest.mark.spec("reliability:GN06")
-def test_a_yield_in_finally_is_not_carried_out_and_is_reported_with_its_line():
+def test_yield_in_finally_is_ignored_and_reported_with_its_line():
     def handler(ctx):
         try:
             yield y.Perform(lambda: 1)
@@ -122,7 +122,7 @@ def test_a_yield_in_finally_is_not_carried_out_and_is_reported_with_its_line():
 
 
 @pytest.mark.spec("reliability:GN06")
-def test_several_yields_while_closing_are_one_notice_and_the_handler_is_still_closed():
+def test_several_yields_while_closing_give_one_notice():
     log = []
 
     def handler(ctx):
@@ -144,7 +144,7 @@ def test_several_yields_while_closing_are_one_notice_and_the_handler_is_still_cl
 
 
 @pytest.mark.spec("reliability:GN06")
-def test_an_error_in_finally_changes_no_status_and_is_noted():
+def test_error_in_finally_changes_no_status_and_is_noted():
     def handler(ctx):
         try:
             yield STEP
@@ -204,7 +204,7 @@ def test_except_exception_catches_errors_but_no_limit_and_no_stop():
 
 
 @pytest.mark.spec("reliability:GN16")
-def test_what_is_no_json_is_an_output_all_the_same():
+def test_non_json_value_can_be_an_output():
     def handler(ctx):
         return {1, 2}
         yield
@@ -213,7 +213,7 @@ def test_what_is_no_json_is_an_output_all_the_same():
 
 
 @pytest.mark.spec("generator-contract:G22", "reliability:GN14", "requirements:B1")
-def test_what_a_handler_gets_cannot_be_changed():
+def test_objects_passed_to_a_handler_are_immutable():
     def handler(ctx):
         result = yield STEP
         for change in (

@@ -23,7 +23,7 @@ from tests.machine.world import KNOWN, STEP, World, agent, call, lines, plan_of,
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
 
 
-def test_a_machine_knows_no_tool_that_it_was_not_given():
+def test_machine_knows_only_the_tools_it_was_given():
     def handler(ctx):
         with pytest.raises(ToolNotAvailable, match="Tool 'end_turn' is not available"):
             yield y.ToolCall("end_turn", {})
@@ -31,7 +31,7 @@ def test_a_machine_knows_no_tool_that_it_was_not_given():
     assert play(agent(handler), known={}).status is RunStatus.COMPLETED
 
 
-def test_every_action_of_the_machine_has_its_tool_and_every_control_tool_an_action():
+def test_control_actions_and_control_tools_match_one_to_one():
     actions = {name: b.runs.action for name, b in KNOWN.items() if type(b.runs) is Control}
     assert actions == {name: name for name in get_args(Action)}
     others = {name: type(b.runs) for name, b in KNOWN.items() if name not in actions}
@@ -46,7 +46,7 @@ def test_every_action_of_the_machine_has_its_tool_and_every_control_tool_an_acti
 
 
 @pytest.mark.spec("requirements:X14", "requirements:E25", "generator-contract:T34")
-def test_nothing_is_offered_that_was_not_listed_and_never_what_is_for_handlers():
+def test_only_listed_tools_are_offered():
     played = play(agent(), World(replies=[reply(call("write_todos", todos=[])), reply("x")]))
     assert played.requests[0].tools == ()
     assert played.history[2].is_error
@@ -60,7 +60,7 @@ def test_nothing_is_offered_that_was_not_listed_and_never_what_is_for_handlers()
     "generator-contract:T23",
     "generator-contract:T28",
 )
-def test_control_tools_of_a_model_have_events_and_a_result_but_no_effect():
+def test_control_tools_emit_events_and_results_without_effects():
     replies = [
         reply(call("think_deeply", thought="hm"), call("write_todos", todos=TODOS)),
         reply(call("end_turn", message="bye")),
@@ -86,7 +86,7 @@ ANSWERED = {
 
 @pytest.mark.parametrize("tool", ANSWERED)
 @pytest.mark.spec("generator-contract:T34", "generator-contract:T23", "generator-contract:S8", "generator-contract:T25", "generator-contract:T26", "generator-contract:T28")  # fmt: skip
-def test_a_handler_gets_the_answer_of_a_control_tool_as_a_message_and_the_record_holds_its_words(tool):
+def test_control_tool_answers_a_handler_with_a_message_object(tool):
     given, words = ANSWERED[tool]
 
     def handler(ctx):
@@ -99,7 +99,7 @@ def test_a_handler_gets_the_answer_of_a_control_tool_as_a_message_and_the_record
 
 
 @pytest.mark.spec("generator-contract:T28", "generator-contract:T23")
-def test_what_a_model_reads_of_a_control_tool_are_words_as_in_the_runs_that_were_recorded():
+def test_control_tool_answers_a_model_in_plain_text():
     replies = [reply(call("think_deeply", thought="hm"), call("end_turn", message="bye"))]
     played = play(agent(tools=["think_deeply", "end_turn"]), World(replies=replies))
     assert [m.content for m in played.history if m.role == "tool"] == [
@@ -110,7 +110,7 @@ def test_what_a_model_reads_of_a_control_tool_are_words_as_in_the_runs_that_were
 
 
 @pytest.mark.spec("generator-contract:T25", "generator-contract:T26", "generator-contract:G32")
-def test_add_message_appends_in_place_and_is_never_recorded():
+def test_add_message_appends_without_a_call_record():
     def handler(ctx):
         yield y.ToolCall("add_message", {"role": "user", "content": "note"})
         yield y.ToolCall("add_message", {"role": "assistant", "content": "noted"})
@@ -138,7 +138,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.spec("generator-contract:T26", "generator-contract:G42")
-def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form):
+def test_set_messages_replaces_history_and_skips_used_ids(form):
     def handler(ctx):
         yield STEP
         result = yield y.ToolCall("set_messages", {"messages": FORMS[form]})
@@ -166,7 +166,7 @@ def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form
         ([5], "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not None"),
     ],
 )
-def test_a_history_that_cannot_be_is_refused_and_nothing_changes(messages, issue):
+def test_invalid_history_is_rejected_and_changes_nothing(messages, issue):
     def handler(ctx):
         with pytest.raises(ToolInputError, match="Invalid parameters for set_messages") as caught:
             yield y.ToolCall("set_messages", {"messages": messages})
@@ -195,7 +195,7 @@ def test_wrong_input_of_a_control_tool_names_every_issue(name, value, issue):
     assert played.history[2].text == f"Invalid parameters for {name}: {issue}\nThe input was: {compact(value)}"
 
 
-def test_a_history_passed_on_keeps_what_only_its_provider_understands():
+def test_replaced_history_keeps_provider_signatures():
     signed = ThinkingPart("why", provider_data={"provider": "p", "signature": "s"})
 
     def handler(ctx):
@@ -207,7 +207,7 @@ def test_a_history_passed_on_keeps_what_only_its_provider_understands():
     assert play(agent(handler), World(replies=[reply("x")])).status.value == "completed"
 
 
-def test_ids_of_a_view_are_not_used_again():
+def test_call_ids_in_a_view_are_not_reused():
     def handler(ctx):
         yield STEP
         yield y.ToolCall("add")
@@ -224,7 +224,7 @@ def test_ids_of_a_view_are_not_used_again():
     ]
 
 
-def test_a_driver_that_answers_nonsense_is_told_so():
+def test_invalid_driver_answer_is_rejected():
     def error_of(asked, kind, outcome):
         machine = run_agent(plan_of(agent(yielding(asked))), AgentState(run_id="r1", agent_id="tester"))
         sent = None
@@ -239,7 +239,7 @@ def test_a_driver_that_answers_nonsense_is_told_so():
 
 
 @pytest.mark.spec("generator-contract:L41")
-def test_a_run_whose_successor_failed_without_a_reason_names_the_successor():
+def test_failed_hand_off_names_the_successor():
     def handler(ctx):
         yield y.ToolCall("hand_off", {"agent": "billing"})
 

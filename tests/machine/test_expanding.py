@@ -55,7 +55,7 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
 
 
 @pytest.mark.spec("reliability:SP11", "generator-contract:L15")
-def test_a_child_may_inherit_what_the_open_reply_said_before_its_call():
+def test_child_inherits_reply_text_before_its_call():
     seen = []
 
     def spawned(effect):
@@ -80,7 +80,7 @@ def test_a_child_may_inherit_what_the_open_reply_said_before_its_call():
 
 
 @pytest.mark.spec("generator-contract:L15")
-def test_a_child_inherits_the_thoughts_of_the_open_reply_before_its_call_and_no_later_ones():
+def test_child_inherits_thoughts_before_its_call_only():
     seen = []
 
     def spawned(effect):
@@ -103,7 +103,7 @@ def test_a_child_inherits_the_thoughts_of_the_open_reply_before_its_call_and_no_
     assert seen[2] == "go"
 
 
-def test_spawn_agents_is_an_error_only_when_every_child_failed_and_shows_models_as_json():
+def test_spawn_agents_fails_only_if_every_child_failed():
     class Model(BaseModel):
         mode: str = "json"
 
@@ -207,14 +207,14 @@ def test_wrong_input_of_ask_user_is_refused(value, issues):
 
 
 @pytest.mark.spec("generator-contract:T31")
-def test_looking_up_an_agent_where_none_is_known_says_so():
+def test_lookup_without_known_agents_reports_not_found():
     played = run(reply(call("lookup_agent_info", agent_id="a")), reply("x"), tools=["lookup_agent_info"])
 
     assert played.tool_calls[0].result.data == {"found": False, "error": "no other agents are known here"}
 
 
 @pytest.mark.spec("generator-contract:L25")
-def test_an_inline_child_without_messages_of_its_own_leaves_the_whole_history():
+def test_inline_child_without_own_messages_keeps_the_history():
     def spawned(effect):
         played = play(agent(None), World(replies=[reply("inside")]), state=effect.parent(), prompt="")
         return played.finished.as_child(is_inline=True)

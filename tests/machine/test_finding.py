@@ -42,7 +42,7 @@ def names(*told: tuple[str, str], query: str) -> list[str]:
 # --- what is offered -------------------------------------------------------------------------------------------------
 
 
-async def test_the_search_is_offered_last_and_names_what_it_finds() -> None:
+async def test_tool_search_is_offered_last_and_lists_hidden_tools() -> None:
     model = ScriptedModel(["ok"])
     async with Engine([AgentDefinition("a", tools=[HAMMER, SHOUT, SAW])], models=model) as engine:
         result = await engine.run("a", "Go.")
@@ -52,14 +52,14 @@ async def test_the_search_is_offered_last_and_names_what_it_finds() -> None:
     assert FIND_TOOLS in result.state.tool_definitions
 
 
-async def test_no_search_is_offered_where_nothing_is_hidden() -> None:
+async def test_no_tool_search_without_hidden_tools() -> None:
     model = ScriptedModel(["ok"])
     async with Engine([AgentDefinition("a", tools=[SHOUT])], models=model) as engine:
         await engine.run("a", "Go.")
     assert ["shout"] == [tool.name for tool in model.calls[0].tools]
 
 
-async def test_tools_that_a_hook_adds_are_searched_beside_those_of_the_agent() -> None:
+async def test_tools_added_by_hooks_are_searched_too() -> None:
     hooks = Hooks(pre_run=[lambda ctx: Change(tools=[SAW])])
     model = ScriptedModel([tool_call("find_tools", {"query": "wood"}), "ok"])
     async with Engine([AgentDefinition("a", tools=[HAMMER], hooks=hooks)], models=model) as engine:
@@ -70,7 +70,7 @@ async def test_tools_that_a_hook_adds_are_searched_beside_those_of_the_agent() -
 
 
 @pytest.mark.parametrize("where", ["agent", "engine"])
-def test_another_tool_of_that_name_is_refused_with_a_way_out(where: str) -> None:
+def test_tool_named_find_tools_conflicts_with_hidden_tools(where: str) -> None:
     own = made("find_tools", "Mine.")
     tools = [HAMMER, own] if where == "agent" else [HAMMER]
     with pytest.raises(
@@ -79,7 +79,7 @@ def test_another_tool_of_that_name_is_refused_with_a_way_out(where: str) -> None
         Engine([AgentDefinition("a", tools=tools)], tools=[own] if where == "engine" else (), models=ScriptedModel([]))
 
 
-async def test_a_tool_of_that_name_is_fine_where_nothing_is_hidden() -> None:
+async def test_tool_named_find_tools_is_allowed_without_hidden_tools() -> None:
     agent = AgentDefinition("a", tools=[made("find_tools", "Mine."), SHOUT])
     model = ScriptedModel([tool_call("find_tools"), "ok"])
     async with Engine([agent], models=model) as engine:
@@ -87,7 +87,7 @@ async def test_a_tool_of_that_name_is_fine_where_nothing_is_hidden() -> None:
     assert ["worked"] == [call.result.text for call in result.tool_calls]
 
 
-def test_an_option_that_is_no_flag_is_refused() -> None:
+def test_non_boolean_defer_loading_is_rejected() -> None:
     with pytest.raises(DefinitionError, match="defer_loading"):
         made("use_hammer", defer_loading="yes")
 
@@ -95,7 +95,7 @@ def test_an_option_that_is_no_flag_is_refused() -> None:
 # --- what a model that errs is told ---------------------------------------------------------------------------------
 
 
-async def test_a_wrong_name_is_answered_with_the_tools_that_are_shown_and_how_to_find_the_others() -> None:
+async def test_unknown_tool_error_lists_shown_tools_and_the_search() -> None:
     model = ScriptedModel([tool_call("use_drill"), "ok"])
     async with Engine([AgentDefinition("a", tools=[HAMMER, SAW, SHOUT])], models=model) as engine:
         result = await engine.run("a", "Go.")
@@ -104,7 +104,7 @@ async def test_a_wrong_name_is_answered_with_the_tools_that_are_shown_and_how_to
     assert "Available tools: shout, find_tools. 2 others are found with find_tools." in call.result.text
 
 
-async def test_a_handler_searches_and_calls_what_the_model_is_not_shown() -> None:
+async def test_handler_searches_and_calls_hidden_tools() -> None:
     def handle(ctx: Any) -> Any:
         search = yield ToolCall("find_tools", {"query": "nail"})
         (part,) = search.tool_result.content
@@ -129,12 +129,12 @@ def test_rare_words_and_words_of_a_name_count_for_more() -> None:
     assert ["pay"] == names(*rows, query="how do I pay the bill")
 
 
-def test_a_whole_name_finds_that_tool_alone_however_it_is_written() -> None:
+def test_exact_name_finds_only_that_tool() -> None:
     rows = [("get_rate", "The rate."), ("get_rate_history", "The rates of a year.")]
     assert ["get_rate"] == names(*rows, query="Get-Rate") == names(*rows, query="get_rate")
 
 
-def test_a_search_gives_five_tools_at_most_and_the_same_every_time() -> None:
+def test_search_returns_at_most_five_tools_deterministically() -> None:
     rows = [(f"tool_{n}", "Does the work.") for n in range(30)]
     assert (
         names(*rows, query="work")
@@ -143,7 +143,7 @@ def test_a_search_gives_five_tools_at_most_and_the_same_every_time() -> None:
     )
 
 
-def test_a_search_that_finds_nothing_says_so_and_refers_to_nothing() -> None:
+def test_search_without_match_says_so_and_references_nothing() -> None:
     result = find_hidden_tools(specs(ToolSpec("get_rate", "The rate.", defer_loading=True)), "weather")
     assert not result.is_error
     assert result.text.startswith("No tool has any of these words.")

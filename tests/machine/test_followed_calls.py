@@ -50,7 +50,7 @@ def results(played: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_call_asks_performs_and_completes_before_it_has_its_result(parallel: bool) -> None:
+def test_followed_call_asks_performs_and_completes_before_its_result(parallel: bool) -> None:
     played = ordered(count=2, replies=["one", "two", "ok"], parallel_safe=parallel)
 
     kinds = [type(effect) for effect in played.leaves]
@@ -61,7 +61,7 @@ def test_a_call_asks_performs_and_completes_before_it_has_its_result(parallel: b
     assert ["ok", "ok"] == [event.result.status for event in played.seen(ev.ToolFinished)]
 
 
-def test_a_result_that_is_not_pending_is_the_result() -> None:
+def test_non_pending_result_is_final() -> None:
     world = World(
         replies=[reply(call("order", {"what": "x"})), reply("ok")], tools={"order": lambda **_: ToolResult.text("done")}
     )
@@ -71,14 +71,14 @@ def test_a_result_that_is_not_pending_is_the_result() -> None:
     assert ["done"] == results(played)
 
 
-def test_a_question_that_stays_open_suspends_the_run_and_the_call_waits() -> None:
+def test_open_question_of_a_followed_call_suspends_the_run() -> None:
     played = ordered(answers={}, replies=())
 
     assert RunStatus.SUSPENDED is played.finished.status
     assert "pending" == played.history[-1].status
 
 
-def test_what_fails_on_the_way_is_an_error_result() -> None:
+def test_failure_in_a_followed_call_is_an_error_result() -> None:
     def failing(input: Any, given: ToolResult) -> Any:
         yield from y.Perform(int, "x")
 
@@ -91,7 +91,7 @@ def test_what_fails_on_the_way_is_an_error_result() -> None:
     assert ["no such thing"] == results(ordered(raising))
 
 
-def test_a_tool_that_never_comes_to_an_end_is_stopped() -> None:
+def test_endless_followed_call_is_stopped() -> None:
     def endless(input: Any, given: ToolResult) -> Any:
         while True:
             yield from y.Perform(double, 1)
@@ -99,7 +99,7 @@ def test_a_tool_that_never_comes_to_an_end_is_stopped() -> None:
     assert "asked for more than 100 things in one call" in results(ordered(endless))[0]
 
 
-def test_a_handler_gets_the_result_of_a_call_that_went_on() -> None:
+def test_handler_receives_the_result_of_a_followed_call() -> None:
     def handler(ctx: Any) -> Any:
         result = yield from y.ToolCall("order", {"what": "x"})
         return result.text
@@ -114,7 +114,7 @@ def test_a_handler_gets_the_result_of_a_call_that_went_on() -> None:
 @pytest.mark.parametrize(
     "runs", [Ordinary(), Spawning(lambda _: (), lambda _: pending())], ids=["ordinary", "spawning"]
 )
-def test_a_pending_result_of_a_tool_that_follows_nothing_is_the_result(runs: Any, parallel: bool) -> None:
+def test_pending_result_without_follow_up_is_final(runs: Any, parallel: bool) -> None:
     world = World(replies=[reply(call("order", {}), call("order", {})), reply("ok")], tools={"order": pending})
 
     played = play(
@@ -126,7 +126,7 @@ def test_a_pending_result_of_a_tool_that_follows_nothing_is_the_result(runs: Any
 
 
 @pytest.mark.parametrize("asked", [y.ToolCall("add", {"a": 1}), y.AgentCall("helper"), y.STEP, 17], ids=str)
-def test_steps_of_a_call_that_yield_what_is_not_the_runs_own_are_told_so(asked: Any) -> None:
+def test_driven_steps_that_yield_engine_requests_are_rejected(asked: Any) -> None:
     def steps(given: Any, background: Any) -> Any:
         yield asked
 

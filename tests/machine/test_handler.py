@@ -47,7 +47,7 @@ from tests.machine.world import (
 
 
 @pytest.mark.spec("generator-contract:G9", "generator-contract:G16")
-def test_the_handler_runs_before_the_first_model_call_and_after_each_step_it_asked_for():
+def test_handler_runs_before_first_model_call_and_after_each_step():
     log = []
 
     def handler(ctx):
@@ -67,7 +67,7 @@ def test_the_handler_runs_before_the_first_model_call_and_after_each_step_it_ask
 
 
 @pytest.mark.spec("generator-contract:S2", "generator-contract:G9")
-def test_a_handler_that_never_steps_calls_no_model_and_its_value_is_the_output():
+def test_handler_without_steps_calls_no_model():
     def handler(ctx):
         yield y.Perform(lambda: 1)
         return {"answer": ctx.prompt}
@@ -78,7 +78,7 @@ def test_a_handler_that_never_steps_calls_no_model_and_its_value_is_the_output()
 
 
 @pytest.mark.spec("generator-contract:G17", "generator-contract:G50")
-def test_step_all_parks_the_handler_until_the_turn_ends_and_it_may_go_on():
+def test_step_all_parks_the_handler_until_the_turn_ends():
     log = []
 
     def handler(ctx):
@@ -96,7 +96,7 @@ def test_step_all_parks_the_handler_until_the_turn_ends_and_it_may_go_on():
 
 
 @pytest.mark.spec("generator-contract:G22", "generator-contract:G16")
-def test_steps_complete_says_whether_the_last_step_ended_the_turn_and_calls_do_not_change_it():
+def test_steps_complete_reflects_the_last_step_only():
     log = []
 
     def handler(ctx):
@@ -118,7 +118,7 @@ def test_steps_complete_says_whether_the_last_step_ended_the_turn_and_calls_do_n
 
 
 @pytest.mark.spec("generator-contract:G23", "generator-contract:G22", "requirements:B1", "generator-contract:G2")
-def test_the_state_is_the_one_after_the_yielded_thing_and_old_ones_never_change():
+def test_yielded_states_are_current_and_never_change():
     kept, copies = [], []
 
     def handler(ctx):
@@ -143,7 +143,7 @@ def test_the_state_is_the_one_after_the_yielded_thing_and_old_ones_never_change(
 
 
 @pytest.mark.spec("generator-contract:G2", "generator-contract:G5", "generator-contract:L31")
-def test_the_context_holds_prompt_params_state_model_time_and_a_seeded_random():
+def test_context_provides_prompt_params_state_time_and_seeded_random():
     seen = {}
 
     def handler(ctx):
@@ -168,7 +168,7 @@ def test_the_context_holds_prompt_params_state_model_time_and_a_seeded_random():
 
 
 @pytest.mark.spec("generator-contract:L31", "requirements:A8", "requirements:B4")
-def test_prompts_stand_at_their_places():
+def test_prompts_are_sent_at_their_positions():
     def handler(ctx):
         yield STEP
         yield y.ToolCall("set_messages", {"messages": []}, include_tool_call=False)
@@ -193,7 +193,7 @@ def test_an_empty_run_appends_no_message():
 
 
 @pytest.mark.spec("generator-contract:G4", "generator-contract:G1")
-def test_notes_are_shown_before_the_next_effect_and_touch_no_history():
+def test_notifications_and_logs_precede_the_next_effect():
     def handler(ctx):
         ctx.notify("half", {"percent": 50})
         ctx.notify("odd", object())
@@ -224,7 +224,7 @@ def test_notes_are_shown_before_the_next_effect_and_touch_no_history():
 
 
 @pytest.mark.spec("generator-contract:G16")
-def test_overrides_of_a_step_hold_for_it_alone():
+def test_step_overrides_apply_to_one_step():
     def handler(ctx):
         over = y.StepWith(
             model="test/other", tools=["add"], tool_choice="required", settings=ModelSettings(max_tokens=5)
@@ -244,7 +244,7 @@ def test_overrides_of_a_step_hold_for_it_alone():
     assert [r.settings.temperature for r in played.requests] == [0.5] * 3
 
 
-def test_a_step_with_tools_that_the_agent_lacks_is_refused_at_the_yield():
+def test_step_with_unavailable_tools_is_rejected_at_the_yield():
     def handler(ctx):
         with pytest.raises(
             ToolNotAvailable, match=r"'nope' is not available for agent 'tester'\. Available tools: add"
@@ -255,7 +255,7 @@ def test_a_step_with_tools_that_the_agent_lacks_is_refused_at_the_yield():
 
 
 @pytest.mark.spec("generator-contract:G21", "requirements:J13", "generator-contract:L8")
-def test_a_child_gives_its_result_and_its_spending_counts():
+def test_child_call_returns_its_result_and_counts_spending():
     def handler(ctx):
         result = yield y.AgentCall("helper", "look", {"depth": 1})
         assert result.value.output == "done"
@@ -272,7 +272,7 @@ def test_a_child_gives_its_result_and_its_spending_counts():
     assert played.state.child_run_ids == ("r1-0", "r1-1")
 
 
-def test_a_refused_spawn_is_a_failed_child_and_the_run_goes_on():
+def test_refused_spawn_is_a_failed_child():
     error = LimitExceeded("too deep", kind="depth", limit=5)
 
     def handler(ctx):
@@ -286,7 +286,7 @@ def test_a_refused_spawn_is_a_failed_child_and_the_run_goes_on():
     assert (played.status, played.output) == (RunStatus.COMPLETED, "ok")
 
 
-def test_perform_ask_and_complete_give_their_values_and_touch_no_history():
+def test_perform_ask_and_complete_return_values_without_history():
     def handler(ctx):
         value = yield from y.Perform(dict, a=(1, 2))
         with pytest.raises(PerformError, match="raised ZeroDivisionError"):
@@ -317,7 +317,7 @@ def test_perform_ask_and_complete_give_their_values_and_touch_no_history():
 
 @pytest.mark.spec("generator-contract:G36", "generator-contract:G33", "reliability:GN03")
 @pytest.mark.parametrize("asked", [STEP, STEP_ALL, y.StepWith(), y.GenerateN(2), y.Complete("x")], ids=str)
-def test_a_model_error_is_thrown_at_the_yield(asked):
+def test_model_error_is_raised_at_the_yield(asked):
     error = ModelError("down", retryable=True)
 
     def handler(ctx):
@@ -336,7 +336,7 @@ def test_a_model_error_is_thrown_at_the_yield(asked):
     assert played.shown == ["user: go"]
 
 
-def test_a_step_without_any_model_is_thrown_at_the_yield():
+def test_step_without_a_model_is_raised_at_the_yield():
     def handler(ctx):
         with pytest.raises(UnknownModel, match="'tester' has no model"):
             yield STEP
@@ -358,7 +358,7 @@ def test_a_handler_may_wait_for_more_input_between_turns():
     assert played.shown == ["user: a", "assistant: one", "user: b", "assistant: two"]
 
 
-def test_an_answer_shows_the_state_of_its_moment_whenever_it_is_looked_at():
+def test_step_result_shows_its_state_even_when_read_later():
     def steps(look):
         def handler(ctx):
             turns = []
@@ -380,7 +380,7 @@ def test_an_answer_shows_the_state_of_its_moment_whenever_it_is_looked_at():
     assert [1, 2, 3] == [state.step_index for state in late]
 
 
-def test_a_state_keeps_everything_that_its_run_started_with():
+def test_state_keeps_every_field_the_run_started_with():
     start = AgentState(
         run_id="r9",
         agent_id="tester",
@@ -410,7 +410,7 @@ def test_a_state_keeps_everything_that_its_run_started_with():
 
 
 @pytest.mark.spec("generator-contract:G23")
-def test_the_state_says_how_large_the_next_request_is():
+def test_state_reports_the_size_of_the_next_request():
     def handler(ctx):
         before = ctx.agent_state.context_tokens
         after = (yield STEP).agent_state.context_tokens
@@ -424,7 +424,7 @@ def test_the_state_says_how_large_the_next_request_is():
 
 
 @pytest.mark.spec("performance:Q2")
-def test_a_run_that_nobody_watches_does_the_same_and_makes_no_step_events():
+def test_unwatched_run_gives_same_result_without_step_events():
     def world(*, watched=True):
         return World(watched=watched, replies=[reply("adding", call("add", a=1)), reply("done")], tools={"add": adding})
 
@@ -445,7 +445,7 @@ def test_a_run_that_nobody_watches_does_the_same_and_makes_no_step_events():
 @pytest.mark.parametrize(
     "speak", [lambda ctx: ctx.notify("x"), lambda ctx: ctx.logger.info("x")], ids=["notify", "logger"]
 )
-def test_what_is_said_from_another_thread_is_refused_and_not_shown(speak):
+def test_notify_from_another_thread_is_rejected(speak):
     def handler(ctx):
         speak(ctx)
         yield STEP
@@ -469,7 +469,7 @@ def test_what_is_said_from_another_thread_is_refused_and_not_shown(speak):
         (LimitExceeded("spent", kind="tokens", limit=1), {}),
     ],
 )
-def test_an_agent_without_a_handler_runs_as_one_whose_handler_asks_for_all_steps(last, bounds, watched):
+def test_missing_handler_equals_default_handler_in_every_ending(last, bounds, watched):
     def found(handler):
         world = World(replies=[reply(call("add", {"a": 1})), last], tools={"add": adding}, watched=watched)
         definition = agent(handler, tools=["add"], limits=limits(**bounds))
@@ -482,7 +482,7 @@ def test_an_agent_without_a_handler_runs_as_one_whose_handler_asks_for_all_steps
     assert found(None) == found(default_handler)
 
 
-def test_an_error_that_author_code_raised_names_its_line_in_an_agent_without_a_handler():
+def test_error_location_is_noted_without_a_handler():
     def raised():
         try:
             raise ModelError("not now")
@@ -496,13 +496,13 @@ def test_an_error_that_author_code_raised_names_its_line_in_an_agent_without_a_h
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t "])
 @pytest.mark.spec("generator-contract:G5")
-def test_a_prompt_of_blanks_is_no_message(prompt):
+def test_blank_prompt_adds_no_message(prompt):
     asked = play(agent(instructions_prompt="Rules."), World(replies=[reply("x")]), prompt=prompt)
     assert asked.shown == ["user: Rules.", "assistant: x"]
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t "])
-def test_a_prompt_of_blanks_takes_nothing_away_from_what_was_inherited(prompt):
+def test_blank_prompt_keeps_inherited_messages(prompt):
     def handler(ctx):
         return [[m.text for m in ctx.inherited_messages], len(ctx.prompt_messages)]
         yield
@@ -512,6 +512,6 @@ def test_a_prompt_of_blanks_takes_nothing_away_from_what_was_inherited(prompt):
     assert played.output == [["earlier"], 0]
 
 
-def test_params_without_a_prompt_are_a_message_of_their_own():
+def test_params_without_prompt_are_one_message():
     with_params = play(agent(), World(replies=[reply("x")]), prompt="\n", params_json={"k": 1})
     assert with_params.shown[0] == 'user: {\n  "k": 1\n}'

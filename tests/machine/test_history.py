@@ -33,7 +33,7 @@ def result(call_id, name="look", text="seen"):
     return ToolResult.text(text, tool_name=name, tool_call_id=call_id)
 
 
-def test_the_view_is_the_record_until_somebody_changes_it():
+def test_view_is_the_record_until_changed():
     past = history(said("a"))
     past.add([said("b")])
     assert past.view is past.record
@@ -44,7 +44,7 @@ def test_the_view_is_the_record_until_somebody_changes_it():
     assert lines(past.added()) == lines(past.record)[1:]
 
 
-def test_a_new_record_takes_the_view_with_it_and_shortens_what_stood_before():
+def test_new_record_replaces_the_view():
     past = history(said("a"), said("b"))
     past.replace(Transcript([said("c")]), None)
     past.add([said("d")])
@@ -52,14 +52,14 @@ def test_a_new_record_takes_the_view_with_it_and_shortens_what_stood_before():
     assert lines(past.added()) == ["user: d"]
 
 
-def test_what_cannot_be_paired_changes_nothing():
+def test_unpaired_message_changes_nothing():
     past = history(said("a"))
     with pytest.raises(TranscriptError):
         past.add([calling("c1")])
     assert lines(past.record) == lines(past.view) == ["user: a"]
 
 
-def test_the_last_word_holds_until_something_is_said_after_it():
+def test_end_message_is_last_answer_until_new_text():
     past = history(AssistantMessage("before the run"))
     assert past.get_last_answer() == ""
     past.add([AssistantMessage("first")])
@@ -71,7 +71,7 @@ def test_the_last_word_holds_until_something_is_said_after_it():
 
 
 @pytest.mark.parametrize("calls", [0, 1, SLICE_MESSAGES - 1, SLICE_MESSAGES, 3 * SLICE_MESSAGES])
-def test_what_was_said_last_is_found_behind_any_number_of_calls_but_not_before_the_run(calls):
+def test_last_answer_is_found_behind_any_number_of_calls(calls):
     past = history(AssistantMessage("before the run"))
 
     def work(word):
@@ -89,7 +89,7 @@ def test_what_was_said_last_is_found_behind_any_number_of_calls_but_not_before_t
 
 
 @pytest.mark.spec("requirements:X11")
-def test_a_suspended_step_is_taken_out_and_what_came_after_it_is_given_back():
+def test_reopened_step_returns_its_calls_and_later_messages():
     waiting = ToolResult.pending("q1", tool_name="look", tool_call_id="c1")
     past = history(said("a"))
     past.commit(calling("c1"), [waiting])
@@ -123,7 +123,7 @@ def shortened(data, past, before, own, new):
 
 @pytest.mark.spec("requirements:H4")
 @given(data=st.data())
-def test_what_a_run_added_is_its_own_however_the_record_around_it_changes(data):
+def test_added_messages_are_exactly_those_of_this_run(data):
     """
     The run's messages, kept here in a list of their own, are what is told as added: after messages that left, before and
     behind where the run began; in a record that lost its beginning; in another one, from where the run began on.
@@ -157,7 +157,7 @@ def test_what_a_run_added_is_its_own_however_the_record_around_it_changes(data):
 
 
 @given(st.integers(0, 3), st.integers(0, 5))
-def test_a_run_that_has_not_begun_has_added_nothing_whatever_its_record_becomes(old, new):
+def test_unstarted_run_has_added_nothing(old, new):
     past = history(*[said(f"old {n}") for n in range(old)])
     past.replace(Transcript([said(f"new {n}") for n in range(new)]), None, has_begun=False)
 
@@ -167,7 +167,7 @@ def test_a_run_that_has_not_begun_has_added_nothing_whatever_its_record_becomes(
 
 
 @given(st.integers(0, 3), st.integers(0, 3))
-def test_a_step_that_is_opened_again_is_added_by_the_run_that_ends_it(before, after):
+def test_reopened_step_counts_as_added_by_the_finishing_run(before, after):
     stored = [said(f"before {n}") for n in range(before)]
     pending = [calling("c1"), ToolMessage("c1", "look", (), "pending")]
     past = history(*stored, *pending, *[said(f"after {n}") for n in range(after)])

@@ -100,7 +100,7 @@ BROKEN = {
 
 
 @pytest.mark.spec("requirements:H1", "reliability:GN37", "requirements:H4")
-def test_hooks_of_all_points_run_in_list_order_and_see_where_they_are():
+def test_hooks_run_in_list_order_with_their_context():
     log = []
 
     def at(word):
@@ -129,7 +129,7 @@ def test_hooks_of_all_points_run_in_list_order_and_see_where_they_are():
 
 
 @pytest.mark.spec("requirements:H4")
-def test_post_run_hooks_see_the_result_and_what_was_added():
+def test_post_run_hooks_receive_result_and_added_messages():
     seen, usage = [], []
 
     def look(ctx, result):
@@ -145,7 +145,7 @@ def test_post_run_hooks_see_the_result_and_what_was_added():
 @pytest.mark.spec("reliability:GN30")
 @pytest.mark.parametrize("point", ["pre_run", "pre_step"])
 @pytest.mark.parametrize(("hook", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_pre_hook_aborts_the_run_and_is_named(point, hook, message):
+def test_broken_pre_hook_aborts_the_run_and_is_named(point, hook, message):
     played = run(Hooks(**{point: [hook, lambda ctx: pytest.fail("never called")]}), handler=swallowing)
     assert played.status is RunStatus.FAILED
     assert re.search(message, str(played.error)), played.error
@@ -178,7 +178,7 @@ def test_a_broken_pre_tool_hook_denies_its_call_alone(hook, message):
 @pytest.mark.spec("reliability:GN30", "requirements:X3", "reliability:GN32")
 @pytest.mark.parametrize("point", ["post_tool", "post_step", "on_stop", "post_run"])
 @pytest.mark.parametrize(("hook", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_later_hook_is_noted_and_changes_nothing(point, hook, message):
+def test_broken_later_hook_is_reported_and_changes_nothing(point, hook, message):
     called = []
     played = run(Hooks(**{point: [hook, lambda *args: called.append(1)]}))
     assert (played.status, played.output, played.history[2].text) == (RunStatus.COMPLETED, "done", "1")
@@ -187,7 +187,7 @@ def test_a_broken_later_hook_is_noted_and_changes_nothing(point, hook, message):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_in_a_hook_goes_through(error):
+def test_interrupt_in_a_hook_propagates(error):
     def hook(ctx):
         raise error
 
@@ -195,7 +195,7 @@ def test_an_interrupt_in_a_hook_goes_through(error):
         run(Hooks(pre_run=[hook]))
 
 
-def test_a_limit_in_a_pre_hook_ends_the_run_with_it():
+def test_limit_in_a_pre_hook_ends_the_run():
     def hook(ctx):
         yield from y.Perform(int)
 
@@ -246,7 +246,7 @@ def test_every_field_of_a_change_is_made_and_logged():
 
 
 @pytest.mark.spec("requirements:H13", "reliability:GN37")
-def test_a_tail_from_pre_run_ends_every_request_of_the_run_and_is_never_stored():
+def test_pre_run_tail_ends_every_request_and_is_never_stored():
     def first(ctx):
         return Change(tail=[UserMessage("of the run")])
 
@@ -293,7 +293,7 @@ USELESS = [
 
 @pytest.mark.spec("requirements:H13", "reliability:GN30")
 @pytest.mark.parametrize(("point", "field"), USELESS)
-def test_a_field_that_a_point_cannot_use_is_an_error_of_its_hook_that_says_where_it_can(point, field):
+def test_change_field_unusable_at_a_point_fails_its_hook(point, field):
     def hook(ctx, *args):
         return Change(**{field: GIVEN[field], "context": {"made": True}})
 
@@ -316,13 +316,13 @@ def test_a_field_that_a_point_cannot_use_is_an_error_of_its_hook_that_says_where
 @pytest.mark.parametrize(
     ("point", "field"), [(point, field) for field in sorted(GIVEN) for point in CHANGE_POINTS[field] if point != "tool"]
 )
-def test_every_field_that_a_point_can_use_is_taken_there(point, field):
+def test_change_field_usable_at_a_point_is_accepted(point, field):
     played = run(Hooks(**{point: [lambda ctx, *args: Change(**{field: GIVEN[field]})]}))
     assert (played.status, played.seen(HookFailed)) == (RunStatus.COMPLETED, [])
 
 
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: Change(result=r)], ids=["result", "change"])
-def test_a_result_from_a_hook_may_change_no_more_than_that_of_a_tool(wrap):
+def test_hook_result_is_restricted_like_a_tool_result(wrap):
     changed = ToolResult.text("x", change=Change(values={"x": 1}))
     played = run(Hooks(post_tool=[lambda ctx, asked, result: wrap(changed)]))
     [event] = played.seen(HookFailed)
@@ -331,7 +331,7 @@ def test_a_result_from_a_hook_may_change_no_more_than_that_of_a_tool(wrap):
 
 
 @pytest.mark.spec("reliability:I1")
-def test_a_history_that_does_not_pair_is_refused_where_it_is_made():
+def test_unpaired_history_from_a_hook_is_rejected():
     def hook(ctx):
         return Change(messages=[AssistantMessage([ToolCallPart("c9", "add")])])
 
@@ -344,7 +344,7 @@ def test_a_history_that_does_not_pair_is_refused_where_it_is_made():
 
 
 @pytest.mark.spec("generator-contract:G32", "reliability:GN37")
-def test_a_changed_input_is_checked_again_and_is_what_runs():
+def test_changed_input_is_revalidated_and_executed():
     def doubled(ctx, asked):
         return Change(input={"a": asked.input["a"] * 2}, context={"seen": asked.input["a"]})
 
@@ -364,7 +364,7 @@ def test_a_changed_input_is_checked_again_and_is_what_runs():
 
 
 @pytest.mark.spec("requirements:X3")
-def test_a_result_may_be_replaced_by_one_hook_after_another():
+def test_results_are_replaced_by_hooks_in_order():
     def first(ctx, asked, result):
         return ToolResult.text(f"{result.text}!")
 
@@ -380,7 +380,7 @@ def test_a_result_may_be_replaced_by_one_hook_after_another():
 
 
 @pytest.mark.spec("requirements:X3", "requirements:B9")
-def test_a_replaced_result_leaves_the_change_of_its_tool_made_and_brings_its_own_once():
+def test_replaced_result_keeps_tool_change_and_adds_its_own():
     made = []
 
     def first(ctx, asked, result):
@@ -430,7 +430,7 @@ def test_hooks_may_do_io_and_read_its_result():
     assert played.shown == ["user: go", "assistant: done"]
 
 
-def test_errors_are_thrown_at_a_hooks_own_yield():
+def test_errors_are_raised_at_a_hooks_own_yield():
     log = []
 
     def hook(ctx):

@@ -16,7 +16,7 @@ from tests.machine.world import World, adding, agent, binding, call, limits, pla
 
 
 @pytest.mark.spec("requirements:H1", "generator-contract:G54")
-def test_on_stop_keeps_the_turn_going_with_its_message():
+def test_on_stop_message_keeps_the_turn_going():
     said = [None, "more", UserMessage("again", ("MINE",)), None]
     asked = []
 
@@ -32,7 +32,7 @@ def test_on_stop_keeps_the_turn_going_with_its_message():
 
 
 @pytest.mark.spec("reliability:GN36")
-def test_on_stop_may_refuse_ten_times_in_a_row():
+def test_on_stop_can_refuse_ten_times_in_a_row():
     counts = []
 
     def handler(ctx):
@@ -50,7 +50,7 @@ def test_on_stop_may_refuse_ten_times_in_a_row():
 
 
 @pytest.mark.spec("requirements:H1", "requirements:K3")
-def test_hooks_of_a_stopped_run_are_called_but_nothing_is_done_for_them():
+def test_hooks_of_a_stopped_run_cannot_perform_effects():
     log = []
 
     def plain(ctx, *args):
@@ -75,7 +75,7 @@ def test_hooks_of_a_stopped_run_are_called_but_nothing_is_done_for_them():
     assert len(played.seen(LogLine)) == 4
 
 
-def test_finished_members_of_a_stopped_batch_still_pass_plain_post_tool_hooks():
+def test_finished_calls_of_a_stopped_batch_pass_post_tool_hooks():
     def hide(ctx, asked, result):
         return ToolResult.text("hidden")
 
@@ -97,7 +97,7 @@ def test_finished_members_of_a_stopped_batch_still_pass_plain_post_tool_hooks():
     ("kind", "status"),
     [("cancelled", RunStatus.CANCELLED), ("suspended", RunStatus.SUSPENDED), ("limit", RunStatus.FAILED)],
 )
-def test_a_stop_in_a_post_run_hook_is_how_the_run_ends(kind, status):
+def test_stop_in_a_post_run_hook_determines_the_status(kind, status):
     log = []
 
     def wanting(ctx, result):
@@ -115,7 +115,7 @@ def test_a_stop_in_a_post_run_hook_is_how_the_run_ends(kind, status):
     assert len(played.leaves) == 2
 
 
-def test_a_hook_is_closed_when_the_run_is_stopped_in_it():
+def test_hook_is_closed_when_the_run_stops_in_it():
     log = []
 
     def hook(ctx):
@@ -131,7 +131,7 @@ def test_a_hook_is_closed_when_the_run_is_stopped_in_it():
 
 
 @pytest.mark.spec("requirements:X51")
-def test_time_that_runs_out_in_a_post_run_hook_takes_nothing_from_the_output():
+def test_timeout_in_a_post_run_hook_keeps_the_output():
     def handler(ctx):
         yield y.Perform(int)
         return "mine"

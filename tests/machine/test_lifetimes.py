@@ -27,7 +27,7 @@ def texts(messages):
 
 
 @pytest.mark.spec("generator-contract:L35")
-def test_a_message_for_a_step_is_gone_after_it_and_one_for_the_prompt_after_the_run():
+def test_step_and_prompt_messages_expire_on_time():
     seen = []
 
     def handler(ctx):
@@ -54,7 +54,7 @@ def test_a_message_for_a_step_is_gone_after_it_and_one_for_the_prompt_after_the_
 
 @pytest.mark.spec("generator-contract:L35")
 @pytest.mark.parametrize("how", ["model error", "cancelled", "suspended", "failed"])
-def test_no_result_shows_a_message_whose_time_is_over_however_the_run_ends(how):
+def test_expired_messages_are_absent_from_every_result(how):
     def handler(ctx):
         yield add("for the step", ttl="agent_step")
         yield add("for the run", ttl="user_prompt")
@@ -88,7 +88,7 @@ def test_no_result_shows_a_message_whose_time_is_over_however_the_run_ends(how):
 
 
 @pytest.mark.spec("generator-contract:L35")
-def test_what_is_over_leaves_an_inherited_history_and_a_separate_view_too_and_what_was_added_is_still_known():
+def test_expired_messages_leave_inherited_history_and_view():
     old = [UserMessage("old step", ttl="agent_step"), UserMessage("old run", ttl="user_prompt"), UserMessage("old")]
     state = AgentState(run_id="r1", agent_id="tester", message_history=Transcript(old))
     shorten = hooks(pre_run=[lambda ctx: Change(view=[*ctx.state.view][1:])])
@@ -101,7 +101,7 @@ def test_what_is_over_leaves_an_inherited_history_and_a_separate_view_too_and_wh
 
 
 @pytest.mark.spec("generator-contract:L35")
-def test_an_output_of_all_messages_holds_none_whose_time_is_over():
+def test_all_messages_output_omits_expired_messages():
     def handler(ctx):
         yield add("for the run", ttl="user_prompt")
 
@@ -110,7 +110,7 @@ def test_an_output_of_all_messages_holds_none_whose_time_is_over():
     assert [m["content"][0]["text"] for m in played.output] == ["go"]
 
 
-def test_tool_calls_never_expire_and_a_message_says_how_long_it_stays_in_every_form():
+def test_tool_calls_never_expire_and_ttl_round_trips():
     spoken = AssistantMessage((TextPart("x"), ToolCallPart("c1", "add", {})), ttl="agent_step")
     answered = ToolMessage("c1", "add", (TextPart("1"),))
     start = AgentState(message_history=Transcript([spoken, answered]))
@@ -140,7 +140,7 @@ def test_a_handler_sets_messages_with_their_tags_and_lifetimes():
 
 
 @pytest.mark.spec("generator-contract:L15")
-def test_a_child_does_not_inherit_what_is_there_for_one_step():
+def test_child_does_not_inherit_step_messages():
     seen = []
 
     def spawned(effect):
@@ -161,7 +161,7 @@ def test_a_child_does_not_inherit_what_is_there_for_one_step():
 
 
 @pytest.mark.spec("generator-contract:L15")
-def test_a_child_inherits_what_the_model_said_in_an_earlier_step_once():
+def test_child_inherits_earlier_step_text_once():
     seen = []
 
     def spawned(effect):

@@ -43,7 +43,7 @@ from tests.machine.world import (
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_every_row_of_the_table_can_be_reached_and_leads_to_the_end():
+def test_every_table_row_is_reachable_and_leads_to_the_end():
     forward = {state: {*row.values(), *SILENT.get(state, ())} for state, row in ORDER.items()}
     reached, waiting = {FIRST, BODY, STOPPED}, [FIRST, BODY, STOPPED]
     while waiting:
@@ -275,14 +275,14 @@ def rows_used():
     return used | play(agent(hooks=stopping), World(at={0: Stop("cancelled")})).rows
 
 
-def test_what_is_not_in_the_table_must_not_come():
+def test_tokens_outside_the_table_are_impossible():
     assert next_states([FIRST], "StepStarted") == frozenset()
     assert next_states(["asking"], "CallTool:model") == frozenset()
     assert next_states([FIRST], "LogLine") == {FIRST}
     assert not {token for row in ORDER.values() for token in row} & set(ANYWHERE)
 
 
-def test_the_page_about_the_order_is_made_from_the_table():
+def test_order_page_is_generated_from_the_table():
     spec = importlib.util.spec_from_file_location("make_step_order", DOCS / "make_step_order.py")
     assert spec is not None
     assert spec.loader is not None
@@ -296,7 +296,7 @@ def test_the_page_about_the_order_is_made_from_the_table():
     "generator-contract:G13",
     "reliability:I9",
 )
-def test_one_step_with_everything_in_it_has_one_order():
+def test_full_step_has_one_fixed_order():
     """Expiry, pre_step, step prompt, model, validation, pre_tool, permission, call, post_tool, commit, post_step, end."""
     seen: list[str] = []
 

@@ -92,7 +92,7 @@ SAYS = {
 
 @pytest.mark.spec("requirements:X63", "generator-contract:T28", "generator-contract:S2")
 @pytest.mark.parametrize(("replies", "said"), SAYS.values(), ids=SAYS)
-def test_a_run_says_the_message_of_end_turn_or_else_its_last_text(replies, said):
+def test_end_turn_message_or_last_text_is_the_output(replies, said):
     world = World(replies=replies, tools={"add": adding})
     offered = ENDINGS if "task_completed" in str(replies) else [n for n in ENDINGS if n != "task_completed"]
     played = play(agent(tools=offered), world, tools=[ADD])
@@ -115,7 +115,7 @@ ADJACENT = {
 
 @pytest.mark.spec("requirements:X63", "generator-contract:S3")
 @pytest.mark.parametrize(("yielded", "said"), ADJACENT.values(), ids=ADJACENT)
-def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yielded, said):
+def test_last_message_joins_adjacent_assistant_texts(yielded, said):
     played = play_adding(yielding(*yielded), [reply("a"), reply("b")])
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
@@ -155,14 +155,14 @@ CALLS = {
 
 @pytest.mark.spec("requirements:X63", "generator-contract:S3")
 @pytest.mark.parametrize(("yielded", "said"), CALLS.values(), ids=CALLS)
-def test_a_run_that_ends_with_a_call_of_its_handler_says_the_result(yielded, said):
+def test_final_handler_call_result_is_the_output(yielded, said):
     world = World(replies=[reply("a"), ASKED], tools={"add": adding})
     played = play(agent(yielding(*yielded), tools=["add", "think_deeply", "end_turn"]), world, tools=[ADD])
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
 @pytest.mark.spec("requirements:X63", "generator-contract:S4")
-def test_a_call_of_the_handler_changes_the_text_in_every_mode_and_the_output_in_one():
+def test_handler_call_changes_text_in_every_mode():
     def handler(ctx):
         yield added(7)
 
@@ -178,7 +178,7 @@ def test_a_call_of_the_handler_changes_the_text_in_every_mode_and_the_output_in_
 
 @pytest.mark.spec("requirements:X63", "generator-contract:G49")
 @pytest.mark.parametrize("form", ["call", "unrecorded", "parallel", "text"])
-def test_a_handlers_own_end_turn_says_it_too(form):
+def test_handlers_own_end_turn_message_is_the_output(form):
     def handler(ctx):
         yield STEP
         match form:
@@ -196,7 +196,7 @@ def test_a_handlers_own_end_turn_says_it_too(form):
 
 
 @pytest.mark.spec("requirements:X63", "requirements:H1")
-def test_what_is_said_after_a_message_of_end_turn_is_what_the_run_says_last():
+def test_text_after_an_end_turn_message_is_the_output():
     asked = []
 
     def once(ctx):
@@ -218,7 +218,7 @@ def test_what_is_said_after_a_message_of_end_turn_is_what_the_run_says_last():
 
 
 @pytest.mark.spec("requirements:X63", "generator-contract:S2")
-def test_the_order_of_what_a_run_says_is_returned_set_ended_with_said():
+def test_output_precedence_is_returned_set_end_message_text():
     def handler(ctx):
         yield STEP
         if "set" in wanted:
@@ -296,7 +296,7 @@ def test_a_returned_value_is_the_output_in_every_mode(mode):
         ({"data": 1, "b": 2}, {"data": 1, "b": 2}),
     ],
 )
-def test_set_output_replaces_what_was_set(given, output):
+def test_set_output_replaces_the_previous_output(given, output):
     def handler(ctx):
         yield y.ToolCall("set_output", {"first": 1})
         result = yield y.ToolCall("set_output", given)
@@ -311,7 +311,7 @@ def test_set_output_replaces_what_was_set(given, output):
 
 
 @pytest.mark.spec("generator-contract:S9", "generator-contract:S10", "generator-contract:S1", "generator-contract:S8")
-def test_an_output_may_stand_at_the_top_or_inside_data_and_a_wrong_one_leaves_the_old():
+def test_output_is_accepted_bare_or_in_data_and_revalidated():
     def handler(ctx):
         for value in ({"score": 3}, {"data": {"score": 4}}):
             result = yield y.ToolCall("set_output", value)
@@ -349,7 +349,7 @@ def test_set_output_is_offered_by_itself_with_the_schema():
 
 
 @pytest.mark.spec("generator-contract:S12", "requirements:D7")
-def test_a_missing_output_is_asked_for_and_the_handler_is_not_started_again():
+def test_missing_output_is_requested_without_restarting_the_handler():
     log = []
 
     def handler(ctx):
@@ -379,7 +379,7 @@ def test_a_missing_output_without_schema_names_the_output_mode():
 
 
 @pytest.mark.spec("generator-contract:S12", "generator-contract:S9")
-def test_the_reminder_and_the_error_say_why_the_output_was_refused():
+def test_output_reminder_and_error_state_the_refusal_reason():
     played = scoring(score("x"), reply("enough"), output_retries=1)
     assert "Your last output was refused: score: expected a number." in played.history[3].text
     assert played.error.issues == ("score: expected a number",)
@@ -410,7 +410,7 @@ MODELS = ["test/model", None]
 @pytest.mark.spec("generator-contract:S12", "generator-contract:G9")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("asked", NO_OUTPUT.values(), ids=NO_OUTPUT)
-def test_a_handler_that_asked_for_no_step_is_not_corrected_by_a_model(model, asked):
+def test_handler_without_steps_gets_no_model_correction(model, asked):
     failed = scoring(handler=yielding(asked), model=model)
     assert (failed.status, type(failed.error), failed.models) == (RunStatus.FAILED, OutputMissing, [])
     assert failed.error.issues == ()
@@ -438,7 +438,7 @@ def test_without_a_model_a_refused_output_fails_the_run():
 
 @pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("how", ["set_output", "unrecorded", "returned"])
-def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step(how):
+def test_model_corrects_a_refused_output_of_a_stepless_handler(how):
     """
     In codebuff, too, a model is asked for the output that a handler's ``set_output`` did not give.
     """
@@ -469,7 +469,7 @@ def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step
 
 
 @pytest.mark.spec("generator-contract:S2", "generator-contract:S12")
-def test_a_returned_value_is_validated_and_a_wrong_one_is_asked_for_again():
+def test_returned_value_is_validated_and_corrected():
     def handler(ctx):
         yield STEP
         yield y.ToolCall("set_output", {"score": 1})
@@ -495,7 +495,7 @@ def test_a_spent_budget_decides_before_a_missing_output():
     assert (during.status, type(during.error)) == (RunStatus.FAILED, OutputMissing)
 
 
-def test_a_failing_model_and_a_refusal_in_the_reminder():
+def test_model_failure_during_output_reminder_fails_the_run():
     down = ModelError("down")
     failed = scoring(reply("x"), down)
     assert (type(failed.error), failed.error.__cause__) == (OutputMissing, down)
@@ -504,7 +504,7 @@ def test_a_failing_model_and_a_refusal_in_the_reminder():
 
 
 @pytest.mark.spec("generator-contract:S1")
-def test_the_output_is_given_as_the_authors_own_type():
+def test_output_is_decoded_to_the_authors_type():
     played = scoring(score(), decode=lambda value: ("decoded", value["score"]))
     assert (played.output, played.state.output) == (("decoded", 3), {"score": 3, "checked": True})
 
@@ -523,7 +523,7 @@ def test_the_output_is_given_as_the_authors_own_type():
 
 @pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("retries", [0, 1, 2, 3])
-def test_an_agent_says_how_often_it_is_asked_for_its_output_again(retries):
+def test_output_retries_limit_the_number_of_corrections(retries):
     """
     A missing output and a refused one count alike; the last correction demands the call.
     """
@@ -540,7 +540,7 @@ def test_an_agent_says_how_often_it_is_asked_for_its_output_again(retries):
 
 
 @pytest.mark.spec("generator-contract:S12")
-def test_corrections_of_a_returned_value_count_and_stay_inside_the_step_budget():
+def test_output_corrections_stay_within_the_step_budget():
     def handler(ctx):
         yield STEP_ALL
         return {"score": "five"}
@@ -552,7 +552,7 @@ def test_corrections_of_a_returned_value_count_and_stay_inside_the_step_budget()
 
 
 @pytest.mark.spec("generator-contract:S12")
-def test_a_provider_that_refuses_to_demand_a_call_is_asked_without():
+def test_rejected_tool_choice_is_retried_without_it():
     refused = ModelError("tool_choice is not supported", status=400)
     played = scoring(reply("done"), refused, score(), output_retries=1)
     assert (played.status, [r.tool_choice for r in played.requests]) == (
@@ -573,7 +573,7 @@ JSON_TEXTS = [
 
 @pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("said", JSON_TEXTS)
-def test_a_final_text_that_is_json_of_the_schema_is_the_output(said):
+def test_final_json_text_matching_the_schema_is_the_output(said):
     played = scoring(reply(said))
     assert (played.status, played.output, len(played.models)) == (RunStatus.COMPLETED, {"score": 3, "checked": True}, 1)
     late = scoring(reply("Well."), reply(said))
@@ -581,7 +581,7 @@ def test_a_final_text_that_is_json_of_the_schema_is_the_output(said):
 
 
 @pytest.mark.spec("generator-contract:S12")
-def test_set_output_and_a_returned_value_go_before_a_final_text():
+def test_set_output_and_returned_value_precede_final_text():
     def handler(ctx):
         yield STEP_ALL
         return {"score": 5}
@@ -603,13 +603,13 @@ def test_set_output_and_a_returned_value_go_before_a_final_text():
         "",
     ],
 )
-def test_what_is_not_one_json_text_is_no_output(said):
+def test_text_that_is_not_one_json_value_is_no_output(said):
     played = scoring(reply(said), output_retries=0)
     assert (played.status, type(played.error), played.output) == (RunStatus.FAILED, OutputMissing, None)
 
 
 @pytest.mark.spec("generator-contract:S12")
-def test_a_final_text_that_is_json_and_does_not_fit_is_corrected_with_its_issues():
+def test_final_json_text_that_does_not_fit_is_corrected():
     played = scoring(reply('{"score": "x"}'), score())
     assert "Your last output was refused: score: expected a number." in played.history[2].text
     assert played.output == {"score": 3, "checked": True}

@@ -58,7 +58,7 @@ ANSWERS = {
 
 @pytest.mark.spec("requirements:M15", "requirements:X54", "reliability:R8")
 @pytest.mark.parametrize(("answer", "status", "text"), ANSWERS.values(), ids=ANSWERS)
-def test_a_person_decides_about_exactly_this_call(answer, status, text):
+def test_permission_answer_applies_to_exactly_this_call(answer, status, text):
     world = World(replies=[reply(call("add", a=4)), reply("done")], tools=ANY, answers={"q1": answer})
     played = run(world=world, hooks=deciding(ASK))
     ask = next(e for e in played.leaves if type(e) is AskPerson)
@@ -70,7 +70,7 @@ def test_a_person_decides_about_exactly_this_call(answer, status, text):
 
 
 @pytest.mark.spec("requirements:E18")
-def test_a_tool_that_needs_no_permission_takes_an_ask_for_an_allow_but_not_a_deny():
+def test_tool_without_permission_need_ignores_ask_but_not_deny():
     played = run(
         reply(call("open"), call("think_deeply", thought="x")),
         reply("x"),
@@ -87,7 +87,7 @@ def test_a_tool_that_needs_no_permission_takes_an_ask_for_an_allow_but_not_a_den
     "error", [StepEngineError("nobody is here"), LimitExceeded("too late", kind="tokens")], ids=["error", "limit"]
 )
 @pytest.mark.parametrize("name", ["add", "safe"])
-def test_where_nobody_can_be_asked_the_call_is_denied(error, name):
+def test_call_is_denied_if_no_person_can_be_asked(error, name):
     world = World(replies=[reply(call(name), call(name))], tools=ANY, at={1: error, 2: error})
     played = run(world=world, hooks=deciding(ASK), handler=single)
     assert statuses(played) == ["denied", "denied"]
@@ -96,7 +96,7 @@ def test_where_nobody_can_be_asked_the_call_is_denied(error, name):
 
 
 @pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:D12")
-def test_a_batch_with_two_questions_suspends_once_and_a_deny_still_wins():
+def test_batch_with_two_questions_suspends_once_and_keeps_denials():
     def judge(ctx, asked):
         return Decision.deny() if asked.input["a"] == 2 else Decision.ask(f"May {asked.input['a']}?")
 

@@ -117,7 +117,7 @@ def test_the_code_is_driven_by_the_table():
 
 
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
-def test_what_a_handler_yields_leads_to_the_effects_of_its_row(row):
+def test_yieldable_leads_to_the_effects_of_its_row(row):
     sent: list[Any] = []
     played = play(agent(asking(EXAMPLES[row.name], sent, of=row.name), tools=["add"]), world(), tools=[ADD])
     before = int(row.name in OF_CHILDREN)
@@ -131,7 +131,7 @@ def test_what_a_handler_yields_leads_to_the_effects_of_its_row(row):
 
 @pytest.mark.spec("generator-contract:G47")
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
-def test_what_a_handler_yields_costs_the_actions_of_its_row(row):
+def test_yieldable_costs_the_actions_of_its_row(row):
     before = int(row.name in OF_CHILDREN)
     one = before + (1 if row.actions is None else row.actions)
     for spare in range(before, before + 2):
@@ -142,7 +142,7 @@ def test_what_a_handler_yields_costs_the_actions_of_its_row(row):
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_a_call_becomes_what_its_row_says(how):
+def test_call_kind_leads_to_the_effect_of_its_row(how):
     name, given = CALLED[how]
     tools = [ADD, RELEASE, DRIVE]
     played = play(agent(asking(y.ToolCall(name, given), []), tools=["add", "release", "drive"]), world(), tools=tools)
@@ -160,7 +160,7 @@ def test_a_call_becomes_what_its_row_says(how):
 
 
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
-def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
+def test_table_decides_members_of_parallel_and_yields_of_hooks(row):
     asked = EXAMPLES[row.name]
     start = ["Gather"] * (row.name in OF_CHILDREN)
     if row.is_member:
@@ -185,7 +185,7 @@ def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
         assert tokens(played) == [*expected, *["EndRuns"] * (row.name == "Send")]
 
 
-def test_the_outcome_of_every_effect_holds_what_its_row_says():
+def test_effect_outcome_has_the_type_of_its_row():
     holds = {row.cls: row.outcome for row in EFFECTS}
     seen = set()
     examples = [*EXAMPLES.items(), *[("ToolCall", y.ToolCall(name, given)) for name, given in CALLED.values()]]
@@ -200,7 +200,7 @@ def test_the_outcome_of_every_effect_holds_what_its_row_says():
     assert seen == set(get_args(Leaf)) - {RunInBackground}
 
 
-def test_the_state_that_a_hook_is_sent_holds_what_its_own_yield_did():
+def test_state_sent_to_a_hook_includes_its_own_usage():
     """What a hook's own model call used stands in the state that it is sent with the reply."""
     states = []
 

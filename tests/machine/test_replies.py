@@ -31,7 +31,7 @@ from tests.machine.world import (
 
 @pytest.mark.spec("reliability:MP55", "generator-contract:L37")
 @pytest.mark.parametrize("raw", [None, '{"a": 1'])
-def test_a_reply_that_was_cut_off_executes_nothing(raw):
+def test_truncated_reply_executes_no_call(raw):
     last = ToolCallPart("", "add", {"a": 2} if raw is None else {}, raw_input=raw)
     played = run(reply("text", call("add", a=1), last, stop_reason="max_tokens"))
     assert (played.calls, played.status, played.stop_reason) == ([], RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
@@ -43,7 +43,7 @@ def test_a_reply_that_was_cut_off_executes_nothing(raw):
     assert played.output == f"text[cut off: add {text}]"
 
 
-def test_a_handler_may_go_on_after_a_cut():
+def test_handler_may_continue_after_a_truncated_reply():
     def handler(ctx):
         assert (yield STEP).steps_complete
         yield STEP
@@ -55,7 +55,7 @@ def test_a_handler_may_go_on_after_a_cut():
 
 @pytest.mark.spec("generator-contract:L37")
 @pytest.mark.parametrize("cuts", [0, 1, 3, 4])
-def test_a_text_that_was_cut_is_continued_in_its_step_at_most_three_times(cuts):
+def test_truncated_text_is_continued_at_most_three_times(cuts):
     texts = [reply(f"{k}", stop_reason="max_tokens", usage=Usage(1)) for k in range(cuts)]
     played = run(*texts, reply("end", usage=Usage(1)), step_prompt="short")
     whole = "".join(str(k) for k in range(cuts)) + "end"
@@ -70,7 +70,7 @@ def test_a_text_that_was_cut_is_continued_in_its_step_at_most_three_times(cuts):
 
 
 @pytest.mark.spec("generator-contract:L37")
-def test_a_cut_reply_with_a_call_or_without_words_or_whose_settings_say_so_is_not_continued():
+def test_truncated_reply_with_calls_or_opt_out_is_not_continued():
     for parts, settings in (
         (("text", call("add", a=1)), ModelSettings()),
         ((), ModelSettings()),
@@ -83,7 +83,7 @@ def test_a_cut_reply_with_a_call_or_without_words_or_whose_settings_say_so_is_no
 
 
 @pytest.mark.spec("generator-contract:L37")
-def test_what_continues_a_cut_text_may_call_a_tool():
+def test_continuation_of_truncated_text_may_call_a_tool():
     played = run(reply("I add", stop_reason="max_tokens"), reply(" it.", call("add", a=1, b=2)), reply("done"))
     assert (played.history[1].text, [c.tool_name for c in played.history[1].tool_calls]) == ("I add it.", ["add"])
     assert (played.status, len(played.calls), played.state.step_index) == (RunStatus.COMPLETED, 1, 2)
@@ -105,7 +105,7 @@ def test_a_paused_reply_is_continued_at_most_five_times(pauses):
     assert len(played.calls) == (pauses < 6)
 
 
-def test_a_post_step_hook_sees_the_whole_of_a_paused_reply():
+def test_post_step_hook_receives_the_whole_paused_reply():
     seen = []
     hooks = Hooks(post_step=[lambda ctx, whole: seen.append((whole.text, whole.usage))])
     run(reply("a", stop_reason="pause", usage=Usage(1)), reply("b", usage=Usage(2)), hooks=hooks)
@@ -113,7 +113,7 @@ def test_a_post_step_hook_sees_the_whole_of_a_paused_reply():
     assert seen == [("ab", Usage(3)), ("ab", None)]
 
 
-def test_a_reply_that_ends_with_an_error_counts_for_nothing_but_its_usage():
+def test_reply_ending_in_error_counts_only_its_usage():
     played = run(reply("half", call("add"), stop_reason="error", raw_stop_reason="overloaded"))
     assert played.error == ModelError(
         "the model 'test/model' ended its reply with an error (overloaded)", kind="reply_error"
@@ -122,7 +122,7 @@ def test_a_reply_that_ends_with_an_error_counts_for_nothing_but_its_usage():
 
 
 @pytest.mark.spec("generator-contract:G54")
-def test_messages_sent_to_a_run_are_appended_after_the_step_and_keep_the_turn_going():
+def test_received_messages_are_appended_after_the_step():
     log = []
 
     def handler(ctx):
@@ -183,7 +183,7 @@ def test_ephemeral_results_leave_the_view_and_stay_in_the_record():
     assert played.state.view is not played.history
 
 
-def test_a_stored_view_and_one_that_a_hook_replaces_are_looked_through_again():
+def test_ephemeral_results_are_hidden_in_stored_and_replaced_views():
     look = binding("look", ephemeral=1)
     first = play(
         agent(tools=["look"]),
@@ -202,7 +202,7 @@ def test_a_stored_view_and_one_that_a_hook_replaces_are_looked_through_again():
 
 
 @pytest.mark.spec("generator-contract:S4", "generator-contract:G32")
-def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
+def test_unknown_call_gets_a_result_without_extra_note():
     played = play(
         agent(None, tools=["add"], output_mode="all_messages"),
         World(replies=[reply(call("nope")), reply("done")]),
@@ -215,7 +215,7 @@ def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
 
 @pytest.mark.spec("reliability:MP48")
 @pytest.mark.parametrize("over", [y.StepWith(tool_choice="none"), y.StepWith(tools=(), tool_choice="none")])
-def test_calls_of_a_model_that_was_told_to_make_none_run_only_if_their_tools_were_offered(over):
+def test_calls_after_tool_choice_none_run_only_if_offered(over):
     def handler(ctx):
         yield over
 
@@ -232,7 +232,7 @@ THOUGHTS = ["<think>I should answer.</think>", "<reasoning>never closed", though
 
 @pytest.mark.spec("requirements:X53", "generator-contract:G51")
 @pytest.mark.parametrize("only", THOUGHTS)
-def test_a_reply_that_is_only_thoughts_does_not_end_a_turn_and_three_in_a_row_do(only):
+def test_three_thought_only_replies_in_a_row_end_the_turn(only):
     played = run(reply(only), reply(only), reply("<think>x</think>\nSo."))
     assert (played.status, played.output, played.text, len(played.models)) == (RunStatus.COMPLETED, "So.", "So.", 3)
 
@@ -254,7 +254,7 @@ def test_a_reply_that_is_only_thoughts_does_not_end_a_turn_and_three_in_a_row_do
 
 
 @pytest.mark.spec("requirements:X53", "generator-contract:G51")
-def test_a_model_that_must_say_when_it_is_done_and_only_thinks_ends_too():
+def test_thought_only_replies_end_an_explicitly_ended_turn_too():
     played = run(world=World(replies=lambda k: reply("<think>x</think>")), tools=["task_completed"])
     assert (played.status, len(played.models)) == (RunStatus.TRUNCATED, 3)
     called = [reply("<think>x</think>"), reply("<think>x</think>", call("add")), reply("<think>x"), reply("y")]
@@ -262,7 +262,7 @@ def test_a_model_that_must_say_when_it_is_done_and_only_thinks_ends_too():
 
 
 @pytest.mark.spec("requirements:X53", "requirements:D10", "generator-contract:S2")
-def test_thoughts_in_a_text_are_thinking_and_neither_text_nor_output_and_stay_in_the_record():
+def test_thoughts_in_text_count_as_thinking_and_stay_recorded():
     whole = "<think>deep</think>\n\nThe answer."
     played = run(reply(thought("first"), whole))
     assert (played.output, played.text, played.thinking) == ("The answer.", "The answer.", ("first", "deep"))
@@ -272,7 +272,7 @@ def test_thoughts_in_a_text_are_thinking_and_neither_text_nor_output_and_stay_in
 
 
 @pytest.mark.spec("requirements:X53")
-def test_candidates_are_what_is_said():
+def test_candidates_omit_thoughts():
     def handler(ctx):
         return (yield from y.GenerateN(2))
 

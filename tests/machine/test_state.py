@@ -29,7 +29,7 @@ PARTS = (
 )
 
 
-def test_the_state_has_slots_only():
+def test_run_state_classes_use_slots():
     """A misspelt attribute cannot appear, and thousands of runs stay small."""
     for cls in (RunState, *PARTS):
         assert not hasattr(cls.__new__(cls), "__dict__")

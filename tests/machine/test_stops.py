@@ -131,7 +131,7 @@ def test_the_scenario_has_every_kind_of_effect():
     "requirements:X40",
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_at_any_effect_leaves_a_whole_history_and_a_closed_handler(kind, subtests):
+def test_stop_at_any_effect_leaves_history_paired_and_handler_closed(kind, subtests):
     for k in range(COUNT):
         with subtests.test(k=k):
             check_stop(kind, k)
@@ -171,7 +171,7 @@ def shared(one, other):
 
 
 @pytest.mark.spec("reliability:I12")
-def test_the_harder_of_two_stops_wins_and_questions_are_collected():
+def test_harder_stop_wins_and_questions_are_collected():
     def handler(ctx):
         yield y.Parallel(y.Ask("A?"), y.Perform(int), y.Ask("B?"))
 
@@ -198,7 +198,7 @@ def test_messages_that_were_sent_before_the_stop_are_kept():
     assert played.shown == ["user: go", "user: wait"]
 
 
-def test_a_change_of_a_finished_call_is_made_though_a_later_one_is_stopped():
+def test_change_of_a_finished_call_survives_a_later_stop():
     changing = ToolResult.text("x", change=Change(context={"a": 1}))
     world = World(replies=[reply(call("add"), call("add"))], tools={"add": lambda: changing}, at={2: Stop("suspended")})
     played = play(agent(tools=["add"]), world, tools=[ADD])

@@ -152,7 +152,7 @@ def plain_bytes(value: Any) -> Any:
 @pytest.mark.spec("requirements:G10", "requirements:B14", "reliability:TL09", "ecosystem:EC57", "ecosystem:EC88")
 @pytest.mark.parametrize("name", FOUR)
 @given(messages=histories, how=settings, tail=st.lists(users, max_size=1))
-def test_any_transcript_is_a_request_that_the_sdk_s_own_types_accept(name, messages, how, tail):
+def test_any_transcript_encodes_to_a_request_the_sdk_types_accept(name, messages, how, tail):
     check(
         name, ModelRequest(f"{name}/{MODEL[name]}", "Be good.", Transcript(messages), (TOOL,), settings=how, tail=tail)
     )
@@ -164,7 +164,7 @@ def test_any_transcript_is_a_request_that_the_sdk_s_own_types_accept(name, messa
 @pytest.mark.parametrize("model", ["gpt-5.6", "gpt-4.1", "claude-opus-5", "claude-sonnet-4-0", "gemini-3-pro"])
 @limits(max_examples=20)
 @given(data=st.data(), strict=st.booleans())
-def test_any_settings_are_members_that_the_sdk_s_own_types_know(model, data, strict):
+def test_any_settings_encode_to_members_the_sdk_types_know(model, data, strict):
     names = (
         {"g": ["openai", "openai_chat"], "c": ["anthropic"]}.get(model[0], []) if "gemini" not in model else ["google"]
     )
@@ -197,7 +197,7 @@ SEARCHED = {
 @pytest.mark.spec("providers:PV57", "providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("strict", [False, True])
-def test_hidden_tools_and_what_was_found_of_them_are_what_the_sdk_s_own_types_know(name, strict):
+def test_hidden_and_found_tools_encode_to_known_sdk_members(name, strict):
     searches = [AssistantMessage([OpaquePart(name, block) for block in SEARCHED.get(name, ())]), UserMessage("go on")]
     found = ToolMessage("c1", "look", ["It is dark.", ToolReferencePart("hear")])
     messages = [UserMessage("hi"), AssistantMessage([ToolCallPart("c1", "look", {})]), found, *searches]
@@ -207,7 +207,7 @@ def test_hidden_tools_and_what_was_found_of_them_are_what_the_sdk_s_own_types_kn
 
 
 @pytest.mark.spec("providers:PV57", "providers:PV63")
-def test_of_a_search_that_goes_back_the_sdk_knows_the_form_and_tools_that_are_gone_are_left_out():
+def test_returned_search_drops_missing_tools_and_fits_the_sdk_type():
     from anthropic.types import ToolSearchToolResultBlockParam as Block
 
     said = AssistantMessage([OpaquePart("anthropic", FOUND)])

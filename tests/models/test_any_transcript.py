@@ -143,7 +143,7 @@ def here(part: Any) -> Any:
 @pytest.mark.spec("requirements:G10")
 @pytest.mark.parametrize("name", EACH)
 @given(data=st.data())
-def test_joined_memoised_bytes_are_those_of_encoding_from_scratch(name, data):
+def test_memoised_encoding_equals_encoding_from_scratch(name, data):
     messages, how = data.draw(histories), data.draw(settings)
     if name == "bedrock_converse":
         messages = [attrs.evolve(message, content=tuple(map(here, message.content))) for message in messages]
@@ -166,7 +166,7 @@ def test_joined_memoised_bytes_are_those_of_encoding_from_scratch(name, data):
 
 @pytest.mark.speed
 @pytest.mark.parametrize("name", EACH)
-def test_a_message_is_encoded_once_and_its_bytes_travel_with_it(name, monkeypatch):
+def test_each_message_is_encoded_once(name, monkeypatch):
     module = import_module(f"stepengine.models.{name.replace('google_i', 'google.i')}.encode")
     count = []
     original = module.encode_message

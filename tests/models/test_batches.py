@@ -106,7 +106,7 @@ class NeedsMore(Exception):
         super().__init__(text)
 
 
-async def test_a_reply_that_cannot_be_read_fails_its_call_and_no_other_waits_for_ever(tmp_path: Path) -> None:
+async def test_unreadable_batch_reply_fails_only_its_own_call(tmp_path: Path) -> None:
     told = Told()
     told.on_reply = TypeError("not so")
     waiting = batched(told, tmp_path)
@@ -118,7 +118,7 @@ async def test_a_reply_that_cannot_be_read_fails_its_call_and_no_other_waits_for
 
 
 @pytest.mark.parametrize("error", [NeedsMore("not so", response=None), RuntimeError("not so")])
-async def test_whatever_a_provider_raises_reaches_all_who_wait(error: Exception, tmp_path: Path) -> None:
+async def test_provider_error_reaches_all_calls_waiting_for_the_batch(error: Exception, tmp_path: Path) -> None:
     told = Told()
     told.error = error
     waiting = batched(told, tmp_path)
@@ -131,7 +131,7 @@ async def test_whatever_a_provider_raises_reaches_all_who_wait(error: Exception,
     assert ["not so"] * 2 == [*map(str, failed)]
 
 
-async def test_a_batch_that_cannot_be_written_down_is_waited_for_all_the_same(tmp_path: Path) -> None:
+async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
     await waiting.complete(about("first"))
@@ -143,7 +143,7 @@ async def test_a_batch_that_cannot_be_written_down_is_waited_for_all_the_same(tm
     assert [["first"], ["a"]] == told.sent
 
 
-async def test_a_file_that_breaks_meanwhile_is_an_error_of_ours(tmp_path: Path) -> None:
+async def test_broken_batch_file_raises_data_error(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
     await waiting.complete(about())
@@ -154,7 +154,7 @@ async def test_a_file_that_breaks_meanwhile_is_an_error_of_ours(tmp_path: Path) 
     await waiting.close()
 
 
-async def test_a_call_that_has_its_reply_shares_it_with_no_other_that_asks_the_same(tmp_path: Path) -> None:
+async def test_answered_call_is_not_shared_with_an_equal_call(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
     second: list[asyncio.Task[ModelReply]] = []
@@ -174,7 +174,7 @@ async def test_a_call_that_has_its_reply_shares_it_with_no_other_that_asks_the_s
     assert {"a 1", "a 2"} == {first.text, other.text}
 
 
-async def test_a_call_that_is_cancelled_as_its_reply_comes_leaves_it_to_who_asks_the_same(tmp_path: Path) -> None:
+async def test_reply_of_a_cancelled_call_serves_the_next_equal_call(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
     told_reply = told.batch_reply
@@ -195,7 +195,7 @@ async def test_a_call_that_is_cancelled_as_its_reply_comes_leaves_it_to_who_asks
     assert ("a 1", 1) == (reply.text, len(told.sent))
 
 
-async def test_closing_tells_those_who_wait_and_their_batch_stays_written_down(tmp_path: Path) -> None:
+async def test_close_fails_waiting_calls_and_keeps_their_batch_on_disk(tmp_path: Path) -> None:
     told = Told()
     told.is_done = False
     waiting = batched(told, tmp_path)
@@ -213,7 +213,7 @@ async def test_closing_tells_those_who_wait_and_their_batch_stays_written_down(t
     assert ("a 1", 1) == (reply.text, len(told.sent))
 
 
-async def test_closing_while_a_batch_is_being_sent_lets_it_be_written_down(tmp_path: Path) -> None:
+async def test_close_while_sending_still_persists_the_batch(tmp_path: Path) -> None:
     told = Told()
     told.accepts.clear()
     waiting = batched(told, tmp_path)
@@ -229,7 +229,7 @@ async def test_closing_while_a_batch_is_being_sent_lets_it_be_written_down(tmp_p
 
 
 @pytest.mark.parametrize(("status", "kept"), [(401, 1), (403, 1), (404, 0)])
-async def test_a_batch_stays_written_down_for_who_is_let_in_later(status: int, kept: int, tmp_path: Path) -> None:
+async def test_batch_record_survives_an_auth_failure(status: int, kept: int, tmp_path: Path) -> None:
     told = Told()
     told.error = ModelError("no", status=status)
     waiting = batched(told, tmp_path)
@@ -239,7 +239,7 @@ async def test_a_batch_stays_written_down_for_who_is_let_in_later(status: int, k
     assert kept == rows(tmp_path)
 
 
-async def test_results_that_nobody_can_read_are_not_asked_for_for_ever(tmp_path: Path) -> None:
+async def test_unreadable_batch_results_are_not_polled_forever(tmp_path: Path) -> None:
     told = Told()
     told.error = ModelError("no lines", retryable=True, kind="protocol")
     waiting = batched(told, tmp_path, poll=0.001)
@@ -263,7 +263,7 @@ async def test_replies_that_come_together_are_forgotten_in_one_write(tmp_path: P
     assert 2 == len([each for each in written if each == "COMMIT"])
 
 
-async def test_calls_that_are_given_up_while_the_batch_before_is_sent_are_not_sent(tmp_path: Path) -> None:
+async def test_calls_cancelled_before_submission_are_not_sent(tmp_path: Path) -> None:
     told = Told()
     told.accepts.clear()
     waiting = batched(told, tmp_path, most=1)
@@ -278,7 +278,7 @@ async def test_calls_that_are_given_up_while_the_batch_before_is_sent_are_not_se
     assert [["a"]] == told.sent
 
 
-async def test_large_requests_go_out_in_batches_of_less_than_sixteen_megabytes(
+async def test_large_requests_are_split_into_batches_below_the_byte_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "MOST_BYTES", 5_000)
@@ -291,7 +291,7 @@ async def test_large_requests_go_out_in_batches_of_less_than_sixteen_megabytes(
     assert [["a", "b"], ["c"], ["d"]] == [[text[0] for text in sent] for sent in told.sent]
 
 
-def test_what_a_loop_elsewhere_has_done_with_sends_nothing_of_the_next(tmp_path: Path) -> None:
+def test_finished_event_loop_does_not_poll_the_next_loops_calls(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path, poll=0.02)
     elsewhere = asyncio.new_event_loop()
@@ -321,7 +321,7 @@ def test_what_a_loop_elsewhere_has_done_with_sends_nothing_of_the_next(tmp_path:
     assert 1 == len(told.loops)
 
 
-async def test_calls_are_counted_against_the_account_of_the_provider_within(tmp_path: Path) -> None:
+async def test_batched_account_is_the_inner_providers_account(tmp_path: Path) -> None:
     inner = AnthropicProvider("k")
 
     assert inner.account() == Batched(inner, tmp_path / "batches.db").account()
@@ -377,7 +377,7 @@ async def test_a_request_is_encoded_once_for_its_batch(wire: str, monkeypatch: p
     assert [request] == encoded
 
 
-async def test_what_was_learnt_after_a_request_was_encoded_is_sent_in_its_batch() -> None:
+async def test_batch_request_uses_model_limits_learnt_after_encoding() -> None:
     stated = {"type": "model", "max_input_tokens": 200_000, "max_tokens": 12_345, "capabilities": {}}
     seen: list[bytes] = []
 
@@ -394,7 +394,7 @@ async def test_what_was_learnt_after_a_request_was_encoded_is_sent_in_its_batch(
 
 
 @wires
-async def test_a_result_without_a_name_is_nobody_s(wire: str) -> None:
+async def test_batch_result_without_an_id_is_ignored(wire: str) -> None:
     lines = b'{"custom_id":"","result":{"type":"succeeded","message":{}},"response":{"status_code":200,"body":{}}}'
     file = {"content": lines, "headers": {"content-type": "application/x-jsonl"}}
     unnamed = {"inlinedResponses": {"inlinedResponses": [{"response": {}}]}}
@@ -411,7 +411,7 @@ async def test_a_result_without_a_name_is_nobody_s(wire: str) -> None:
 
 
 @pytest.mark.parametrize("errors", [7, {"data": 7}, {"data": {"message": "x"}}, None])
-async def test_a_refused_batch_that_gives_its_reasons_in_another_form_is_refused_all_the_same(errors: Any) -> None:
+async def test_refused_batch_with_malformed_errors_still_raises(errors: Any) -> None:
     provider = adapter("openai", {"json": {"status": "failed", "errors": errors}})
 
     with pytest.raises(ModelError, match="refused the batch b: no reason given"):
@@ -419,7 +419,7 @@ async def test_a_refused_batch_that_gives_its_reasons_in_another_form_is_refused
     await provider.close()
 
 
-async def test_a_name_of_a_batch_is_one_piece_of_a_path() -> None:
+async def test_batch_name_is_escaped_as_one_path_segment() -> None:
     seen: list[str] = []
 
     def answer(request: Any) -> Any:
@@ -433,7 +433,7 @@ async def test_a_name_of_a_batch_is_one_piece_of_a_path() -> None:
     assert seen[0].endswith("/batches/a%3Fb%23c")
 
 
-async def test_a_signature_that_a_batch_refuses_is_left_out_when_the_call_is_asked_again() -> None:
+async def test_signature_refused_in_a_batch_is_dropped_on_retry() -> None:
     provider = adapter("anthropic")
     signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s"}
     thought = AssistantMessage([ThinkingPart("hm", provider_data=signed), TextPart("a")])
@@ -456,7 +456,7 @@ async def test_a_signature_that_a_batch_refuses_is_left_out_when_the_call_is_ask
 
 
 @pytest.mark.parametrize("wire", ["openai", "google"])
-def test_headers_of_a_request_that_a_batch_cannot_carry_are_told_of(wire: str) -> None:
+def test_headers_that_a_batch_cannot_carry_are_reported(wire: str) -> None:
     request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
 
     with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
@@ -464,7 +464,7 @@ def test_headers_of_a_request_that_a_batch_cannot_carry_are_told_of(wire: str) -
 
 
 @wires
-async def test_a_request_that_cannot_be_sent_fails_before_it_is_in_a_batch_with_others(wire: str) -> None:
+async def test_unsendable_request_fails_before_joining_a_batch(wire: str) -> None:
     def refused(_: str) -> Any:
         raise ModelError("cannot be said", kind="settings")
 
@@ -475,7 +475,7 @@ async def test_a_request_that_cannot_be_sent_fails_before_it_is_in_a_batch_with_
         provider.batch_member(asked_of(wire))
 
 
-async def test_a_provider_that_never_says_what_came_of_its_batches_fails_its_calls(tmp_path: Path) -> None:
+async def test_provider_without_batch_results_fails_its_calls(tmp_path: Path) -> None:
     class Half(Told):
         batch_results = Provider.batch_results
 

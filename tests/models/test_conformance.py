@@ -54,7 +54,7 @@ def said_of(folder: Path, capsys: Any, status: int = 0) -> str:
     return capsys.readouterr().out
 
 
-def test_a_folder_without_an_index_is_checked_in_stream_errors_survived_and_the_unequal_named(tmp_path, capsys):
+def test_conformance_reads_a_folder_without_an_index(tmp_path, capsys):
     keep(
         tmp_path,
         a=[exchange(wire, wire.reply(*SAID), stream=False) for wire in (ANTHROPIC, CHAT)],
@@ -69,7 +69,7 @@ def test_a_folder_without_an_index_is_checked_in_stream_errors_survived_and_the_
     assert "not equal" not in told
 
 
-def test_a_stream_that_its_recorder_did_not_read_to_the_end_is_his_doing_and_no_reply(tmp_path, capsys):
+def test_incompletely_recorded_stream_is_attributed_to_its_recorder(tmp_path, capsys):
     keep(tmp_path, cut=[exchange(ANTHROPIC, b"".join(ANTHROPIC.stream(*SAID)[:-1]), stream=True)])
     told = said_of(tmp_path, capsys)
 
@@ -92,7 +92,7 @@ FAULTS: dict[str, Callable[[ModelReply], ModelReply]] = {
 
 @pytest.mark.parametrize("wire", [ANTHROPIC, CHAT], ids=lambda wire: wire.name)
 @pytest.mark.parametrize("member", FAULTS)
-def test_what_our_codec_reads_wrong_the_sdk_reads_otherwise(member, wire, tmp_path, capsys, monkeypatch) -> None:
+def test_conformance_detects_a_codec_that_disagrees_with_the_sdk(member, wire, tmp_path, capsys, monkeypatch) -> None:
     reply = wire.reply("It is five.", [("look", '{"at": "1"}')], "tool_use")
     keep(tmp_path, a=[exchange(wire, reply, stream=False)])
     assert "1 equal" in said_of(tmp_path, capsys)
@@ -106,7 +106,7 @@ def test_what_our_codec_reads_wrong_the_sdk_reads_otherwise(member, wire, tmp_pa
 
 
 @pytest.mark.spec("providers:PV81")
-def test_a_bill_that_we_would_not_record_as_it_stands_in_the_reply_is_a_difference(tmp_path, capsys, monkeypatch):
+def test_conformance_reports_a_cost_that_differs_from_the_bill(tmp_path, capsys, monkeypatch):
     body = json.loads(CHAT.reply(*SAID))
     body["usage"] |= {"cost": 0.25, "is_byok": False}
     uri = "https://openrouter.ai/api/v1/chat/completions"
@@ -122,5 +122,5 @@ def test_a_bill_that_we_would_not_record_as_it_stands_in_the_reply_is_a_differen
 @needs_recordings
 @pytest.mark.deep
 @pytest.mark.spec("requirements:G1")
-def test_all_recorded_traffic_is_read_as_the_sdks_and_the_bills_read_it(capsys) -> None:
+def test_recorded_traffic_agrees_with_the_sdks_and_the_bills(capsys) -> None:
     assert "0 different" in said_of(FOLDER, capsys)

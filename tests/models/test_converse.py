@@ -173,9 +173,7 @@ def check_conversation(messages: list[dict[str, Any]], model: str) -> None:
 @pytest.mark.spec("providers:PV133", "requirements:G10", "ecosystem:EC82")
 @pytest.mark.parametrize("model", [NOVA, LLAMA, WRITER, CLAUDE])
 @given(histories, st.lists(users, max_size=1), st.sampled_from([(), (TOOL,)]), st.sampled_from([None, 2_000]))
-def test_any_transcript_is_a_body_that_aws_s_program_takes_and_a_legal_conversation(
-    model, messages, tail, tools, tokens
-):
+def test_any_transcript_is_a_valid_converse_conversation(model, messages, tail, tools, tokens):
     thinking = None if tokens is None else Thinking("extended", tokens)
     settings = ModelSettings(thinking=thinking, max_tokens=4_000)
     sent = body(model, *ours(messages), tools=tools, tail=tuple(ours(tail)), settings=settings)
@@ -190,7 +188,7 @@ def test_any_transcript_is_a_body_that_aws_s_program_takes_and_a_legal_conversat
         assert [] == [*blocks_in(sent["messages"], "toolUse"), *blocks_in(sent["messages"], "toolResult")]
 
 
-def test_documents_of_one_name_get_names_of_their_own_that_stay_theirs():
+def test_equal_document_names_become_unique_and_stay_stable():
     """The service refuses a request in which two are called the same, in any case of letters (and dots anywhere)."""
     first = UserMessage(
         [DocumentPart(data=b"a", name="Report v1.0.pdf"), DocumentPart(data=b"b", name="report v1 0.pdf")]
@@ -221,7 +219,7 @@ MEDIA = {
 
 @pytest.mark.spec("providers:PV133")
 @pytest.mark.parametrize("mime", MEDIA)
-def test_media_go_out_as_bytes_or_by_their_place_in_s3(mime):
+def test_media_are_sent_as_bytes_or_s3_location(mime):
     kind, form = MEDIA[mime]
     for source in ({"data": b"abc"}, {"url": "s3://bucket/key"}):
         part = (ImagePart if kind == "image" else DocumentPart)(mime_type=mime, **source)
@@ -243,7 +241,7 @@ def test_media_go_out_as_bytes_or_by_their_place_in_s3(mime):
         (DocumentPart(data=b"x", mime_type="application/zip"), "it takes PNG"),
     ],
 )
-def test_what_the_service_does_not_take_is_refused_before_it_is_sent(part, words):
+def test_unsupported_media_are_refused_before_sending(part, words):
     with pytest.raises(ModelError, match=words) as caught:
         body(NOVA, UserMessage([part]))
 
@@ -256,7 +254,7 @@ def images_of(model: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spec("providers:PV133")
-def test_an_image_of_a_result_stands_inside_beside_or_behind_it_as_the_model_takes_it():
+def test_result_image_is_placed_where_the_model_accepts_it():
     claude, zai, qwen, writer = map(images_of, (CLAUDE, "zai.glm-4.7-flash", QWEN, WRITER))
 
     assert ["text", "image"] == [next(iter(block)) for block in claude[2]["content"][0]["toolResult"]["content"]]
@@ -267,7 +265,7 @@ def test_an_image_of_a_result_stands_inside_beside_or_behind_it_as_the_model_tak
 
 
 @pytest.mark.spec("providers:PV133")
-def test_a_failed_call_says_so_in_the_status_and_in_words_where_the_model_knows_no_status():
+def test_failed_call_is_marked_by_status_or_by_text():
     history = [UserMessage("Look."), AssistantMessage([call(1)]), result(1, "gone", status="error")]
     (nova,) = blocks_in(said(NOVA, *history), "toolResult")
     (writer,) = blocks_in(said(WRITER, *history), "toolResult")
@@ -291,7 +289,7 @@ def test_a_failed_call_says_so_in_the_status_and_in_words_where_the_model_knows_
         (LLAMA, "look", None),
     ],
 )
-def test_a_call_is_demanded_where_the_model_takes_that_and_else_said_to_be_left_out(model, choice, expected):
+def test_forced_call_is_sent_where_supported_and_else_reported_dropped(model, choice, expected):
     settings = ModelSettings(tool_choice=choice, parallel_tool_calls=False)
     sent = body(model, settings=settings)
     request = ModelRequest(f"{NAME}/{model}", messages=Transcript([UserMessage("x")]), tools=(TOOL,), settings=settings)
@@ -303,7 +301,7 @@ def test_a_call_is_demanded_where_the_model_takes_that_and_else_said_to_be_left_
 
 
 @pytest.mark.spec("providers:PV134")
-def test_without_a_call_wanted_no_tool_is_offered_and_earlier_calls_are_told_as_text():
+def test_tool_choice_none_drops_tools_and_renders_calls_as_text():
     history = [UserMessage("Look."), AssistantMessage([TextPart("So."), call(1)]), result(1, "gone")]
     extra = {"toolConfig": {"tools": [{"systemTool": {"name": "of_tomorrow"}}]}}
     settings = ModelSettings(tool_choice="none", extra=extra)
@@ -333,7 +331,7 @@ HOUR = {"cachePoint": {"type": "default", "ttl": "1h"}}
         (QWEN, "5m", None, None),
     ],
 )
-def test_a_prompt_is_marked_for_the_cache_where_the_model_has_one(model, cache, tools, rest):
+def test_cache_points_are_set_where_the_model_caches(model, cache, tools, rest):
     sent = body(model, settings=ModelSettings(cache=cache), system_prompt="Be brief.")
     found = [sent["toolConfig"]["tools"][-1], sent["system"][-1], sent["messages"][-1]["content"][-1]]
 
@@ -380,7 +378,7 @@ def test_thinking_is_asked_for_in_the_words_of_the_model(model, effort):
 
 
 @pytest.mark.spec("providers:PV134")
-def test_the_limits_that_nova_refuses_beside_its_highest_effort_are_left_out_and_said():
+def test_nova_drops_and_reports_limits_at_highest_effort():
     settings = ModelSettings(thinking=Thinking(effort="high"), max_tokens=500, temperature=0.5, stop_sequences=("x",))
     request = ModelRequest(f"{NAME}/{NOVA_2}", messages=Transcript([UserMessage("x")]), settings=settings)
     wire = provider()._get_provider(NOVA_2)
@@ -395,7 +393,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 2
 
 
 @pytest.mark.spec("providers:PV134")
-def test_a_schema_is_promised_where_bedrock_promises_it_and_else_asked_for_by_a_tool():
+def test_schema_is_sent_natively_or_as_a_tool():
     strict = (attrs.evolve(TOOL, strict=True),)
     promised = body(QWEN, tools=strict, settings=ModelSettings(response_schema=SCHEMA))
     asked = body(LLAMA, tools=strict, settings=ModelSettings(response_schema=SCHEMA))
@@ -411,7 +409,7 @@ def test_a_schema_is_promised_where_bedrock_promises_it_and_else_asked_for_by_a_
 
 
 @pytest.mark.spec("providers:PV134")
-def test_tiers_server_tools_guardrails_and_further_tools_go_out_as_aws_s_program_takes_them():
+def test_tiers_server_tools_and_guardrails_pass_the_aws_validator():
     guard = {"guardrailIdentifier": "abc123", "guardrailVersion": "1"}
     extra = {"guardrailConfig": guard, "toolConfig": {"tools": [{"systemTool": {"name": "of_tomorrow"}}]}}
     settings = ModelSettings(service_tier="flex", server_tools=(CodeExecution(), WebSearch()), extra=extra, cache="off")
@@ -450,7 +448,7 @@ MAKERS = {
 
 @pytest.mark.spec("providers:PV131")
 @pytest.mark.parametrize("model", MAKERS)
-def test_the_maker_is_read_off_a_name_with_or_without_a_geography_or_an_arn(model):
+def test_model_maker_is_parsed_from_name_geography_or_arn(model):
     assert MAKERS[model] == parse_maker(model)
 
 
@@ -469,7 +467,7 @@ def test_the_maker_is_read_off_a_name_with_or_without_a_geography_or_an_arn(mode
         ("in.openai.gpt-6-sol", "openai"),
     ],
 )
-def test_claude_and_openai_s_models_keep_their_wires_and_all_others_have_converse(model, wire):
+def test_claude_and_openai_models_keep_their_own_wires(model, wire):
     standard = BedrockProvider("a-key-0123456789", region="us-east-1")
 
     assert standard._get_provider(model) is standard._wires[wire]
@@ -493,7 +491,7 @@ SAID = ("It is five.", [("look", '{"at":"x"}'), ("look", "{}")], "tool_use")
 
 
 @pytest.mark.spec("providers:PV132", "reliability:MP20")
-def test_a_stream_is_the_reply_in_one_piece_however_it_is_cut():
+def test_stream_equals_the_whole_reply_at_any_chunk_size():
     expected = decode(json.loads(converse_reply(*SAID)), *ASKED)
     for size in (1, 7, 100_000):
         assert expected == read(converse_events(*SAID), size)
@@ -506,7 +504,7 @@ def test_a_stream_is_the_reply_in_one_piece_however_it_is_cut():
 
 
 @pytest.mark.spec("providers:PV132", "reliability:MP20")
-def test_a_stream_that_breaks_off_before_the_message_stops_does_not_count_and_one_behind_it_does():
+def test_stream_without_message_stop_is_truncated():
     frames = [
         framed(b"", event_type="initial-response", message_type="event"),
         *converse_frames(*converse_events(*SAID)),
@@ -591,7 +589,7 @@ def test_events_in_an_impossible_order_are_no_reply(events):
 
 
 @pytest.mark.spec("providers:PV132")
-def test_blocks_stand_by_their_numbers_and_a_usage_that_comes_early_ends_nothing():
+def test_blocks_are_ordered_by_index_and_early_usage_is_kept():
     """Numbers may be left out, as others' are; what is between two blocks says nothing of them."""
     later = [
         ("contentBlockDelta", {"contentBlockIndex": 7, "delta": {"text": "b"}}),
@@ -616,7 +614,7 @@ def test_blocks_stand_by_their_numbers_and_a_usage_that_comes_early_ends_nothing
         ("a_word_of_tomorrow", StopReason.END_TURN),
     ],
 )
-def test_a_reason_to_stop_is_one_of_ours_and_guardrails_are_a_refusal_that_says_why(word, stop):
+def test_stop_reasons_map_and_guardrail_details_are_kept(word, stop):
     trace = {"guardrail": {"actionReason": "Guardrail blocked."}}
     reply = whole({"text": "No."}, stop=word, trace=trace, metrics={"latencyMs": 5}, of_tomorrow={"a": 1})
 
@@ -634,7 +632,7 @@ def test_a_reason_to_stop_is_one_of_ours_and_guardrails_are_a_refusal_that_says_
         ("model_context_window_exceeded", "context_overflow"),
     ],
 )
-def test_what_the_model_broke_or_had_no_room_for_is_a_typed_error_with_its_usage(word, kind):
+def test_broken_output_and_overflow_are_typed_errors_with_usage(word, kind):
     with pytest.raises(ModelError) as caught:
         whole({"text": "Half"}, stop=word)
 
@@ -720,7 +718,7 @@ def test_each_block_of_a_reply_goes_back_as_it_came(what):
         assert {"text": "."} in foreign
 
 
-def test_thoughts_without_a_signature_are_shown_and_do_not_go_back():
+def test_unsigned_thoughts_are_shown_but_not_sent_back():
     reply = whole({"reasoningContent": {"reasoningText": {"text": "Hm."}}}, {"text": "Yes."})
     thought, answer = reply.content
 
@@ -730,7 +728,7 @@ def test_thoughts_without_a_signature_are_shown_and_do_not_go_back():
     ]
 
 
-def test_sources_tools_of_the_service_and_images_are_told_of():
+def test_sources_server_tools_and_images_are_decoded():
     image = base64.b64encode(PNG).decode()
     reply = whole({"citationsContent": CITED}, CODE, RAN, {"image": {"format": "png", "source": {"bytes": image}}})
     text, source, asked, ran, made_image = reply.content
@@ -775,7 +773,7 @@ BLOCK_STREAMS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.spec("providers:PV132", "generator-contract:T5")
 @pytest.mark.parametrize("what", BLOCK_STREAMS)
-def test_each_kind_of_block_streamed_is_the_block_in_one_piece(what):
+def test_each_streamed_block_equals_the_whole_block(what):
     events = [
         (f"contentBlock{'Start' if 'start' in piece else 'Delta'}", {"contentBlockIndex": 0, **piece})
         for piece in BLOCK_STREAMS[what]
@@ -846,7 +844,7 @@ class Maker:
 
 
 @pytest.mark.spec("providers:PV132", "generator-contract:T5")
-def test_every_member_that_aws_knows_of_a_reply_is_read_carried_or_named():
+def test_every_known_converse_reply_member_is_read_or_kept():
     maker, found = Maker(), list[str]()
     for data in maker.of(CONVERSE.output_shape, "ConverseResponse"):
         blocks = data.get("output", {}).get("message", {}).get("content", [])
@@ -865,7 +863,7 @@ def test_every_member_that_aws_knows_of_a_reply_is_read_carried_or_named():
 
 @pytest.mark.spec("providers:PV135", "reliability:MP03")
 @pytest.mark.parametrize("prefix", [NAME, "bedrock"])
-def test_a_reply_costs_what_the_cloud_lists_with_what_the_cache_took_and_gave(prefix):
+def test_cost_uses_the_cloud_price_with_cache_reads(prefix):
     reply = whole({"text": "x"}, usage={"inputTokens": 1_000_000, "outputTokens": 0, "totalTokens": 1_000_000})
     cached = whole({"text": "x"}, usage={"inputTokens": 0, "outputTokens": 0, "cacheReadInputTokens": 1_000_000})
     costs = [cost_of.of_reply(f"{prefix}/{NOVA}", one, AT) for one in (reply, cached)]
@@ -878,7 +876,7 @@ def test_a_reply_costs_what_the_cloud_lists_with_what_the_cache_took_and_gave(pr
 
 
 @pytest.mark.spec("providers:PV135")
-def test_a_prompt_that_is_cached_for_an_hour_costs_what_the_cloud_lists_for_that():
+def test_hour_cache_writes_cost_the_hourly_cache_price():
     def cost(lifetime: str) -> Decimal | None:
         written = {"cacheWriteInputTokens": 1_000_000, "cacheDetails": [{"ttl": lifetime, "inputTokens": 1_000_000}]}
         reply = whole({"text": "x"}, usage={"inputTokens": 0, "outputTokens": 0, **written})
@@ -888,7 +886,7 @@ def test_a_prompt_that_is_cached_for_an_hour_costs_what_the_cloud_lists_for_that
 
 
 @pytest.mark.spec("providers:PV135")
-def test_a_dearer_tier_and_a_tool_of_the_service_without_a_price_make_the_cost_a_lower_bound():
+def test_unpriced_tier_or_tool_makes_the_cost_a_lower_bound():
     fast = whole({"text": "x"}, performanceConfig={"latency": "optimized"})
     priority = whole({"text": "x"}, serviceTier={"type": "priority"})
     plain = whole({"text": "x"}, serviceTier={"type": "default"}, performanceConfig={"latency": "standard"})

@@ -92,28 +92,28 @@ def test_chat_finish_reasons_map_onto_ours_and_the_content_decides(raw, message,
 
 @pytest.mark.spec("providers:PV71")
 @pytest.mark.parametrize("raw", ["aborted", "insufficient_system_resource"])
-def test_a_completion_that_its_server_gave_up_is_asked_for_once_more(raw):
+def test_completion_given_up_by_the_server_is_retryable(raw):
     with pytest.raises(ModelError, match=raw) as caught:
         chat({"content": "hi"}, raw, usage={"prompt_tokens": 3, "completion_tokens": 1})
     assert (caught.value.kind, caught.value.retryable, caught.value.usage) == ("given_up", True, Usage(3, 1))
 
 
 @pytest.mark.spec("ecosystem:EC97", "reliability:MP02", "providers:PV69")
-def test_a_full_context_window_is_an_overflow_and_not_a_reply():
+def test_full_context_window_raises_context_overflow():
     with pytest.raises(ContextOverflow) as caught:
         anthropic(TEXT, "model_context_window_exceeded", usage={"input_tokens": 9, "output_tokens": 1})
     assert caught.value.usage == Usage(9, 1)
 
 
 @pytest.mark.spec("reliability:MP62", "requirements:G1")
-def test_a_reply_names_the_model_that_answered_when_it_is_another_one():
+def test_reply_names_the_model_that_answered_if_different():
     assert anthropic(TEXT, "end_turn", model="m").model is None
     assert anthropic(TEXT, "end_turn", model="m-20260101").model == "anthropic/m-20260101"
     assert chat({"content": "hi"}, "stop", model="vendor/m").model == "openai_chat/vendor/m"
 
 
 @pytest.mark.spec("reliability:MP15", "reliability:MP54")
-def test_a_completion_without_choices_or_with_an_error_in_one_is_an_error():
+def test_completion_without_choices_or_with_an_error_raises():
     with pytest.raises(ModelError) as caught:
         decode_chat({"choices": [], "usage": None}, made("openai_chat"), "m", None)
     assert caught.value.kind == "protocol"
@@ -190,7 +190,7 @@ def test_anthropic_usage_falls_into_disjoint_buckets(raw, usage):
         ),
     ],
 )
-def test_chat_usage_falls_into_disjoint_buckets_even_when_the_sums_do_not_add_up(raw, usage):
+def test_chat_usage_splits_into_disjoint_buckets(raw, usage):
     assert chat_usage(raw) == usage
 
 
@@ -205,7 +205,7 @@ def test_chat_usage_falls_into_disjoint_buckets_even_when_the_sums_do_not_add_up
         ({"cost": -1}, None),
     ],
 )
-def test_a_gateway_s_cost_counts_with_what_the_user_s_own_key_is_charged_and_only_if_that_is_said(told, dollars):
+def test_gateway_cost_includes_the_users_own_key_charges(told, dollars):
     data = {
         "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, **told},
@@ -253,7 +253,7 @@ def test_arguments_that_can_be_read_are_an_object(raw, value):
         "{} {}",
     ],
 )
-def test_arguments_that_cannot_be_read_are_kept_as_text_beside_the_reason(raw):
+def test_unreadable_arguments_are_kept_as_text_with_the_reason(raw):
     part = make_call_part("f", raw, {"provider": "p"})
     assert part.input == {}
     assert part.raw_input == raw
@@ -315,7 +315,7 @@ def test_calls_come_unnumbered_with_the_provider_s_id_beside_them():
     ],
     ids=["page", "result", "file"],
 )
-def test_a_citation_says_which_words_of_the_answer_rest_on_what(told, part):
+def test_citation_holds_the_cited_words_and_the_source(told, part):
     reply = anthropic([{**TEXT[0], "citations": [{"type": "c", **told}] * 2}], "end_turn")
 
     assert ["hi", part, part] == [getattr(reply.content[0], "text", None), *reply.content[1:]]

@@ -79,7 +79,7 @@ def test_a_request_holds_everything_that_was_set():
 
 
 @pytest.mark.spec("ecosystem:EC92", "ecosystem:EC95")
-def test_what_was_not_set_is_not_sent_except_what_the_api_demands():
+def test_unset_settings_are_not_sent():
     assert set(body("anthropic", UserMessage("hi"))) == {"model", "max_tokens", "messages", "cache_control"}
     assert set(body("openai_chat", UserMessage("hi"))) == {"model", "messages"}
 
@@ -94,7 +94,7 @@ def test_what_was_not_set_is_not_sent_except_what_the_api_demands():
         ("look", {"type": "tool", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
     ],
 )
-def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropic, openai):
+def test_request_tool_choice_is_translated_and_overrides_settings(choice, anthropic, openai):
     for fields in ({"tool_choice": choice}, {"settings": ModelSettings(tool_choice=choice)}):
         assert body("anthropic", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == anthropic
         assert body("openai_chat", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == openai
@@ -177,7 +177,7 @@ def test_a_forced_tool_switches_thinking_off_for_that_request():
 
 
 @pytest.mark.spec("ecosystem:EC81", "ecosystem:EC82", "ecosystem:EC83", "requirements:G10")
-def test_calls_and_results_are_paired_by_the_provider_s_own_ids_and_by_made_ones_elsewhere():
+def test_calls_and_results_are_paired_by_provider_ids():
     history = [
         UserMessage("go"),
         AssistantMessage([TextPart("ok"), call(1, made_by="anthropic"), call(2)]),
@@ -223,7 +223,7 @@ def test_calls_and_results_are_paired_by_the_provider_s_own_ids_and_by_made_ones
 
 @pytest.mark.spec("reliability:MP40", "reliability:MP48")
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
-def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
+def test_invalid_call_names_and_arguments_are_sent_in_valid_form(name):
     broken = ToolCallPart("c.1/ü", "no such.tool\u200b", raw_input="{nope", input_error="expected a key")
     text = json.dumps(
         sent(name, UserMessage("go"), AssistantMessage([broken]), ToolMessage("c.1/ü", "x", "bad", "error"))
@@ -237,7 +237,7 @@ def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
 
 
 @pytest.mark.spec("ecosystem:EC90", "ecosystem:EC99", "reliability:MP59", "reliability:MP60")
-def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only():
+def test_thinking_and_opaque_parts_return_only_to_their_own_model():
     signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s1"}
     server = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "x"}}
     answered = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
@@ -271,7 +271,7 @@ def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only()
 
 @pytest.mark.spec("providers:PV68")
 @pytest.mark.parametrize("summary", ["What was before.", None])
-def test_a_compaction_of_anthropic_goes_back_first_as_it_came_and_is_gone_on_from(summary):
+def test_anthropic_compaction_is_sent_back_unchanged_and_continued(summary):
     blocks = [{"type": "compaction", "content": summary}, {"type": "text", "text": "I go on."}]
     message = {"content": blocks, "stop_reason": "compaction"}
     reply = decode_anthropic(message, made("anthropic"), MODEL["anthropic"], None)
@@ -280,7 +280,7 @@ def test_a_compaction_of_anthropic_goes_back_first_as_it_came_and_is_gone_on_fro
     assert longer == {"role": "assistant", "content": blocks}
 
 
-def test_a_refusal_goes_back_as_one_where_the_wire_has_a_place_for_it():
+def test_refusal_is_sent_back_in_the_wires_own_form():
     history = [UserMessage("go"), AssistantMessage([RefusalPart("No.")]), UserMessage("please")]
     assert sent("openai_chat", *history)[1] == {"role": "assistant", "content": None, "refusal": "No."}
     assert sent("ollama", *history)[1] == {"role": "assistant", "content": "No."}
@@ -312,7 +312,7 @@ def test_images_and_documents_are_sent_in_each_provider_s_form():
 
 
 @pytest.mark.spec("ecosystem:EC82")
-def test_media_of_results_stay_in_the_result_or_follow_the_batch():
+def test_result_media_stay_in_the_result_or_follow_the_batch():
     history = [
         UserMessage("go"),
         AssistantMessage([call(1), call(2)]),
@@ -341,7 +341,7 @@ def test_media_of_results_stay_in_the_result_or_follow_the_batch():
         ("ollama", DocumentPart(data=b"x", name="a.pdf")),
     ],
 )
-def test_a_part_that_the_wire_cannot_take_fails_before_the_request_and_is_named(name, part):
+def test_unsupported_part_fails_before_the_request_and_is_named(name, part):
     with pytest.raises(ModelError) as caught:
         sent(name, UserMessage([part]))
     assert type(part).__name__ in caught.value.message
@@ -353,7 +353,7 @@ def test_a_part_that_the_wire_cannot_take_fails_before_the_request_and_is_named(
 
 @pytest.mark.spec("ecosystem:EC100")
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
-def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_on_the_wire_only(name):
+def test_history_ending_with_the_assistant_gets_a_nudge_when_encoded(name):
     history = Transcript([UserMessage("go"), AssistantMessage("I begin.")])
     request = ModelRequest(f"{name}/{MODEL[name]}", messages=history)
     messages = json.loads(provider_of(name)._encode(request, stream=False).content)["messages"]
@@ -369,7 +369,7 @@ def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_on_the_wire_onl
 
 
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
-def test_empty_messages_are_left_out_and_an_empty_request_says_something(name):
+def test_empty_messages_are_omitted_and_empty_requests_get_text(name):
     assert [m["role"] for m in sent(name)] == ["user"]
     messages = sent(
         name, UserMessage(""), UserMessage("a"), AssistantMessage(()), UserMessage("b"), tail=(UserMessage("c"),)
@@ -380,7 +380,7 @@ def test_empty_messages_are_left_out_and_an_empty_request_says_something(name):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.spec("providers:PV37")
-def test_what_a_user_did_not_say_reaches_no_wire(name):
+def test_blank_user_text_is_not_sent(name):
     blank, picture = UserMessage(" \n\t"), ImagePart(data=PNG)
     said = [UserMessage("a"), UserMessage([picture, "b"])]
 
@@ -422,7 +422,7 @@ SIGNED = ThinkingPart("hm", provider_data={"provider": "anthropic", "model": "cl
 
 
 @pytest.mark.spec("requirements:G10", "reliability:MP60")
-def test_calls_without_thinking_are_told_as_text_when_thinking_has_a_budget():
+def test_unsigned_calls_become_text_when_thinking_has_a_budget():
     gathered = [UserMessage("go"), AssistantMessage([call(1)]), result(1, "a file", ImagePart("https://x/i.png"))]
     messages = sent("anthropic", *gathered, settings=MANUAL)
     assert [m["role"] for m in messages] == ["user"]

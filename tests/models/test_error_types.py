@@ -66,5 +66,5 @@ def test_an_error_inside_a_reply_counts_as_its_type_says(word, status, retryable
         assert (status, retryable) == (error.status, error.retryable), field
 
 
-def test_every_type_that_is_known_stands_in_this_table():
+def test_every_known_error_type_is_in_the_table():
     assert set(STATUS_OF_TYPE) <= set(STATUSES)

@@ -160,7 +160,7 @@ def said_again(data: dict[str, Any], path: tuple[str | int, ...]) -> bool:
 
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
 @pytest.mark.parametrize("wire", FOUR)
-def test_a_member_of_tomorrow_is_kept_or_told_of_wherever_in_an_event_it_stands(wire):
+def test_unknown_event_member_is_kept_or_reported_anywhere(wire):
     events = STREAMS[wire]
     plain = in_pieces(wire, events)
     assert [] == unread(plain)
@@ -177,7 +177,7 @@ def test_a_member_of_tomorrow_is_kept_or_told_of_wherever_in_an_event_it_stands(
 
 @pytest.mark.spec("reliability:MP59")
 @pytest.mark.parametrize("wire", ["anthropic", "openai"])
-def test_an_event_of_tomorrow_is_told_of_once_and_changes_nothing(wire):
+def test_unknown_event_is_reported_once_and_changes_nothing(wire):
     events = STREAMS[wire]
     plain = in_pieces(wire, events)
     kinds = [{"type": "response.tomorrow.delta", "delta": "x", "output_index": 0}, {"type": "tomorrow", "index": 0}]
@@ -190,7 +190,7 @@ def test_an_event_of_tomorrow_is_told_of_once_and_changes_nothing(wire):
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_names_of_what_is_not_read_are_few_short_and_printable():
+def test_unread_names_are_few_short_and_printable():
     odd = [{"type": f"\x1b[31m{number}" + "x" * 500} for number in range(100)]
     names = unread(in_pieces("anthropic", [ANTHROPIC[0], *odd, *ANTHROPIC[1:]]))
 
@@ -202,7 +202,7 @@ def test_names_of_what_is_not_read_are_few_short_and_printable():
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_a_second_answer_is_told_of_and_the_first_one_counts():
+def test_second_choice_is_reported_and_the_first_is_used():
     choice = {"index": 0, "message": {"content": "first"}, "finish_reason": "stop"}
     other = {"index": 1, "message": {"content": "second"}, "finish_reason": "length"}
     candidate = {"content": {"parts": [{"text": "first"}]}, "finishReason": "STOP"}
@@ -225,7 +225,7 @@ def test_a_second_answer_is_told_of_and_the_first_one_counts():
 
 
 @pytest.mark.spec("providers:PV81")
-def test_what_a_gateway_says_beside_a_streamed_message_counts():
+def test_gateway_cost_in_a_stream_is_read():
     """Vercel's gateway states its price there, which was lost in streams."""
     told = piece("stop", content="Hi.", provider_metadata={"gateway": {"cost": "0.5"}})
 
@@ -233,7 +233,7 @@ def test_what_a_gateway_says_beside_a_streamed_message_counts():
 
 
 @pytest.mark.spec("reliability:MP59", "providers:PV62")
-def test_what_a_chunk_of_gemini_told_is_not_taken_back_by_one_that_says_nothing_of_it():
+def test_gemini_citations_survive_later_empty_chunks():
     """Most chunks have an empty ``groundingMetadata``, and each has the quotations of its own text."""
     found = {"groundingChunks": [{"web": {"uri": "u"}}]}
     quoted = [
@@ -250,7 +250,7 @@ def test_what_a_chunk_of_gemini_told_is_not_taken_back_by_one_that_says_nothing_
     assert ["u", "a", "b"] == [part.url for part in reply.content if isinstance(part, CitationPart)]
 
 
-def test_texts_and_lists_of_tomorrow_grow_and_anything_else_is_replaced():
+def test_unknown_streamed_texts_and_lists_accumulate_others_are_replaced():
     deltas = [
         {"tune": "la", "notes": [1], "key": 1},
         {"tune": "li", "notes": [2], "key": 2},
@@ -327,7 +327,7 @@ def of_anthropic(data: dict[str, Any]) -> Any:
 
 
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
-def test_every_member_that_an_sdk_knows_of_an_event_of_anthropic_is_read_carried_or_named():
+def test_every_known_anthropic_event_member_is_read_or_kept():
     from anthropic.types.beta import BetaRawMessageStreamEvent
 
     kinds = list(variants(BetaRawMessageStreamEvent))
@@ -340,7 +340,7 @@ def test_every_member_that_an_sdk_knows_of_an_event_of_anthropic_is_read_carried
 
 
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
-def test_every_member_that_an_sdk_knows_of_a_chunk_of_chat_completions_is_read_carried_or_named():
+def test_every_known_chat_chunk_member_is_read_or_kept():
     from openai.types.chat import ChatCompletionChunk
 
     def read(body: dict[str, Any]) -> Any:
@@ -363,7 +363,7 @@ OURS = {"keepalive", "ping", "response.cancelled"}
 
 
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
-def test_every_event_of_responses_that_an_sdk_knows_is_read_said_again_or_told_of_by_name():
+def test_every_known_responses_event_is_read_or_reported():
     from openai.types.responses import ResponseStreamEvent
 
     kinds = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in variants(ResponseStreamEvent)}
@@ -377,7 +377,7 @@ def test_every_event_of_responses_that_an_sdk_knows_is_read_said_again_or_told_o
         assert set() == kinds[name].model_fields.keys() - IN_EVENT, name
 
 
-def test_what_is_named_of_events_is_still_there():
+def test_listed_event_exceptions_still_exist():
     from anthropic.types.beta import BetaRawMessageStreamEvent
     from openai.types.chat import ChatCompletionChunk
 

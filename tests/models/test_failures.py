@@ -77,7 +77,7 @@ def tls_error() -> httpx2.ConnectError:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-async def test_a_connection_that_fails_before_the_reply_is_told_by_its_cause(wire, error, kind, retryable, stream):
+async def test_connection_failure_is_classified_by_its_cause(wire, error, kind, retryable, stream):
     with pytest.raises(ModelError) as caught:
         await failure_of(wire, failing(error), stream)
     assert (type(caught.value), caught.value.kind, caught.value.retryable) == (ModelError, kind, retryable)
@@ -101,7 +101,7 @@ ADDRESS = "http://user:sk-hidden@127.0.0.1:9/v7"
     ],
     ids=["refused", "slow", "tls", "missing", "moved", "a page"],
 )
-async def test_an_address_where_no_model_answers_is_named_without_its_secrets(wire, answer, words, stream):
+async def test_unreachable_address_is_named_without_its_secrets(wire, answer, words, stream):
     def handler(_: httpx2.Request) -> httpx2.Response:
         if isinstance(answer, Exception):
             raise answer
@@ -128,7 +128,7 @@ async def test_an_address_where_no_model_answers_is_named_without_its_secrets(wi
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-async def test_a_connection_that_dies_in_mid_stream_may_be_tried_again(wire, error, kind):
+async def test_connection_lost_mid_stream_is_retryable(wire, error, kind):
     with pytest.raises(ModelError) as caught:
         await failure_of(wire, dying(error, wire.stream("hi", [], "end_turn")[0]), stream=True)
     assert (caught.value.kind, caught.value.retryable) == (kind, True)
@@ -136,7 +136,7 @@ async def test_a_connection_that_dies_in_mid_stream_may_be_tried_again(wire, err
 
 
 @pytest.mark.spec("reliability:MP23", "reliability:MP28")
-async def test_a_whole_reply_counts_although_its_connection_stays_open_in_silence(wire):
+async def test_complete_reply_counts_although_the_connection_stays_open(wire):
     events = [piece for piece in wire.stream("It is five.", [], "end_turn") if b"[DONE]" not in piece]
     provider = wire.make(transport=dying(TimeoutError(), b"".join(events)))
     *_, done = [delta async for delta in provider.stream(wire.request())]
@@ -149,7 +149,7 @@ async def test_a_whole_reply_counts_although_its_connection_stays_open_in_silenc
 @pytest.mark.spec("ecosystem:EC70")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize("miss", [Miss("not recorded"), SoftMiss("not recorded")], ids=["miss", "soft miss"])
-async def test_what_a_replay_transport_says_on_its_own_account_comes_through_unchanged(wire, miss, stream):
+async def test_replay_transport_error_passes_through_unchanged(wire, miss, stream):
     with pytest.raises(type(miss)) as caught:
         await failure_of(wire, failing(miss), stream)
     assert caught.value is miss
@@ -164,7 +164,7 @@ async def test_a_miss_is_found_behind_an_http_error(wire):
 
 
 @pytest.mark.spec("requirements:G23", "reliability:SC05")
-async def test_no_frame_of_ours_holds_the_key_in_a_form_that_a_traceback_shows(wire):
+async def test_no_traceback_frame_shows_the_key(wire):
     with pytest.raises(ModelError) as caught:
         await failure_of(wire, failing(httpx2.ConnectError("refused")), stream=False)
     shown = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
@@ -217,9 +217,7 @@ def only_what_is_new_is_collected():
 
 
 @pytest.mark.parametrize("closed", [True, False])
-async def test_a_provider_that_nobody_closed_says_so_once_when_nobody_uses_it_any_more(
-    wire, closed, only_what_is_new_is_collected
-):
+async def test_unclosed_provider_warns_once_when_collected(wire, closed, only_what_is_new_is_collected):
     provider = wire.make("http://127.0.0.1:9")
     for _ in range(2):
         with pytest.raises(ModelError):

@@ -31,7 +31,7 @@ def provider(handler, **options):
 
 @pytest.mark.spec("ecosystem:EC210", "ecosystem:EC194")
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_encoded_bytes_arrive_at_the_address_of_the_sdk_with_key_and_headers(stream):
+async def test_encoded_bytes_reach_the_sdk_address_with_key_and_headers(stream):
     seen = []
 
     def answer(request):
@@ -72,9 +72,7 @@ async def test_the_encoded_bytes_arrive_at_the_address_of_the_sdk_with_key_and_h
         ("v1beta", {"api_version": "v1"}, "v1"),
     ],
 )
-async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_given(
-    environment, options, version, monkeypatch
-):
+async def test_api_version_comes_from_option_environment_or_sdk(environment, options, version, monkeypatch):
     """
     Aliases such as gemini-flash-latest live at v1beta alone; the client is ours, so that no other one retries by itself.
     """
@@ -126,7 +124,7 @@ async def test_a_missing_sdk_is_named_with_its_extra(monkeypatch):
         await GoogleProvider("k").complete(REQUEST)
 
 
-async def test_vertex_in_the_environment_does_not_change_where_a_request_goes(monkeypatch):
+async def test_vertex_environment_does_not_redirect_requests(monkeypatch):
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
     seen = []
 
@@ -155,7 +153,7 @@ BODIES = {
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", list(BODIES))
 @pytest.mark.parametrize("status", [400, 429, 503])
-async def test_whatever_the_body_of_a_refusal_its_status_counts(stream, body, status):
+async def test_refusal_status_counts_for_any_body(stream, body, status):
     one = provider(lambda request: httpx2.Response(status, content=BODIES[body]))
     with pytest.raises(ModelError) as raised:
         if stream:

@@ -85,7 +85,7 @@ def as_ours(part: Any) -> Any:
 
 @pytest.mark.spec("providers:PV138", "requirements:G10", "ecosystem:EC82")
 @given(histories, st.lists(users, max_size=1))
-def test_any_transcript_is_what_the_sdk_s_types_take_and_a_legal_conversation(messages, tail):
+def test_any_transcript_is_a_valid_interactions_request(messages, tail):
     messages, tail = (
         [attrs.evolve(one, content=tuple(map(as_ours, one.content))) for one in found] for found in (messages, tail)
     )
@@ -108,7 +108,7 @@ def test_any_transcript_is_what_the_sdk_s_types_take_and_a_legal_conversation(me
             assert step["content"]
 
 
-async def test_the_sdk_s_own_client_sends_what_we_send_to_the_same_address_and_reads_what_we_read():
+async def test_sdk_client_and_provider_exchange_identical_requests_and_replies():
     """Both ways in which our bytes go out; and google-genai, given the body in its own words."""
     seen: list[httpx2.Request] = []
 
@@ -149,7 +149,7 @@ async def test_the_sdk_s_own_client_sends_what_we_send_to_the_same_address_and_r
 
 
 @pytest.mark.spec("providers:PV138")
-def test_media_thinking_and_tools_go_out_in_the_api_s_words():
+def test_media_thinking_and_tools_use_the_api_terms():
     parts = [DocumentPart(data=b"x", name="a.pdf"), DocumentPart("https://x/v.mp4", mime_type="video/mp4")]
     uploaded = ImagePart(file_id="https://g/files/1", provider="google")
     tools = (WebSearch(), FileSearch(stores=("s",)))
@@ -175,7 +175,7 @@ def test_media_thinking_and_tools_go_out_in_the_api_s_words():
 
 
 @pytest.mark.spec("providers:PV138")
-def test_a_failed_call_says_so_and_files_of_a_result_follow_all_results_of_its_message():
+def test_failed_call_is_flagged_and_result_files_follow_results():
     pdf = DocumentPart(data=b"x")
     history = [UserMessage("?"), AssistantMessage([call(1), call(2)]), result(1, TextPart("a"), pdf)]
     sent = body(*history, result(2, "gone", status="error"), UserMessage("So?"))["input"][3:]
@@ -187,7 +187,7 @@ def test_a_failed_call_says_so_and_files_of_a_result_follow_all_results_of_its_m
 
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("what", ["thought", "output of tomorrow", "image by address"])
-def test_a_step_stands_alone_and_thoughts_go_to_the_model_that_had_them(what):
+def test_steps_return_unchanged_and_thoughts_only_to_their_model(what):
     steps = [BACK[what], {"type": "model_output", "content": [{"type": "text", "text": "."}]}]
     parts = decode({"status": "completed", "steps": steps}, made(NAME, MODEL), MODEL, None).content
     elsewhere = decode({"status": "completed", "steps": steps}, made(NAME, "other"), "other", None).content
@@ -213,7 +213,7 @@ def test_steps_keep_their_order_and_refused_thoughts_stay_away():
 
 
 @pytest.mark.spec("providers:PV138")
-def test_schemas_are_promised_beside_tools_and_what_is_too_large_is_refused():
+def test_schema_is_sent_with_tools_and_oversized_media_are_refused():
     strict, schema = attrs.evolve(TOOL, strict=True), TOOL.input_schema
     sent = body(tools=(strict,), settings=ModelSettings(response_schema=schema))
 
@@ -226,7 +226,7 @@ def test_schemas_are_promised_beside_tools_and_what_is_too_large_is_refused():
 
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"previous_interaction_id": "v1_1"}}])
-def test_what_would_wait_in_the_background_or_double_the_history_is_refused(extra):
+def test_background_or_linked_interactions_are_refused(extra):
     with pytest.raises(ModelError, match="holds its whole history") as caught:
         body(settings=ModelSettings(extra=extra))
 
@@ -237,7 +237,7 @@ def test_what_would_wait_in_the_background_or_double_the_history_is_refused(extr
 
 
 @pytest.mark.spec("providers:PV137", "reliability:MP20")
-def test_a_stream_is_the_reply_in_one_piece_however_it_is_cut_and_counts_with_its_last_event_only():
+def test_stream_equals_the_whole_reply_and_needs_its_last_event():
     expected = decode(json.loads(interactions_reply(*SAID)), *ASKED)
     events = interactions_stream(*SAID)
     for size in (1, 7, 100_000):
@@ -289,7 +289,7 @@ def test_each_step_of_a_reply_goes_back_as_it_came(what):
     assert [BACK[what], last] == body(*history)["input"][1:3]
 
 
-def test_thoughts_sources_and_searches_are_told_of():
+def test_thoughts_sources_and_searches_are_decoded():
     note = {"type": "url_citation", "url": "https://x", "title": "X", "start_index": 4, "end_index": 9}
     text = {"type": "text", "text": "Né: Paris.", "annotations": [note]}
     reply = whole(BACK["thought"], {"type": "model_output", "content": [text]}, BACK["search"], FOUND)
@@ -321,7 +321,7 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.spec("providers:PV137", "generator-contract:T5")
 @pytest.mark.parametrize("what", STREAMS)
-def test_each_kind_of_step_streamed_is_the_step_in_one_piece(what):
+def test_each_streamed_step_equals_the_whole_step(what):
     pieces = [event(f"step.{'start' if 'step' in piece else 'delta'}", index=0, **piece) for piece in STREAMS[what]]
     ended = {"id": "v1_1", "status": "completed", "usage": USAGE}
 
@@ -345,7 +345,7 @@ def test_text_around_an_image_keeps_its_place():
 
 
 @pytest.mark.spec("providers:PV137")
-def test_steps_stand_by_their_numbers_and_a_mark_behind_the_last_event_says_nothing():
+def test_steps_are_ordered_by_index_and_done_marker_ends_nothing():
     pieces = [
         piece
         for index, text in ((1, "b"), (0, "a"))
@@ -395,7 +395,7 @@ def test_events_in_an_impossible_order_are_no_reply(events):
         ("a_status_of_tomorrow", StopReason.END_TURN),
     ],
 )
-def test_a_status_is_one_of_our_reasons_to_stop(status, stop):
+def test_statuses_map_to_stop_reasons(status, stop):
     reply = whole({"type": "model_output", "content": [{"type": "text", "text": "a"}]}, status=status, of_tomorrow=5)
 
     assert (stop, 5) == (reply.stop_reason, reply.provider_data["of_tomorrow"])
@@ -413,14 +413,14 @@ def test_a_status_is_one_of_our_reasons_to_stop(status, stop):
         ("completed", {"steps": [{"type": "model_output", "error": {"code": 8, "message": "Gone."}}]}, "http", True),
     ],
 )
-def test_an_interaction_without_a_reply_is_a_typed_error_with_its_usage(status, told, kind, retryable):
+def test_interaction_without_a_reply_is_a_typed_error_with_usage(status, told, kind, retryable):
     with pytest.raises(ModelError) as caught:
         whole(status=status, **told)
 
     assert (kind, retryable, Usage(50, 15, 3, 0, 41)) == (caught.value.kind, caught.value.retryable, caught.value.usage)
 
 
-def test_what_the_provider_s_tools_read_is_part_of_the_prompt():
+def test_provider_tool_tokens_count_as_prompt_tokens():
     used = {**USAGE, "total_tool_use_tokens": 129, "total_tokens": 238}
 
     assert (182, 238) == ((usage := whole(usage=used).usage).prompt_tokens, usage.total_tokens)
@@ -435,7 +435,7 @@ def test_an_error_in_a_stream_is_that_error():
 
 
 @pytest.mark.spec("providers:PV138")
-def test_a_reply_costs_what_the_same_tokens_cost_by_generate_content_and_a_search_makes_that_a_lower_bound():
+def test_interactions_cost_equals_generate_content_and_search_is_unpriced():
     at, usage = datetime(2026, 11, 1, tzinfo=UTC), {"total_input_tokens": 1_000_000, "total_output_tokens": 0}
     reply = whole(BACK["search"], FOUND, usage={**usage, "total_tokens": 1_000_000})
     found = [cost_of.of_reply(f"{prefix}/gemini-2.5-flash", reply, at) for prefix in (NAME, "google")]

@@ -56,7 +56,7 @@ def told(events) -> str:
 @pytest.mark.spec("reliability:R11", "replay:K14", "replay:K6")
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_a_key_that_a_server_echoes_is_in_no_journal_and_no_event(wire, watched, tmp_path):
+async def test_echoed_key_is_in_no_journal_and_no_event(wire, watched, tmp_path):
     made = provider(wire, echoing(wire))
     agent = AgentDefinition("a", model=wire.request().model)
     journal = FileJournal(tmp_path / "run.jsonl")
@@ -95,13 +95,13 @@ def test_a_variable_with_the_value_of_the_key_names_it(monkeypatch):
         ({"base_url": f"https://me:{KEY}@proxy.example/v1"}, "corp_password"),
     ],
 )
-def test_what_else_opens_a_server_counts_as_a_key(options, name):
+def test_header_and_url_secrets_are_redacted_as_keys(options, name):
     OpenAIChatProvider("corp", "key-of-corp", **{"base_url": "http://localhost/v1", **options}).check("corp/m")
 
     assert name == GIVEN.names[KEY]
 
 
-def test_the_key_of_a_search_service_counts_too():
+def test_search_service_key_is_redacted_too():
     BraveSearch(KEY)
 
     assert "brave_api_key" == GIVEN.names[KEY]
@@ -111,7 +111,7 @@ def test_the_key_of_a_search_service_counts_too():
 @pytest.mark.spec("reliability:R11", "reliability:MP01")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_an_error_shows_no_key_in_its_message_its_id_and_its_words(wire, stream, monkeypatch):
+async def test_error_shows_no_key_in_message_id_or_details(wire, stream, monkeypatch):
     monkeypatch.setenv("OTHER_SERVICE_TOKEN", ENV)
 
     def answer(request):
@@ -135,7 +135,7 @@ async def test_an_error_shows_no_key_in_its_message_its_id_and_its_words(wire, s
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:R11", "replay:K14", "reliability:TL01")
-async def test_events_carry_no_key_of_the_environment_wherever_it_comes_up(monkeypatch, caplog):
+async def test_events_carry_no_key_of_the_environment(monkeypatch, caplog):
     monkeypatch.setenv("MY_SERVICE_TOKEN", ENV)
     caplog.set_level(logging.DEBUG, "stepengine")
 
@@ -194,7 +194,7 @@ async def test_a_key_that_comes_in_pieces_is_in_no_delta(monkeypatch, end):
 
 
 @pytest.mark.spec("replay:K14", "replay:K6")
-def test_a_journal_that_was_made_before_the_provider_knows_its_key_too():
+def test_existing_journal_redacts_a_later_provider_key():
     journal = MemoryJournal()
     before = journal.redactor.text(KEY)
     OpenAIChatProvider("groq", KEY)
@@ -206,7 +206,7 @@ def test_a_journal_that_was_made_before_the_provider_knows_its_key_too():
 @pytest.mark.spec("reliability:R11")
 @pytest.mark.parametrize("name", ["anthropic._base_client", "openai._base_client", "google_genai.models", "httpx2",
                                   "httpcore2.http11", "httpcore2.http2", "asyncio", "stepengine.models"])  # fmt: skip
-async def test_the_loggers_of_sdks_and_libraries_write_no_key_whatever_they_are_given(name, caplog, monkeypatch):
+async def test_loggers_of_sdks_and_libraries_write_no_key(name, caplog, monkeypatch):
     monkeypatch.setenv("MY_SERVICE_TOKEN", ENV)
     import anthropic  # noqa: F401 - their loggers are made on import
     import google.genai  # noqa: F401
@@ -236,7 +236,7 @@ async def test_the_loggers_of_sdks_and_libraries_write_no_key_whatever_they_are_
 
 
 @pytest.mark.spec("durable:U21", "reliability:SC05")
-def test_processes_with_the_same_key_have_the_same_account_which_does_not_give_it_away(monkeypatch):
+def test_account_depends_on_the_key_without_revealing_it(monkeypatch):
     monkeypatch.setenv("SOME_KEY", ENV)
     given = OpenAIChatProvider("vllm", base_url="http://here.example/v1", api_key=ENV)
     read = OpenAIChatProvider("vllm", base_url="http://there.example/v1", key_env="SOME_KEY")

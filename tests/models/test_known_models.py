@@ -12,7 +12,7 @@ from stepengine.errors import UnknownModel
 from stepengine.models import Models, find_known_models, list_providers
 
 
-def test_every_provider_is_listed_with_the_state_of_its_key_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers_are_listed_with_key_state_but_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
     models = Models.standard()
 

@@ -65,6 +65,6 @@ def table() -> str:
 
 
 @pytest.mark.spec("providers:PV47", "providers:PV48", "providers:PV49", "providers:PV51")
-def test_the_table_of_media_says_what_is_sent():
+def test_media_table_of_the_page_matches_the_encoders():
     page = PAGE.read_text(encoding="utf-8")
     assert table() == page.partition(BEGIN)[2].partition(END)[0]

@@ -50,7 +50,7 @@ WAYS: dict[str, Callable[[str, dict[str, Any]], ModelReply]] = {
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
 @pytest.mark.parametrize("came", WAYS)
 @pytest.mark.parametrize("name", FOUR)
-def test_every_member_that_an_sdk_knows_of_a_reply_is_read_carried_or_named(name, came) -> None:
+def test_every_known_reply_member_is_read_kept_or_listed(name, came) -> None:
     kind, *path = types_of()[name]
 
     assert set() == lost_by(lambda body: to_json(WAYS[came](name, body)), kind, *path)
@@ -58,7 +58,7 @@ def test_every_member_that_an_sdk_knows_of_a_reply_is_read_carried_or_named(name
 
 @pytest.mark.spec("reliability:MP58", "reliability:MP59")
 @pytest.mark.parametrize("name", FOUR)
-def test_a_reply_of_any_members_is_the_same_in_pieces_as_at_once(name) -> None:
+def test_any_reply_decodes_the_same_streamed_and_whole(name) -> None:
     def read(came: str, body: dict[str, Any]) -> object:
         try:
             return WAYS[came](name, body)
@@ -69,7 +69,7 @@ def test_a_reply_of_any_members_is_the_same_in_pieces_as_at_once(name) -> None:
         assert read("at once", body) == read("in pieces", body)
 
 
-def test_what_is_named_is_still_there() -> None:
+def test_listed_reply_exceptions_still_exist() -> None:
     known = set()
     for kind, *_ in types_of().values():
         maker = Maker()
@@ -79,7 +79,7 @@ def test_what_is_named_is_still_there() -> None:
     assert set() == (NAMED.keys() | READ.keys()) - known
 
 
-def test_a_member_that_is_lost_is_noticed() -> None:
+def test_lost_member_is_detected() -> None:
     from openai.types.chat import ChatCompletion
 
     class Tomorrow(ChatCompletion):
@@ -95,7 +95,7 @@ def test_a_member_that_is_lost_is_noticed() -> None:
 
 
 @pytest.mark.spec("ecosystem:EC97")
-def test_every_word_for_the_end_of_a_reply_that_an_sdk_knows_has_a_meaning() -> None:
+def test_every_known_stop_reason_is_mapped() -> None:
     from anthropic.types.beta import BetaStopReason
     from google.genai.types import FinishReason
     from openai.types.chat.chat_completion import Choice
@@ -118,7 +118,7 @@ def test_every_word_for_the_end_of_a_reply_that_an_sdk_knows_has_a_meaning() -> 
 @pytest.mark.spec("reliability:MP59")
 @pytest.mark.parametrize("came", WAYS)
 @pytest.mark.parametrize("name", FOUR)
-def test_a_member_of_tomorrow_is_kept_wherever_in_a_reply_it_stands(name, came) -> None:
+def test_unknown_reply_member_is_kept_anywhere(name, came) -> None:
     tried = set()
     for body in bodies_of(name):
         with suppress(ModelError):
@@ -157,7 +157,7 @@ REPLIES = {
 @pytest.mark.spec("reliability:MP59", "ecosystem:EC91")
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("same", [True, False], ids=["the same model", "another one"])
-def test_what_a_call_holds_beside_its_arguments_goes_back_to_the_model_that_made_it_alone(name, same) -> None:
+def test_extra_call_members_return_only_to_the_same_model(name, same) -> None:
     model = MODEL[name] if same else "another"
     (call,) = DECODE[name](REPLIES[name](CALLS[name]), made(name, model), model, None).tool_calls
     history = [
@@ -172,7 +172,7 @@ def test_what_a_call_holds_beside_its_arguments_goes_back_to_the_model_that_made
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_that_a_model_itself_called_is_not_said_again() -> None:
+def test_direct_caller_of_a_call_is_not_sent_back() -> None:
     call = {**CALLS["anthropic"], "caller": {"type": "direct"}}
     (part,) = anthropic.decode(REPLIES["anthropic"](call), made("anthropic"), MODEL["anthropic"], None).tool_calls
     history = [
@@ -223,7 +223,7 @@ SAID = {
 @pytest.mark.parametrize("name", SAID)
 @pytest.mark.parametrize("came", WAYS)
 @pytest.mark.parametrize("same", [True, False], ids=["the same model", "another one"])
-def test_what_texts_and_thoughts_hold_that_is_newer_goes_back_to_the_model_that_made_it_alone(name, came, same) -> None:
+def test_unknown_text_and_thought_members_return_only_to_their_model(name, came, same) -> None:
     reply = WAYS[came](name, SAID[name])
     model = MODEL[name] if same else "another"
     content = [

@@ -288,7 +288,7 @@ async def mutate(wire, count: int, seed: str) -> dict[str, int]:
 
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
 @pytest.mark.parametrize("wire", EACH, ids=str)
-async def test_whatever_is_changed_in_a_reply_it_is_a_reply_or_a_model_error_and_nothing_is_made_up(wire):
+async def test_mutated_reply_is_a_reply_or_a_model_error(wire):
     told = await mutate(wire, 100, "fast")
 
     assert told["reply"] > 10
@@ -298,7 +298,7 @@ async def test_whatever_is_changed_in_a_reply_it_is_a_reply_or_a_model_error_and
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
 @pytest.mark.parametrize("wire", EACH, ids=str)
-async def test_of_thousands_of_changed_replies_each_is_a_reply_or_a_model_error(wire):
+async def test_thousands_of_mutated_replies_raise_only_model_errors(wire):
     told = await mutate(wire, 1_000, "deep")
 
     print(wire, dict(sorted(told.items())))
@@ -336,7 +336,7 @@ CHAT = next(wire for wire in WIRES if wire.name == "openai_chat")
     ],
     ids=str,
 )
-async def test_a_member_of_another_kind_is_a_broken_protocol_and_not_a_made_up_text(members):
+async def test_member_of_another_type_is_a_protocol_error(members):
     failed = await outcome(CHAT, reply_with(**members), stream=False)
 
     assert (ModelError, "protocol", True) == (type(failed), failed.kind, failed.retryable)
@@ -344,7 +344,7 @@ async def test_a_member_of_another_kind_is_a_broken_protocol_and_not_a_made_up_t
 
 @pytest.mark.spec("reliability:MP42", "reliability:MP40")
 @pytest.mark.parametrize("arguments", [False, 0, [], True, 1.5, ["a"], 2**70], ids=str)
-async def test_arguments_that_are_no_object_are_an_error_of_the_call_and_never_none_at_all(arguments):
+async def test_non_object_arguments_are_an_input_error(arguments):
     calls = [{"id": "c", "function": {"name": "add", "arguments": arguments}}]
     reply = await outcome(CHAT, reply_with(content=None, tool_calls=calls), stream=False)
     (call,) = reply.tool_calls
@@ -356,7 +356,7 @@ async def test_arguments_that_are_no_object_are_an_error_of_the_call_and_never_n
 @pytest.mark.spec("reliability:R22", "reliability:MP30")
 @pytest.mark.parametrize("odd", [{}, [], "12", True, -3, 2**70, 1e300, None, [1], {"a": 1}], ids=str)
 @pytest.mark.parametrize("wire", EACH, ids=str)
-async def test_odd_figures_of_usage_are_unknown_and_do_not_cost_the_reply(wire, odd):
+async def test_odd_usage_figures_become_unknown_and_keep_the_reply(wire, odd):
     body = re.sub(rb"(?<=[a-zA-Z]\": )\d+(?=[,}])", json.dumps(odd).encode(), wire.reply("five", [], "end_turn"))
     found = await outcome(wire, body, stream=False)
 
@@ -370,7 +370,7 @@ async def test_odd_figures_of_usage_are_unknown_and_do_not_cost_the_reply(wire, 
 @pytest.mark.spec("reliability:MP24")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize("wire", EACH, ids=str)
-async def test_a_reply_is_held_to_four_mebibytes_of_text_whichever_way_it_comes(wire, stream):
+async def test_reply_text_is_limited_to_four_mebibytes(wire, stream):
     for size, kind in ((4 * 1024 * 1024, None), (4 * 1024 * 1024 + 1, "too_large")):
         text = "a" * size
         body = b"".join(wire.stream(text, [], "end_turn")) if stream else wire.reply(text, [], "end_turn")

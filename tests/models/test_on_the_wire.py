@@ -19,7 +19,7 @@ from tests.models.wires import FOUR, MODEL, provider_of
 
 @pytest.mark.spec("ecosystem:EC95")
 @pytest.mark.anyio
-async def test_a_reply_that_may_take_long_is_streamed_on_the_wire():
+async def test_long_reply_is_streamed_on_the_wire():
     seen = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -38,7 +38,7 @@ async def test_a_reply_that_may_take_long_is_streamed_on_the_wire():
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 @pytest.mark.parametrize("sampling", [False, True])
-async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_type(name, sampling):
+async def test_encoded_bytes_reach_the_transport_unchanged_with_key_and_type(name, sampling):
     seen = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -63,9 +63,7 @@ async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_ty
 
 
 @pytest.mark.anyio
-async def test_trusted_certificates_are_read_once_for_all_clients_and_anew_when_the_variable_changes(
-    tmp_path, monkeypatch
-):
+async def test_ca_certificates_load_once_and_reload_when_the_variable_changes(tmp_path, monkeypatch):
     reads = []
     read = ssl.SSLContext.load_verify_locations
     monkeypatch.setattr(

@@ -111,14 +111,14 @@ async def test_each_service_is_asked_at_its_address_with_its_key(name, variable,
 
 
 @pytest.mark.spec("providers:PV89")
-def test_a_service_whose_address_is_each_account_s_own_says_how_to_give_it(monkeypatch):
+def test_service_without_an_address_asks_for_base_url(monkeypatch):
     monkeypatch.setenv("SNOWFLAKE_TOKEN", "k")
     with pytest.raises(ModelError, match=r"no address for 'snowflake': pass base_url=$"):
         Models.standard().check("snowflake/claude-sonnet-4-5")
 
 
 @pytest.mark.spec("ecosystem:EC114")
-async def test_azure_is_found_by_its_endpoint_with_and_without_a_dated_api(monkeypatch):
+async def test_azure_endpoint_is_built_with_and_without_api_version(monkeypatch):
     environment = {"AZURE_OPENAI_API_KEY": "the-key", "AZURE_OPENAI_ENDPOINT": "https://mine.openai.azure.com/"}
     request = await sent_to("azure", monkeypatch, **environment)
     assert str(request.url) == "https://mine.openai.azure.com/openai/v1/chat/completions"
@@ -133,7 +133,7 @@ async def test_azure_is_found_by_its_endpoint_with_and_without_a_dated_api(monke
 
 @pytest.mark.spec("reliability:SC12", "requirements:G23")
 @pytest.mark.parametrize("name", ["openai", "groq", "xai", "vllm", "azure", "azure dated"])
-async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(name, monkeypatch):
+async def test_openai_environment_headers_go_to_openai_only(name, monkeypatch):
     monkeypatch.setenv(
         "OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-openai\nX-Gateway-Key: sk-gateway\ncontent-type: x/openai"
     )
@@ -154,7 +154,7 @@ async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(na
 
 @pytest.mark.spec("ecosystem:EC107")
 @pytest.mark.parametrize("name", ["llamacpp", "lmstudio"])
-def test_a_server_that_cannot_be_told_which_tool_to_call_is_offered_only_that_one(name):
+def test_named_tool_choice_sends_only_that_tool_where_unsupported(name):
     got = body(name, tools=(TOOL, OTHER), tool_choice="other")
     assert got["tool_choice"] == "required"
     assert [tool["function"]["name"] for tool in got["tools"]] == ["other"]
@@ -163,7 +163,7 @@ def test_a_server_that_cannot_be_told_which_tool_to_call_is_offered_only_that_on
 
 
 @pytest.mark.spec("ecosystem:EC107")
-def test_llamacpp_is_told_that_calls_may_be_parallel():
+def test_llamacpp_is_asked_for_parallel_calls():
     assert body("llamacpp", tools=(TOOL,))["parallel_tool_calls"] is True
     assert "parallel_tool_calls" not in body("llamacpp")
     off = ModelSettings(parallel_tool_calls=False)
@@ -171,7 +171,7 @@ def test_llamacpp_is_told_that_calls_may_be_parallel():
 
 
 @pytest.mark.spec("ecosystem:EC111", "ecosystem:EC83", "providers:PV37")
-def test_mistral_gets_its_word_its_ids_and_no_stream_options():
+def test_mistral_gets_its_own_tool_choice_and_ids():
     history = [UserMessage("go"), AssistantMessage([call(1), call(2)]), result(1), result(2)]
     got = body("mistral", *history, tools=(TOOL,), tool_choice="required")
     assert got["tool_choice"] == "any"
@@ -185,7 +185,7 @@ def test_mistral_gets_its_word_its_ids_and_no_stream_options():
 
 
 @pytest.mark.spec("ecosystem:EC111", "ecosystem:EC90")
-def test_mistral_s_thinking_pieces_are_thinking_and_go_back_as_they_came():
+def test_mistral_thinking_pieces_decode_and_return_unchanged():
     it = reader("mistral")
     for text in ("Hm", "m."):
         it.feed(chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]}))
@@ -201,7 +201,7 @@ def test_mistral_s_thinking_pieces_are_thinking_and_go_back_as_they_came():
 
 
 @pytest.mark.spec("ecosystem:EC112", "ecosystem:EC91", "providers:PV31")
-def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call():
+def test_deepseek_calls_carry_reasoning_and_forced_calls_disable_thinking():
     mine = {"provider": "deepseek", "model": "m", "member": "reasoning_content"}
     history = [
         UserMessage("go"),
@@ -222,7 +222,7 @@ def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call(
 
 
 @pytest.mark.spec("providers:PV31")
-def test_deepseek_misses_its_reasoning_in_no_message_of_the_assistant_and_moonshot_in_none_with_calls():
+def test_deepseek_messages_and_moonshot_calls_always_carry_reasoning():
     history = [UserMessage("go"), AssistantMessage("Of another model."), UserMessage("on"), AssistantMessage([call(1)]), result(1)]  # fmt: skip
     found = {
         name: [m.get("reasoning_content") for m in body(name, *history, tools=(TOOL,))["messages"]]
@@ -265,7 +265,7 @@ def test_thoughts_go_back_where_each_service_reads_them(name, model, came, goes)
 
 
 @pytest.mark.spec("providers:PV32")
-def test_pieces_of_reasoning_are_joined_up_to_its_signature_and_never_by_an_index_alone():
+def test_reasoning_pieces_join_up_to_their_signature():
     it = reader("openrouter")
     pieces = [
         {"type": "reasoning.text", "index": 0, "text": "a"},
@@ -289,14 +289,14 @@ def test_pieces_of_reasoning_are_joined_up_to_its_signature_and_never_by_an_inde
     ("deepseek", {"member": "reasoning_content"}),
     ("openrouter", {"member": "reasoning", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}),
 ])  # fmt: skip
-def test_a_reply_that_was_only_thoughts_goes_back_with_a_text_if_an_empty_one(name, data):
+def test_thoughts_only_reply_goes_back_with_empty_text(name, data):
     thought = ThinkingPart("hm", provider_data={"provider": name, "model": "m", **data})
     got = body(name, UserMessage("go"), AssistantMessage([thought]), UserMessage("on"))["messages"][1]
     assert ("assistant", "", "hm") == (got["role"], got["content"], got[data["member"]])
 
 
 @pytest.mark.spec("ecosystem:EC113")
-def test_xai_is_asked_for_encrypted_reasoning_under_one_name_for_the_conversation():
+def test_xai_gets_encrypted_reasoning_and_a_stable_cache_key():
     got = body("xai", UserMessage("one"), system_prompt="s")
     longer = body("xai", UserMessage("one"), AssistantMessage("two"), UserMessage("three"), system_prompt="s")
     other = body("xai", UserMessage("else"), system_prompt="s")
@@ -307,7 +307,7 @@ def test_xai_is_asked_for_encrypted_reasoning_under_one_name_for_the_conversatio
 
 
 @pytest.mark.spec("ecosystem:EC109")
-def test_groq_s_usage_is_found_where_it_used_to_be_and_a_failed_call_is_worth_one_more_try():
+def test_groq_usage_is_read_and_failed_calls_are_classified():
     it = reader("groq")
     it.feed(chunk({"content": "hi"}, "stop", x_groq={"usage": {"prompt_tokens": 3, "completion_tokens": 1}}))
     assert it.finish().usage.total_tokens == 4
@@ -361,7 +361,7 @@ def test_schemas_for_gemini_behind_openrouter_are_plain():
 @pytest.mark.parametrize(
     "to", [lambda n: n + 1, lambda n: n, lambda n: (n + 1) % 9], ids=["others", "itself", "in a ring"]
 )
-def test_a_schema_whose_references_stand_for_very_many_parts_is_made_plain_up_to_a_limit(to):
+def test_schema_with_very_many_references_is_inlined_to_a_limit(to):
     names = {n: {"properties": {m: {"$ref": f"#/$defs/A{to(n)}"} for m in "abcd"}} for n in range(60)}
     schema = {"properties": {"x": {"$ref": "#/$defs/A0"}}, "$defs": {f"A{n}": made for n, made in names.items()}}
     got = body("openrouter", model="google/x", tools=(ToolSpec("t", "", schema),))["tools"][0]["function"]["parameters"]
@@ -485,7 +485,7 @@ def test_sources_beside_the_choices_are_citations_of_the_reply(told, cited, stre
     assert all(told[name] == thaw(reply.provider_data[name]) for name in told)
 
 
-def test_what_a_message_cites_itself_is_cited_once() -> None:
+def test_source_cited_in_the_message_is_listed_once() -> None:
     note = {"type": "url_citation", "url_citation": {"url": "https://a.org", "title": "A"}}
     choice = {"message": {"content": "A.", "annotations": [note]}, "finish_reason": "stop"}
     reply = decode({"choices": [choice], "citations": ["https://a.org"]}, made("openrouter"), "m", None)
@@ -493,7 +493,7 @@ def test_what_a_message_cites_itself_is_cited_once() -> None:
     assert [("https://a.org", "A")] == [(p.url, p.title) for p in reply.content if type(p) is CitationPart]
 
 
-def test_perplexity_is_told_what_it_takes_alone() -> None:
+def test_perplexity_is_sent_only_supported_settings() -> None:
     settings = ModelSettings(seed=5, logprobs=1, stop_sequences=["END"], parallel_tool_calls=False)
     asked = body("perplexity", model="sonar-pro", settings=settings)
 
@@ -502,7 +502,7 @@ def test_perplexity_is_told_what_it_takes_alone() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"written_calls": True}, {"written_thoughts": False}])
-def test_what_is_read_of_written_blocks_is_the_preset_s_but_for_what_is_given(given: dict[str, bool]) -> None:
+def test_written_block_options_override_the_preset(given: dict[str, bool]) -> None:
     known = find_preset("perplexity", None)
     made = OpenAIChatProvider("perplexity", "k", **given)._preset
 

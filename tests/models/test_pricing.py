@@ -39,7 +39,7 @@ from tests.models.wires import made, reader
         ("google/gemini-2.5-flas", "gemini-2.5-flash"),
     ],
 )
-def test_a_name_with_a_slip_is_found_among_those_of_its_provider(model: str, near: str) -> None:
+def test_misspelt_model_finds_near_names_of_its_provider(model: str, near: str) -> None:
     found = nearest_names(model)
 
     assert near in found
@@ -61,7 +61,7 @@ def price_of_the_library(provider: str, model: str, usage: Usage, at: datetime) 
 
 
 @pytest.mark.spec("requirements:G17")
-def test_listed_models_cost_what_the_library_of_prices_says_in_every_tier_and_at_every_time() -> None:
+def test_cost_equals_the_price_library_in_every_tier_and_time() -> None:
     random, now = Random(7), datetime(2026, 11, 1, tzinfo=UTC)
     compared = priced = 0
     for provider in get_snapshot().providers:
@@ -87,14 +87,14 @@ def test_a_tier_begins_above_its_start(prompt: int) -> None:
 
 
 @pytest.mark.spec("requirements:G18")
-def test_what_is_not_listed_has_no_price_and_no_window() -> None:
+def test_unlisted_model_has_no_price_and_no_window() -> None:
     assert cost_of("ollama/llama3", Usage(1, 1), datetime.now(UTC)) is None
     assert cost_of("anthropic/claude-sonnet-4-5", None, datetime.now(UTC)) is None
     assert find_model_info("ollama/llama3").context_window is None
     assert 200_000 <= find_model_info("anthropic/claude-sonnet-4-5").context_window
 
 
-def test_prices_that_were_replaced_are_looked_up_again() -> None:
+def test_replaced_price_data_is_used() -> None:
     at, usage = datetime(2026, 11, 1, tzinfo=UTC), Usage(1_000, 1_000)
     before = cost_of("anthropic/claude-sonnet-4-5", usage, at)
     try:
@@ -143,7 +143,7 @@ def extracted(reply: ModelReply, name: str, provider: str) -> Decimal | None:
         ({}, {"groundingMetadata": {"webSearchQueries": 5}}),
     ],
 )
-def test_what_a_server_reports_in_forms_that_nobody_knows_costs_what_its_tokens_cost(told, more):
+def test_unknown_usage_forms_cost_their_tokens(told, more):
     raw = {"prompt_tokens": 10, "completion_tokens": 10, **told}
     data = {"provider": "openai_chat", "usage": raw, **more}
     content = [OpaquePart("openai_chat", {"type": "web_search_call", "action": "search"}), TextPart("x")]
@@ -153,7 +153,7 @@ def test_what_a_server_reports_in_forms_that_nobody_knows_costs_what_its_tokens_
 
 
 @pytest.mark.spec("requirements:G17", "reliability:MP61")
-def test_what_the_library_of_prices_cannot_read_costs_what_its_tokens_cost():
+def test_usage_the_price_library_cannot_read_costs_its_tokens():
     raw = {"promptTokenCount": 10, "candidatesTokenCount": 5, "promptTokensDetails": [{"modality": 5, "tokenCount": 3}]}
     reply = ModelReply("x", usage=Usage(10, 5), provider_data={"provider": "google", "usage": raw})
     model = "google/gemini-2.5-flash"
@@ -162,7 +162,7 @@ def test_what_the_library_of_prices_cannot_read_costs_what_its_tokens_cost():
 
 @needs_recordings
 @pytest.mark.spec("requirements:G17", "providers:PV78", "providers:PV79", "providers:PV80")
-def test_no_recorded_reply_costs_less_than_the_library_extracts_from_what_its_provider_reported() -> None:
+def test_no_recorded_reply_costs_less_than_the_library_extracts() -> None:
     """
     Equal for all but what the library's extractor leaves out: searches that no usage counts, and work beside the message.
     """
@@ -270,12 +270,12 @@ def reply_with(provider: str, usage: dict[str, object], *parts: object, **data: 
         ),
     ],
 )
-def test_a_reply_costs_what_was_done_for_it(model: str, reply: ModelReply, dollars: str) -> None:
+def test_cost_includes_tiers_searches_caches_and_side_work(model: str, reply: ModelReply, dollars: str) -> None:
     assert Decimal(dollars) == cost_of.of_reply(model, reply, AT)
 
 
 @pytest.mark.spec("requirements:G17")
-async def test_a_gateway_that_answers_under_its_own_name_is_priced_by_the_name_that_was_asked() -> None:
+async def test_gateway_reply_is_priced_by_the_requested_model() -> None:
     reply = ModelReply("hi", usage=Usage(1_000_000), model="openai/deployment-7")
     async with Engine(models={"openai": ScriptedModel([reply])}) as engine:
         result = await engine.run(AgentDefinition("a", model="openai/gpt-5-mini"), "go")
@@ -362,7 +362,7 @@ def stood_in_for(usage: dict[str, object], *, stream: bool) -> ModelReply:
         pytest.param([HAD_BEGUN], 1_176, ITSELF + Decimal("0.0045"), id="after one that had begun, at its own price"),
     ],
 )
-def test_a_model_that_stood_in_is_counted_once_and_named(before, tokens, dollars, stream) -> None:
+def test_substitute_model_is_counted_once_and_named(before, tokens, dollars, stream) -> None:
     """It was counted twice, at the price of the model that had refused: 0.03464 dollars for 0.00866."""
     reply = stood_in_for(stood_in(*before), stream=stream)
 
@@ -371,7 +371,7 @@ def test_a_model_that_stood_in_is_counted_once_and_named(before, tokens, dollars
 
 
 @pytest.mark.spec("ecosystem:EC91")
-def test_what_a_model_that_gave_way_had_asked_for_is_neither_run_nor_sent_back() -> None:
+def test_calls_of_a_replaced_model_are_neither_run_nor_sent() -> None:
     reply = stood_in_for(stood_in(HAD_BEGUN), stream=True)
 
     assert () == reply.tool_calls
@@ -380,7 +380,7 @@ def test_what_a_model_that_gave_way_had_asked_for_is_neither_run_nor_sent_back()
 
 
 @pytest.mark.spec("providers:PV79")
-def test_an_advisor_beside_nothing_else_is_priced_by_its_own_model() -> None:
+def test_advisor_alone_is_priced_by_its_own_model() -> None:
     advice = {"type": "advisor_message", "model": ASKED, "input_tokens": 1_000, "output_tokens": 0}
     raw = {"input_tokens": 1_000, "output_tokens": 0, "iterations": [advice]}
     reply = attrs.evolve(reply_with("anthropic", raw), usage=Usage(2_000))
@@ -448,7 +448,7 @@ def test_tools_of_xai_cost_something_where_no_bill_is_stated(wire: str) -> None:
     assert tokens + Decimal("0.035") == cost_of.of_reply("xai/grok-4", reply, AT)
 
 
-def test_a_search_of_x_in_a_stream_of_xai_does_not_wait_for_its_client() -> None:
+def test_xai_search_in_a_stream_needs_no_client() -> None:
     search = {"type": "custom_tool_call", "id": "i", "call_id": "xs_call_1", "name": "x_keyword_search", "input": "{}"}
     done = {"status": "completed", "output": [search], "usage": {"input_tokens": 1, "output_tokens": 1}}
 
@@ -490,11 +490,11 @@ def told_by_chat(usage: dict[str, object], **message: object) -> ModelReply:
         ({"cost": 0.001, "is_byok": True}, {"provider_metadata": {"gateway": {"cost": "1"}}}, None),
     ],
 )
-def test_the_bill_of_a_service_or_a_gateway_wins_wherever_it_is_stated(usage, message, dollars) -> None:
+def test_stated_bill_wins_in_every_location(usage, message, dollars) -> None:
     assert (None if dollars is None else Decimal(dollars)) == told_by_chat(usage, **message).cost
 
 
-def test_a_gateway_that_speaks_responses_states_its_bill_like_one_that_speaks_chat() -> None:
+def test_responses_gateway_states_its_bill_like_chat() -> None:
     from stepengine.models.openai.decode import decode
 
     usage = {"input_tokens": 1, "output_tokens": 1, "cost": 0.25}
@@ -514,7 +514,7 @@ def test_a_gateway_that_speaks_responses_states_its_bill_like_one_that_speaks_ch
         ({"totalTokenCount": 3, "candidatesTokenCount": 6}, Usage(0, 6)),
     ],
 )
-def test_what_gemini_states_of_the_whole_alone_is_counted(raw, usage) -> None:
+def test_gemini_total_alone_is_counted(raw, usage) -> None:
     from stepengine.models.google.decode import parse_usage
 
     assert usage == parse_usage(raw)
@@ -530,7 +530,7 @@ def test_what_gemini_states_of_the_whole_alone_is_counted(raw, usage) -> None:
         (None, Usage(0, 0, 7, 0, 5, at_least=True)),
     ],
 )
-def test_a_cache_that_is_counted_beside_the_prompt_is_added_where_the_sum_says_so(total, usage) -> None:
+def test_cache_outside_the_prompt_is_added_if_totals_agree(total, usage) -> None:
     """Grok on Azure: 163 tokens from the cache of a prompt of 7."""
     from stepengine.models.openai_chat.decode import parse_usage
 
@@ -543,7 +543,7 @@ def test_a_cache_that_is_counted_beside_the_prompt_is_added_where_the_sum_says_s
 
 @pytest.mark.spec("requirements:X76", "providers:PV81")
 @given(prompt=st.integers(0, 9_999), output=st.integers(0, 9_999), more=st.integers(0, 9_999))
-def test_tokens_that_stand_in_the_total_alone_were_thought_and_are_paid_for(prompt, output, more) -> None:
+def test_tokens_in_the_total_alone_count_as_reasoning(prompt, output, more) -> None:
     """Gemini behind Google's OpenAI endpoint: 109 in all for a prompt of 35 and 12 that were said."""
     from stepengine.models.openai_chat.decode import parse_usage
 
@@ -632,7 +632,7 @@ def opaque(kind: str, **members: object) -> OpaquePart:
         ("openai/gpt-5-mini", ModelReply("x", usage=Usage(1)), ()),
     ],
 )  # fmt: skip
-async def test_what_has_no_price_makes_a_cost_a_lower_bound_that_says_so(model, reply, unpriced) -> None:
+async def test_unpriced_work_makes_the_cost_a_lower_bound(model, reply, unpriced) -> None:
     assert unpriced == cost_of.unpriced(model, reply, AT)
 
     async with Engine(models={model.partition("/")[0]: ScriptedModel([reply])}) as engine:
@@ -657,13 +657,13 @@ async def test_what_has_no_price_makes_a_cost_a_lower_bound_that_says_so(model, 
         ),
     ],
 )  # fmt: skip
-def test_flex_costs_what_a_batch_does_and_a_tier_that_nobody_knows_is_unknown(model, reply, dollars) -> None:
+def test_flex_costs_the_batch_price_and_unknown_tiers_are_unknown(model, reply, dollars) -> None:
     """All of these cost what the ordinary tier does before; Groq's flex still does."""
     assert (None if dollars is None else Decimal(dollars)) == cost_of.of_reply(model, reply, AT)
 
 
 @pytest.mark.spec("requirements:X76", "providers:PV79")
-def test_searches_and_images_of_openai_are_billed_as_it_counts_them() -> None:
+def test_openai_searches_and_images_are_billed_by_its_counts() -> None:
     plain = cost_of.of_reply("openai/gpt-5-mini", reply_with("openai", MILLIONS), AT)
     counted = reply_with(
         "openai",
@@ -679,7 +679,7 @@ def test_searches_and_images_of_openai_are_billed_as_it_counts_them() -> None:
 
 @pytest.mark.spec("requirements:X76", "providers:PV81")
 @pytest.mark.parametrize(("header", "dollars"), [("0.00123", "0.00123"), ("0.0", None), ("None", None), ("-1", None)])
-async def test_the_bill_in_a_header_of_litellm_wins_unless_it_is_nothing(header, dollars) -> None:
+async def test_litellm_cost_header_wins_unless_it_is_zero(header, dollars) -> None:
     """It says 0 of models whose price it does not know, and nothing costs that."""
     body = {
         "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],

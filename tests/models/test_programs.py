@@ -77,7 +77,7 @@ RUNNER = {
 
 @pytest.mark.spec("providers:PV121")
 @pytest.mark.parametrize("name", WORDS)
-def test_a_tool_says_who_may_call_it_and_one_that_only_the_model_calls_says_nothing(name) -> None:
+def test_tool_lists_its_allowed_callers_only_for_programs(name) -> None:
     word = WORDS[name]
     for programs, look in ((Programs("look"), [word]), (Programs("look", direct="look"), ["direct", word])):
         tools = body(name, settings=ModelSettings(server_tools=[programs]))["tools"]
@@ -90,7 +90,7 @@ def test_a_tool_says_who_may_call_it_and_one_that_only_the_model_calls_says_noth
 
 
 @pytest.mark.spec("providers:PV121")
-def test_one_container_of_claude_runs_programs_and_other_code_and_nothing_is_promised_of_what_programs_call():
+def test_claude_programs_share_one_container_and_drop_strict_tools():
     settings = ModelSettings(server_tools=[CodeExecution(), Programs(["look", "find"])], parallel_tool_calls=False)
     found = body("anthropic", settings=settings)
     strict = [tool["name"] for tool in body("anthropic")["tools"] if tool.get("strict")]
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 @pytest.mark.spec("providers:PV121", "providers:PV56")
 @pytest.mark.parametrize("words", REFUSED)
-def test_programs_are_refused_before_anything_is_sent_where_nothing_can_run_them_or_they_can_call_nothing(
+def test_programs_are_refused_early_where_unsupported_or_without_tools(
     words,
 ) -> None:
     make, model, name = REFUSED[words]
@@ -139,7 +139,7 @@ def test_of_the_clouds_only_foundry_runs_programs_of_claude(site, runs) -> None:
         encode_settings(request, CLAUDE, site)
 
 
-def test_a_tool_that_the_model_calls_itself_is_one_that_programs_call() -> None:
+def test_directly_called_tools_must_be_program_tools() -> None:
     with pytest.raises(DefinitionError, match="names 'find', which is not among"):
         Programs("look", direct=["find"])
 
@@ -245,7 +245,7 @@ async def ran(provider: Any, model: str, *prompts: str) -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.spec("providers:PV121", "providers:PV79")
-async def test_a_program_of_claude_waits_in_its_container_for_what_it_called_and_goes_back_as_it_came() -> None:
+async def test_claude_program_resumes_in_its_container_and_returns_unchanged() -> None:
     replies = [
         claude(said("I look."), CODE, use(1, caller=CALLER), stop="tool_use", container="c1"),
         claude(RAN, said("I saw 1."), container="c1"),
@@ -265,7 +265,7 @@ async def test_a_program_of_claude_waits_in_its_container_for_what_it_called_and
 
 @pytest.mark.anyio
 @pytest.mark.spec("providers:PV121", "reliability:MP60")
-async def test_a_program_whose_container_is_gone_is_given_up_and_what_its_calls_gave_is_told() -> None:
+async def test_lost_container_ends_the_program_and_renders_its_results() -> None:
     replies = [
         claude(CODE, use(1, caller=CALLER), stop="tool_use", container="gone"),
         claude(said("I saw 1.")),
@@ -282,7 +282,7 @@ async def test_a_program_whose_container_is_gone_is_given_up_and_what_its_calls_
 
 @pytest.mark.anyio
 @pytest.mark.spec("providers:PV121", "providers:PV58")
-async def test_a_program_of_openai_goes_back_with_its_fingerprint_and_its_calls_say_who_made_them() -> None:
+async def test_openai_program_returns_with_fingerprint_and_callers() -> None:
     replies = [gpt(FIRST, CALL), gpt(OVER, text_item("I saw 1.", 1)), gpt(text_item("You are welcome.", 2))]
     async with fault_server(rules := Rules(rules_of_gpt, *replies)) as server:
         result = await ran(OpenAIProvider("k", server.url), f"openai/{GPT}", "Look.", "Thanks.")
@@ -349,9 +349,7 @@ def conversation(steps: list[str], model: str) -> list[Any]:
     thinks=st.booleans(),
     model=st.sampled_from([CLAUDE, "claude-sonnet-4-5"]),
 )
-def test_whatever_became_of_programs_the_request_keeps_the_rules_and_no_word_or_result_of_the_history_is_lost(
-    steps, tail, lost, thinks, model
-) -> None:
+def test_any_program_history_keeps_the_rules_and_loses_no_results(steps, tail, lost, thinks, model) -> None:
     messages = conversation(steps, model)
     settings = ModelSettings(
         server_tools=[Programs("look")], thinking=Thinking("extended", 2_000) if thinks else None, max_tokens=9_000

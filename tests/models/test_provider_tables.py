@@ -26,7 +26,7 @@ def test_recordings_of_every_provider_are_replayed() -> None:
     assert STANDARD == sorted(recorded_models(lambda: None, "key").providers)
 
 
-def test_every_provider_has_a_price_list_or_is_known_to_have_none() -> None:
+def test_every_provider_has_a_price_list_or_a_listed_exception() -> None:
     data = pytest.importorskip("genai_prices.data")
     lists = {provider.id for provider in data.providers}
 
@@ -35,7 +35,7 @@ def test_every_provider_has_a_price_list_or_is_known_to_have_none() -> None:
     assert LOCAL | UNLISTED_PRICES == without
 
 
-def test_every_provider_has_the_name_of_the_conventions_in_traces_or_is_known_to_have_none() -> None:
+def test_every_provider_has_an_otel_name_or_a_listed_exception() -> None:
     conventions = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
     names = {value.value for value in conventions.GenAiProviderNameValues} | {"moonshot_ai"}
 
@@ -44,7 +44,7 @@ def test_every_provider_has_the_name_of_the_conventions_in_traces_or_is_known_to
     assert LOCAL | UNNAMED_IN_TRACES == without
 
 
-def test_a_replaying_program_gets_a_placeholder_for_the_key_of_every_provider_with_an_address() -> None:
+def test_every_remote_provider_gets_a_placeholder_key_when_replaying() -> None:
     remote = [preset for preset in PRESETS.values() if preset.base_url and preset.name not in LOCAL]
     keys = {preset.name: preset.key_variable for preset in remote if preset.key_variable}
 

@@ -22,7 +22,7 @@ EXPECTED = {
 
 
 @pytest.mark.spec("replay:D9", "requirements:G10", "reliability:MP60", "ecosystem:EC99", "ecosystem:EC91")
-def test_the_list_of_differences_is_closed_and_every_one_is_needed():
+def test_listed_loop_differences_are_complete_and_all_needed():
     verdicts = [(NAMES[loop.first.wire], judge(loop)) for loop in loops()]
     different = [(v.ours, v.theirs) for _, v in verdicts if v.kind == "different"]
     assert Counter((wire, verdict.kind) for wire, verdict in verdicts) == EXPECTED, different

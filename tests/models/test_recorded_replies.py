@@ -50,7 +50,7 @@ EXPECTED = {
 EACH_WIRE = pytest.mark.parametrize("wire", sorted({wire for wire, _ in EXPECTED}))
 
 
-def test_the_whole_recorded_traffic_is_read():
+def test_recorded_traffic_is_complete():
     kinds = Counter((r.wire, "error" if r.status >= 400 else "stream" if r.stream else "plain") for r in recordings())
     plain = {key: count for key, count in kinds.items() if key[1] != "error"}
     assert kinds == EXPECTED, plain
@@ -147,7 +147,7 @@ TOLD = {"server_tool_use", "web_search_call", "code_interpreter_call", "file_sea
 
 @pytest.mark.spec("providers:PV56", "providers:PV60", "providers:PV62")
 @EACH_WIRE
-def test_what_the_provider_s_own_tools_did_and_where_it_found_things_is_shown(wire: str, subtests: pytest.Subtests):
+def test_provider_tool_use_and_sources_are_shown(wire: str, subtests: pytest.Subtests):
     for recording in of(wire):
         with subtests.test(recording.name):
             reply = recording.streamed(10**9)[1] if recording.stream else recording.decoded()
@@ -175,7 +175,7 @@ def test_what_the_provider_s_own_tools_did_and_where_it_found_things_is_shown(wi
 @pytest.mark.deep
 @pytest.mark.spec("requirements:G4", "requirements:G5", "ecosystem:EC71", "ecosystem:EC72")
 @EACH_WIRE
-def test_a_stream_gives_the_same_reply_however_it_is_cut_into_pieces(wire: str, subtests: pytest.Subtests):
+def test_recorded_stream_decodes_the_same_at_any_chunk_size(wire: str, subtests: pytest.Subtests):
     for recording in of(wire, stream=True):
         with subtests.test(recording.name):
             deltas, whole = recording.streamed(len(recording.reply))
@@ -201,7 +201,7 @@ def check_calls(deltas: list[object], reply: ModelReply) -> None:
 
 @EACH_WIRE
 @pytest.mark.spec("reliability:MP01", "reliability:MP05")
-def test_an_error_answer_becomes_the_right_error_with_the_provider_s_words(wire: str, subtests: pytest.Subtests):
+def test_recorded_error_answer_becomes_the_matching_error(wire: str, subtests: pytest.Subtests):
     for recording in of(wire, ok=False):
         with subtests.test(recording.name):
             failure = error_from_body(recording.reply, recording.status, {}, recording.call)
@@ -216,7 +216,7 @@ def test_an_error_answer_becomes_the_right_error_with_the_provider_s_words(wire:
 
 @pytest.mark.spec("ecosystem:EC76")
 @EACH_WIRE
-def test_the_buckets_add_up_to_what_the_price_list_s_own_reader_finds(wire: str, subtests: pytest.Subtests):
+def test_usage_buckets_match_the_price_library_reader(wire: str, subtests: pytest.Subtests):
     for recording in of(wire, stream=False):
         with subtests.test(recording.name):
             flavor = {"openai-responses": {"api_flavor": "responses"}, "anthropic": {}, "google-gla": {}}

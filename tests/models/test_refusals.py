@@ -84,7 +84,7 @@ async def refusal(wire, status, *body, **headers):
 
 @pytest.mark.spec("reliability:R23", "reliability:MP27")
 @EACH_REFUSAL
-async def test_of_a_refusal_of_gigabytes_the_beginning_is_told(wire, status):
+async def test_gigabyte_refusal_is_quoted_only_at_its_start(wire, status):
     error = await refusal(wire, status, bomb(), content_encoding="gzip")
 
     assert status == error.status
@@ -139,7 +139,7 @@ async def test_a_refusal_without_an_end_is_read_to_its_limit(wire):
     [("gzip, gzip", lambda: gzip.compress(bomb())), ("br", lambda: b"\0" * 100), ("gzip", lambda: b"no gzip at all")],
     ids=["twice", "unasked", "broken"],
 )
-async def test_a_reply_in_another_packing_than_was_asked_for_is_a_broken_connection(packing, packed, stream):
+async def test_unrequested_content_encoding_is_a_connection_error(packing, packed, stream):
     wire = WIRES[0]
     with serving(200, lambda: [packed()], content_encoding=packing) as (url, _):
         error = await failure(wire.make(url), wire.request(), stream=stream)
@@ -149,7 +149,7 @@ async def test_a_reply_in_another_packing_than_was_asked_for_is_a_broken_connect
 
 @pytest.mark.spec("reliability:MP27")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_a_packed_reply_is_unpacked_and_only_gzip_is_asked_for(wire):
+async def test_gzip_reply_is_unpacked_and_only_gzip_is_accepted(wire):
     seen = []
 
     def handler(request):
@@ -169,7 +169,7 @@ async def test_a_packed_reply_is_unpacked_and_only_gzip_is_asked_for(wire):
 
 
 @pytest.mark.spec("reliability:MP27", "reliability:R23")
-async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_refused():
+async def test_reply_unpacking_beyond_the_limit_is_refused():
     error = await refusal(WIRES[0], 200, bomb(), content_encoding="gzip")
 
     assert ("too_large", False) == (error.kind, error.retryable)
@@ -177,7 +177,7 @@ async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_refused():
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:MP27", "reliability:R23")
-async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_cut_while_it_is_unpacked():
+async def test_reply_beyond_the_limit_is_cut_while_unpacking():
     packed = bomb()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     await refusal(WIRES[0], 200, packed, content_encoding="gzip")
@@ -188,7 +188,7 @@ async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_cut_while_it_is_unpa
 @pytest.mark.spec("reliability:R23", "reliability:UI09")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 @pytest.mark.parametrize("status", [200, 400])
-async def test_words_of_an_error_are_cut_and_cleaned_like_its_message(wire, status):
+async def test_error_details_are_shortened_and_cleaned(wire, status):
     long, escape = "w" * 20_000, "\x1b[31m\x9b\x07"
     error = {"message": long + escape, "code": f"{escape}{long}", "type": f"{escape}{long}", "status": "9" * 5_000}
     answer = httpx2.Response(status, json={"error": error, "request_id": long}, headers={"x-request-id": long})
@@ -202,7 +202,7 @@ async def test_words_of_an_error_are_cut_and_cleaned_like_its_message(wire, stat
 
 @pytest.mark.spec("reliability:MP10")
 @pytest.mark.parametrize("wait", ["9" * 400 + "s", "\u0661s", "1.5s", "-1s", "1e5s", "s"])
-async def test_a_wait_in_a_body_is_a_number_of_seconds_or_nothing(wait):
+async def test_retry_delay_in_a_body_is_seconds_or_none(wait):
     wire = next(wire for wire in WIRES if wire.name == "google")
     body = json.dumps({"error": {"message": "slow", "code": 429, "details": [{"retryDelay": wait}]}})
     made = wire.make(transport=httpx2.MockTransport(lambda request: httpx2.Response(429, content=body)))
@@ -223,7 +223,7 @@ async def test_a_wait_in_a_body_is_a_number_of_seconds_or_nothing(wait):
         ("Please try again later.", None),
     ],
 )
-def test_a_wait_that_stands_in_the_words_is_read_where_no_header_says_one(words, seconds):
+def test_retry_delay_in_the_message_is_read_without_a_header(words, seconds):
     body = {"error": {"code": "rate_limit_exceeded", "message": words}}
     assert seconds == error_from_body(body, 429, {}, call_to("groq")).retry_after
     assert 2 == error_from_body(body, 429, {"retry-after": "2"}, call_to("groq")).retry_after

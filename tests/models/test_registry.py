@@ -57,7 +57,7 @@ async def last(provider, request):
         ("ft:gpt-4o:org::id", "openai", "ft:gpt-4o:org::id"),
     ],
 )
-def test_a_model_string_is_split_at_the_first_slash_or_matched(model, provider, name):
+def test_model_string_splits_at_first_slash_or_by_pattern(model, provider, name):
     models = Models.standard()
     ref = models.parse(model)
     assert ref == ModelRef(provider, name)
@@ -67,7 +67,7 @@ def test_a_model_string_is_split_at_the_first_slash_or_matched(model, provider, 
     assert models.provider_for(model).bare(str(ref)) == name
 
 
-def test_what_is_registered_before_anybody_asks_takes_the_place_of_the_packages_own_and_its_order():
+def test_early_registration_replaces_the_packaged_provider_in_order():
     early, late = Models.standard(), Models.standard()
     assert late.providers
     mine = ScriptedModel([])
@@ -93,7 +93,7 @@ def test_what_is_registered_before_anybody_asks_takes_the_place_of_the_packages_
         ("anthropic/", ["'anthropic/'"]),
     ],
 )
-def test_an_unknown_model_is_named_beside_the_providers_and_the_nearest(model, words):
+def test_unknown_model_error_names_providers_and_the_nearest(model, words):
     with pytest.raises(UnknownModel) as caught:
         Models.standard(aliases={"llama": "ollama/llama3"}).check(model)
     for word in words:
@@ -110,7 +110,7 @@ def test_an_unknown_model_is_named_beside_the_providers_and_the_nearest(model, w
         ("llama-3.3-70b", "openrouter/meta-llama/llama-3.3-70b-instruct", ""),
     ],
 )
-def test_a_model_of_a_family_that_lives_at_openrouter_is_told_how_it_is_written(model, written, near):
+def test_openrouter_family_error_shows_the_full_model_string(model, written, near):
     with pytest.raises(UnknownModel) as caught:
         Models.standard().check(model)
     assert f"write {written!r}" in caught.value.message
@@ -123,7 +123,7 @@ def test_a_model_of_a_family_that_lives_at_openrouter_is_told_how_it_is_written(
 
 
 @pytest.mark.spec("requirements:G13", "providers:PV75")
-def test_a_tag_after_a_bare_name_is_the_spelling_of_ollama():
+def test_bare_name_with_a_tag_is_an_ollama_model():
     models = Models.standard()
     found = [str(models.parse(name)) for name in ("gpt-oss:20b", "gpt-5", "ft:gpt-4o:me")]
     assert found == ["ollama/gpt-oss:20b", "openai/gpt-5", "openai/ft:gpt-4o:me"]
@@ -139,7 +139,7 @@ def test_a_model_that_fits_several_providers_must_be_written_out():
 
 @pytest.mark.spec("requirements:G12")
 @pytest.mark.anyio
-async def test_an_alias_is_asked_for_by_the_model_that_it_stands_for():
+async def test_alias_request_goes_out_under_its_target_model():
     echo = Echo()
     models = Models({"echo": echo}, aliases={"default": "fast", "fast": "echo:one", "a": "b", "b": "a"})
     assert str(models.parse("default")) == "echo/one"
@@ -154,7 +154,7 @@ async def test_an_alias_is_asked_for_by_the_model_that_it_stands_for():
 
 @pytest.mark.spec("requirements:G12")
 @pytest.mark.anyio
-async def test_behind_an_alias_tokens_are_counted_and_recorded_calls_passed_over_as_without_it():
+async def test_alias_forwards_token_counts_and_recorded_calls():
     class Counting(Echo):
         async def count_tokens(self, request):
             self.asked.append(request.model)
@@ -172,7 +172,7 @@ async def test_behind_an_alias_tokens_are_counted_and_recorded_calls_passed_over
 
 
 @pytest.mark.spec("requirements:G15")
-def test_what_the_caller_knows_of_a_model_wins_over_the_data_of_the_package():
+def test_caller_model_info_overrides_package_data():
     models = Models.standard(info={"ollama/llama3": ModelInfo(8_192, 1_000), "openai/gpt-4o": ModelInfo(1)})
     assert models.info("anthropic/claude-sonnet-4-5").context_window == 200_000
     assert models.info("ollama:llama3") == ModelInfo(8_192, 1_000)
@@ -208,7 +208,7 @@ def test_one_provider_serves_every_model_string_but_none():
         models.provider_for("")
 
 
-def test_a_registry_is_made_of_what_an_engine_accepts():
+def test_registry_accepts_every_form_an_engine_accepts():
     models = Models({"echo": Echo()})
     assert Models.from_value(models) is models
     assert Models.from_value({"echo": Echo()}).providers == ("echo",)
@@ -232,7 +232,7 @@ def test_a_registry_is_made_of_what_an_engine_accepts():
         ("openrouter/a/b", "OPENROUTER_API_KEY"),
     ],
 )
-def test_a_missing_key_is_named_in_one_sentence_with_the_other_ways(model, variables, monkeypatch, tmp_path):
+def test_missing_key_error_names_the_variable_and_alternatives(model, variables, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     models = Models.standard()
     with pytest.raises(MissingKey) as caught:
@@ -245,7 +245,7 @@ def test_a_missing_key_is_named_in_one_sentence_with_the_other_ways(model, varia
 
 
 @pytest.mark.spec("requirements:G23", "ecosystem:EC105", "ecosystem:EC106", "ecosystem:EC115")
-def test_a_local_server_needs_no_key_and_an_explicit_key_wins(monkeypatch):
+def test_local_server_needs_no_key_and_explicit_key_wins(monkeypatch):
     models = Models.standard()
     models.check("ollama/llama3")
     models.check("vllm/m")
@@ -261,7 +261,7 @@ def test_a_local_server_needs_no_key_and_an_explicit_key_wins(monkeypatch):
 
 
 @pytest.mark.spec("reliability:SC12")
-def test_a_key_of_the_environment_goes_only_to_the_host_that_it_was_made_for(monkeypatch):
+def test_environment_key_is_sent_only_to_its_own_host(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "of-anthropic")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://evil.example/v1")
     for provider in (AnthropicProvider(), AnthropicProvider(base_url="https://api.anthropic.com.evil.example")):
@@ -324,7 +324,7 @@ async def test_a_missing_sdk_is_named_with_its_extra(provider, sdk, monkeypatch)
 
 
 @pytest.mark.spec("requirements:G12", "requirements:X56")
-def test_a_provider_may_serve_single_model_strings_whatever_their_prefix_says():
+def test_provider_can_serve_single_model_strings_with_any_prefix():
     models, elsewhere = Models.standard(), ScriptedModel([])
     for name in ("llama", "gpt-oss:20b", "openai/gpt-oss-20b", "one/a | two/b"):
         models.serve(name, elsewhere)

@@ -57,7 +57,7 @@ def own(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.spec("requirements:G7", "requirements:B12", "ecosystem:EC73", "ecosystem:EC90", "ecosystem:EC91")
-def test_items_of_a_responses_reply_go_back_as_they_came_and_in_their_order():
+def test_responses_items_return_unchanged_and_in_order():
     output = [
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "e1"},
         {
@@ -95,7 +95,7 @@ def mark_elsewhere(part: Any) -> Any:
 
 
 @pytest.mark.spec("ecosystem:EC91", "ecosystem:EC73")
-def test_reasoning_without_its_encrypted_content_is_not_sent_since_nothing_is_stored():
+def test_reasoning_without_encrypted_content_is_not_sent():
     bare = ThinkingPart("hm", provider_data=own("openai", item={"type": "reasoning", "id": "rs_1", "summary": []}))
     assert sent("openai", GO, AssistantMessage([bare, "answer"]), ON) == [
         {"role": "user", "content": "go"},
@@ -166,7 +166,7 @@ def test_a_failed_response_is_the_matching_status(code, status, retryable):
 
 
 @pytest.mark.spec("providers:PV70")
-def test_of_the_codes_of_a_failed_response_only_three_are_worth_another_try():
+def test_only_three_failed_response_codes_are_retryable():
     codes = typing.get_args(ResponseError.model_fields["code"].annotation)
     failures = {code: error_from_body({"error": {"code": code, "message": "Sorry."}}, None, {}, made("openai")) for code in codes}  # fmt: skip
     assert len(codes) > 20
@@ -187,7 +187,7 @@ def test_of_the_codes_of_a_failed_response_only_three_are_worth_another_try():
         *[(word, "given_up") for word in ("MALFORMED_RESPONSE", "OTHER", "IMAGE_OTHER", "NO_IMAGE")],
     ],
 )
-def test_gemini_is_asked_once_more_after_an_end_that_is_no_reply(raw, kind):
+def test_gemini_malformed_finish_reasons_are_retryable_errors(raw, kind):
     data = {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": raw, "finishMessage": "Hm."}]}
     with pytest.raises(ModelError, match="Hm") as caught:
         decode_google(data, made("google"), "m", None)
@@ -195,7 +195,7 @@ def test_gemini_is_asked_once_more_after_an_end_that_is_no_reply(raw, kind):
 
 
 @pytest.mark.spec("ecosystem:EC97", "providers:PV72")
-def test_a_call_of_a_tool_that_gemini_did_not_expect_is_a_call_all_the_same():
+def test_unexpected_gemini_tool_call_is_still_a_call():
     parts = [{"functionCall": {"name": "made_up", "args": {"a": 1}}}]
     data = {"candidates": [{"content": {"parts": parts}, "finishReason": "UNEXPECTED_TOOL_CALL"}]}
     reply = decode_google(data, made("google"), "m", None)
@@ -250,7 +250,7 @@ def test_streamed_reasoning_counts_as_its_done_event_has_it():
 
 
 @pytest.mark.spec("requirements:G23", "requirements:B12", "ecosystem:EC90", "ecosystem:EC91", "ecosystem:EC81")
-def test_signatures_go_back_byte_for_byte_on_the_part_that_they_came_on():
+def test_gemini_signatures_return_unchanged_on_their_own_part():
     parts = [
         {"text": "Hm.", "thought": True},
         {"text": "I look.", "thoughtSignature": SIGNATURE},
@@ -289,7 +289,7 @@ def test_after_a_refused_signature_no_part_goes_back_with_one():
 
 
 @pytest.mark.spec("ecosystem:EC74", "ecosystem:EC91")
-def test_a_signed_part_of_a_stream_is_not_joined_with_its_neighbours():
+def test_signed_stream_part_is_not_merged_with_neighbours():
     it = reader("google")
     for part in ({"text": "a"}, {"text": "b"}, {"text": "c", "thoughtSignature": "s1"}, {"text": "d"}, {"text": "", "thoughtSignature": "s2"}):  # fmt: skip
         it.feed(b"data: %s\r\n\r\n" % json.dumps(google_chunk([part])).encode())
@@ -299,7 +299,7 @@ def test_a_signed_part_of_a_stream_is_not_joined_with_its_neighbours():
 
 
 @pytest.mark.spec("ecosystem:EC74", "reliability:MP20")
-def test_what_comes_behind_a_first_finish_reason_of_gemini_is_no_less_said():
+def test_gemini_text_after_the_first_finish_reason_is_kept():
     it = reader("google")
     for text, reason in (("", "STOP"), ("a", "STOP"), ("b", None), ("c", "STOP")):
         it.feed(unnamed(google_chunk([{"text": text}] if text else [], reason)))
@@ -310,7 +310,7 @@ def test_what_comes_behind_a_first_finish_reason_of_gemini_is_no_less_said():
 
 
 @pytest.mark.spec("requirements:G23", "ecosystem:EC74")
-def test_a_part_with_a_member_that_is_newer_than_this_package_says_and_calls_all_the_same_and_goes_back_as_it_came():
+def test_gemini_part_with_unknown_members_works_and_returns_unchanged():
     parts = [
         {"text": "Hm.", "thought": True, "fromTheFuture": {"a": 1}},
         {"text": "I look.", "fromTheFuture": 2, "thoughtSignature": SIGNATURE},
@@ -340,9 +340,7 @@ def test_a_part_with_a_member_that_is_newer_than_this_package_says_and_calls_all
         ("tuned", False),
     ],
 )
-def test_a_call_that_gemini_3_did_not_make_carries_the_signature_that_the_api_documents_for_it(
-    model, signed, monkeypatch
-):
+def test_foreign_calls_to_gemini_3_carry_the_dummy_signature(model, signed, monkeypatch):
     assert (parse_generation(model) >= 3) == signed
     history = [GO, AssistantMessage([call(1), call(2, made_by="anthropic")]), result(1), result(2)]
     monkeypatch.setitem(MODEL, "google", model)
@@ -353,7 +351,7 @@ def test_a_call_that_gemini_3_did_not_make_carries_the_signature_that_the_api_do
 
 
 @pytest.mark.spec("ecosystem:EC82", "ecosystem:EC86", "reliability:TL09", "requirements:B14", "requirements:G24")
-def test_gemini_takes_media_from_users_and_in_results_and_old_models_behind_them(monkeypatch):
+def test_gemini_media_go_inside_results_or_after_for_old_models(monkeypatch):
     media = [ImagePart("https://x/i.png"), ImagePart(data=PNG), DocumentPart(data=b"%PDF")]
     encoded = [
         {"fileData": {"mimeType": "image/png", "fileUri": "https://x/i.png"}},
@@ -428,7 +426,7 @@ def test_gemini_usage_falls_into_disjoint_buckets(raw, usage):
 
 
 @pytest.mark.spec("ecosystem:EC74", "reliability:MP15", "reliability:MP20")
-def test_no_candidate_is_no_reply_and_a_stream_without_a_finish_reason_is_cut_off():
+def test_missing_candidate_is_an_error_and_missing_finish_is_truncation():
     with pytest.raises(ModelError) as caught:
         decode_google({"candidates": []}, made("google"), "m", None)
     assert (caught.value.kind, caught.value.retryable) == ("protocol", True)
@@ -443,7 +441,7 @@ def test_no_candidate_is_no_reply_and_a_stream_without_a_finish_reason_is_cut_of
 
 @pytest.mark.spec("requirements:G10", "providers:PV62")
 @pytest.mark.parametrize("name", ["openai", "openai_chat"])
-def test_sentences_that_another_provider_cut_into_texts_with_sources_between_them_stay_sentences(name):
+def test_text_cut_by_citations_is_joined_into_sentences(name):
     parts = [TextPart("Water boils "), TextPart("at 100 °C"), CitationPart("https://a", "A"), TextPart(".")]
     thought = ThinkingPart("hm", provider_data={"provider": "anthropic", "model": "claude-sonnet-4-5"})
     said = sent(name, GO, AssistantMessage([*parts, thought, TextPart("And so.")]), ON)[1]
@@ -455,7 +453,7 @@ def test_sentences_that_another_provider_cut_into_texts_with_sources_between_the
 
 @pytest.mark.spec("ecosystem:EC100")
 @pytest.mark.parametrize("name", ["openai", "google"])
-def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_and_a_paused_reply_is_not(name):
+def test_trailing_assistant_gets_a_nudge_unless_the_reply_paused(name):
     nudged = sent(name, GO, AssistantMessage("I begin."))
     assert nudged[-1]["role"] == "user"
     assert "Continue." in json.dumps(nudged[-1])
@@ -467,7 +465,7 @@ def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_and_a_paused_re
 
 @pytest.mark.spec("reliability:MP40", "reliability:MP48")
 @pytest.mark.parametrize("name", ["openai", "google"])
-def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
+def test_invalid_call_names_and_arguments_are_sent_in_valid_form(name):
     broken = ToolCallPart("c.1/ü", "7 no such.tool\u200b", raw_input="{nope", input_error="expected a key")
     text = json.dumps(sent(name, GO, AssistantMessage([broken]), ToolMessage("c.1/ü", "x", "bad", "error")))
     assert ('"_7_no_such_tool_"' if name == "google" else '"7_no_such_tool_"') in text
@@ -486,7 +484,7 @@ def long_answer(*texts: str, token: str = "", **more: Any) -> dict[str, Any]:
 
 @pytest.mark.spec("providers:PV114", "reliability:MP56")
 @pytest.mark.parametrize("watched", [True, False])
-async def test_a_reply_of_gemini_that_is_longer_than_one_request_gives_is_gone_on_with_by_its_token(watched):
+async def test_long_gemini_reply_continues_with_its_token(watched):
     """It used to count as cut by the output limit, and the model was asked in words to go on."""
     asked: list[dict[str, Any]] = []
     answers = [long_answer("One, ", token="dDE="), long_answer("two, ", token="dDI="), long_answer("three.")]
@@ -521,14 +519,14 @@ async def test_a_reply_of_gemini_that_is_longer_than_one_request_gives_is_gone_o
 
 
 @pytest.mark.spec("providers:PV114")
-def test_a_call_that_such_an_end_cuts_is_not_gone_on_with():
+def test_cut_gemini_call_is_not_continued():
     data = long_answer(token="dDE=")
     data["candidates"][0]["content"]["parts"] = [{"functionCall": {"name": "look", "willContinue": True}}]
 
     assert decode_google(data, made("google"), "m", None).stop_reason is StopReason.MAX_TOKENS
 
 
-def test_a_response_that_was_steered_elsewhere_is_what_came_until_then():
+def test_steered_response_ends_the_turn_with_its_text():
     data = {"status": "incomplete", "incomplete_details": {"reason": "steered"}, "output": []}
     reply = decode_responses(data, made("openai"), "m", None)
 

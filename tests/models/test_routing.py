@@ -76,7 +76,7 @@ async def last(provider, request=ASK):
 
 @pytest.mark.spec("requirements:G12", "reliability:MP62")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_next_model_answers_when_the_first_one_fails_and_the_reply_says_which(stream):
+async def test_fallback_model_answers_and_is_named_in_the_reply(stream):
     a, b = Scripted("a", DOWN), Scripted("b", "fine")
     provider = models_of(a, b).provider_for(fallback("a/x", "b:y"))
     reply = await (last(provider) if stream else provider.complete(ASK))
@@ -101,7 +101,7 @@ async def test_only_the_failures_that_were_asked_for_move_on(cause, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_by_default_what_is_wrong_with_a_provider_or_its_key_moves_on_and_what_is_wrong_with_the_request_does_not(
+async def test_default_fallback_moves_on_for_provider_and_key_failures_only(
     stream,
 ):
     moved = []
@@ -114,7 +114,7 @@ async def test_by_default_what_is_wrong_with_a_provider_or_its_key_moves_on_and_
     assert moved == ["unavailable", "rate_limit", "no_credit", "auth"]
 
 
-async def test_the_last_failure_is_the_failure_of_the_call_with_the_usage_of_all():
+async def test_last_failure_is_raised_with_the_usage_of_all():
     first = ModelError("a", retryable=True, usage=Usage(1, 2))
     second = ModelError("b", retryable=True, usage=Usage(10, 20))
     provider = models_of(Scripted("a", first), Scripted("b", second)).provider_for("a/x | b/y")
@@ -126,7 +126,7 @@ async def test_the_last_failure_is_the_failure_of_the_call_with_the_usage_of_all
         assert caught.value.usage == Usage(11, 22, requests=2)
 
 
-async def test_what_a_failed_model_used_is_added_to_the_reply():
+async def test_usage_of_a_failed_model_is_added_to_the_reply():
     error = ModelError("cut", retryable=True, usage=Usage(5, 1, at_least=True))
     provider = models_of(Scripted("a", error), Scripted("b", "fine")).provider_for("a/x | b/y")
     reply = await provider.complete(ASK)
@@ -134,7 +134,7 @@ async def test_what_a_failed_model_used_is_added_to_the_reply():
 
 
 @pytest.mark.spec("reliability:MP19")
-async def test_after_something_was_shown_the_next_model_is_asked_by_the_next_attempt():
+async def test_after_shown_text_the_next_attempt_uses_the_next_model():
     a, b = Scripted("a", ("half an ans", ModelError("broke", retryable=False))), Scripted("b", "fine")
     provider = models_of(a, b).provider_for(fallback("a/x", "b/y", on="invalid"))
     with pytest.raises(ModelError) as caught:
@@ -147,7 +147,7 @@ async def test_after_something_was_shown_the_next_model_is_asked_by_the_next_att
         await last(provider)
 
 
-async def test_a_fallback_is_a_text_that_fits_where_a_model_string_does():
+async def test_fallback_is_a_valid_model_string():
     model = fallback("anthropic/claude-x", "openai/gpt-5", on=("overflow", "auth"))
     assert model == "anthropic/claude-x | openai/gpt-5 on overflow,auth"
     assert AgentDefinition(id="x", model=model).model == model
@@ -180,7 +180,7 @@ async def test_every_model_of_a_fallback_is_checked_before_a_run(monkeypatch):
 
 
 @pytest.mark.spec("requirements:G15", "reliability:MP63")
-async def test_what_is_known_of_a_fallback_holds_for_each_of_its_models():
+async def test_fallback_info_and_cost_hold_for_all_its_models():
     models = Models.standard(info={"ollama/x": ModelInfo(8_000, 500), "ollama/y": ModelInfo(4_000, 900)})
     assert models.info("ollama/x | ollama/y") == ModelInfo(4_000, 500)
     assert models.info("ollama/x | vllm/nobody-knows") == ModelInfo()
@@ -193,7 +193,7 @@ async def test_what_is_known_of_a_fallback_holds_for_each_of_its_models():
     assert cost_of("anthropic/claude-haiku-4-5 | vllm/m", Usage(1, 1), at) is None
 
 
-async def test_one_provider_for_everything_is_asked_for_each_model_in_turn():
+async def test_single_provider_is_asked_for_each_fallback_model_in_turn():
     only = Scripted("only", DOWN, "fine")
     models = Models.from_value(only)
     provider = models.provider_for("a/x | b/y")

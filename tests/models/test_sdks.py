@@ -25,7 +25,7 @@ BY_SDK = [
 
 @pytest.mark.spec("ecosystem:EC216")
 @pytest.mark.parametrize(("provider", "sdk"), BY_SDK)
-async def test_a_missing_sdk_is_told_before_the_agent_does_anything(
+async def test_missing_sdk_is_reported_before_the_agent_starts(
     provider: Provider, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, sdk.module, None)
@@ -52,7 +52,7 @@ async def test_a_missing_sdk_is_told_before_the_agent_does_anything(
         (None, "only its folder is left"),
     ],
 )
-def test_an_sdk_that_cannot_be_loaded_is_told_by_name_with_the_cause(
+def test_broken_sdk_is_named_with_its_cause(
     text: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -71,7 +71,7 @@ def test_an_sdk_that_cannot_be_loaded_is_told_by_name_with_the_cause(
     assert "pip install --force-reinstall 'some-sdk'" in str(told.value)
 
 
-def test_what_is_there_is_looked_for_without_loading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdk_check_does_not_import_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other_sdk.py").write_text("raise RuntimeError")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -121,7 +121,7 @@ def environment_without(packages: tuple[str, ...], folder: Path) -> Path:
         ),
     ],
 )
-def test_in_a_real_environment_a_missing_part_is_told_by_name_before_anything_runs(
+def test_missing_dependency_is_named_before_the_run_in_real_environment(
     without: tuple[str, ...], model: str, told: str, tmp_path: Path
 ) -> None:
     python = environment_without(without, tmp_path / "environment")

@@ -29,7 +29,7 @@ SCHEMA = {"title": "Answer!", "type": "object", "properties": {"n": {"type": "in
 
 
 @pytest.mark.spec("ecosystem:EC88", "requirements:A15")
-def test_a_response_schema_is_asked_for_in_each_provider_s_way():
+def test_response_schema_is_encoded_for_each_provider():
     how = {"settings": ModelSettings(response_schema=SCHEMA)}
     closed = {**SCHEMA, "additionalProperties": False}
     assert body("anthropic", HI, **how)["output_config"] == {"format": {"type": "json_schema", "schema": closed}}
@@ -41,7 +41,7 @@ def test_a_response_schema_is_asked_for_in_each_provider_s_way():
 
 
 @pytest.mark.spec("requirements:G1", "ecosystem:EC79", "ecosystem:EC80", "ecosystem:EC84", "ecosystem:EC96")
-def test_a_responses_request_and_a_gemini_request_hold_everything_that_was_set():
+def test_responses_and_gemini_requests_hold_every_setting():
     settings = ModelSettings(
         temperature=0.5, top_p=0.9, max_tokens=50, stop_sequences=["X"], parallel_tool_calls=False, extra={"seed": 7}
     )
@@ -144,7 +144,7 @@ DROPPED = None
         ("groq", WITH_OPTIONS, "off", DROPPED),
     ],
 )
-def test_openai_is_told_how_long_to_cache_where_it_can_be_told_and_what_it_cannot_is_named(name, model, cache, options):
+def test_openai_cache_lifetime_is_sent_or_reported_dropped(name, model, cache, options):
     provider = provider_of(name)
     request = ModelRequest(f"{name}/{model}", messages=Transcript([HI]), settings=ModelSettings(cache=cache))
     got = json.loads(provider._encode(request, stream=False).content)
@@ -156,7 +156,7 @@ def test_openai_is_told_how_long_to_cache_where_it_can_be_told_and_what_it_canno
 
 @pytest.mark.spec("providers:PV66")
 @pytest.mark.parametrize(("name", "member"), [("openai", "prompt_cache_key"), ("openai_chat", "prompt_cache_key")])
-def test_a_key_of_the_cache_is_sent_under_the_services_own_name(name, member):
+def test_cache_key_is_sent_under_the_services_name(name, member):
     assert body(name, HI, settings=ModelSettings(cache_key="docs"))[member] == "docs"
 
 
@@ -185,7 +185,7 @@ def test_anthropic_never_gets_more_than_its_four_marks(cache, data):
 
 
 @pytest.mark.spec("ecosystem:EC98", "ecosystem:EC54")
-def test_a_model_that_binds_its_thinking_is_told_to_drop_what_no_longer_fits():
+def test_binding_models_are_asked_to_drop_mismatched_thinking():
     settings = ModelSettings(thinking=Thinking("enabled"), extra={"headers": {"anthropic-beta": "mine"}})
     for model, bound in (("claude-fable-5-1", True), ("claude-opus-5", False)):
         encoded = AnthropicProvider("k")._encode(ModelRequest(f"anthropic/{model}", settings=settings), stream=False)
@@ -313,12 +313,12 @@ async def test_a_server_at_another_address_is_sent_any_member(caplog):
 
 
 @pytest.mark.spec("ecosystem:EC54")
-def test_betas_of_the_caller_and_of_the_adapter_are_both_asked_for():
+def test_beta_headers_of_caller_and_adapter_are_combined():
     layers = ({"X-A": "1"}, {"anthropic-beta": "ours"}, {"Anthropic-Beta": "theirs", "x-a": "2"})
     assert merge_headers(*layers) == {"x-a": "2", "anthropic-beta": "ours,theirs"}
 
 
-def test_extra_members_are_merged_into_what_is_sent_anyway():
+def test_extra_members_merge_into_sent_objects():
     settings = ModelSettings(max_tokens=9, extra={"generationConfig": {"topK": 3}})
     assert body("google", HI, settings=settings)["generationConfig"] == {"maxOutputTokens": 9, "topK": 3}
 
@@ -328,7 +328,7 @@ def test_extra_members_are_merged_into_what_is_sent_anyway():
     "header", ["Authorization", "x-api-key", "X-Goog-Api-Key", "api-key", "Helicone-Auth", "X-My-Token"]
 )
 @pytest.mark.anyio
-async def test_a_key_among_the_extra_headers_is_refused_because_settings_are_recorded(header):
+async def test_key_in_extra_headers_is_refused(header):
     provider = provider_of("anthropic", transport=httpx2.MockTransport(lambda request: httpx2.Response(500)))
     settings = ModelSettings(extra={"headers": {header: "sk-secret"}})
     with pytest.raises(ModelError, match="settings are recorded") as caught:
@@ -341,7 +341,7 @@ async def test_a_key_among_the_extra_headers_is_refused_because_settings_are_rec
 
 
 @pytest.mark.spec("requirements:G1", "ecosystem:EC97")
-def test_a_reply_is_cut_at_the_first_stop_sequence_and_nothing_follows():
+def test_reply_is_cut_at_the_first_stop_sequence():
     call = ToolCallPart("", "f")
     reply = ModelReply([ThinkingPart("END"), TextPart("one END two STOP"), TextPart("three"), call])
     cut = cut_at_stops(reply, ("STOP", "END"))
@@ -363,7 +363,7 @@ def test_a_reply_is_cut_at_the_first_stop_sequence_and_nothing_follows():
         ("google", "/v1/models/gemini-3-pro:countTokens", {"totalTokens": 42}),
     ],
 )
-async def test_a_provider_counts_the_tokens_of_a_request_where_it_can(name, path, reply):
+async def test_provider_counts_request_tokens_where_supported(name, path, reply):
     seen = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -402,7 +402,7 @@ async def test_a_server_that_cannot_count_says_so():
         ),
     ],
 )
-def test_models_that_answer_in_place_of_one_that_declines_are_named_to_anthropic_with_its_beta(names, said) -> None:
+def test_anthropic_fallback_models_are_sent_with_their_beta(names, said) -> None:
     request = ModelRequest(
         "anthropic/claude-fable-5",
         messages=Transcript([UserMessage("hi")]),
@@ -416,7 +416,7 @@ def test_models_that_answer_in_place_of_one_that_declines_are_named_to_anthropic
 
 
 @pytest.mark.spec("providers:PV110")
-def test_a_cloud_has_no_word_for_models_that_stand_in() -> None:
+def test_cloud_reports_unsupported_fallback_models() -> None:
     settings = ModelSettings(fallbacks="default")
     request = ModelRequest("foundry/claude-fable-5", messages=Transcript([UserMessage("hi")]), settings=settings)
     provider = FoundryProvider("k", resource="r")

@@ -26,7 +26,7 @@ REPLY = {
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-async def test_an_engine_that_is_closed_cuts_no_request_of_another_one_with_the_same_provider(is_watched: bool) -> None:
+async def test_closing_one_engine_keeps_another_engines_request_alive(is_watched: bool) -> None:
     asked, answer = list[str](), threading.Event()
     arrived = asyncio.Event()
     loop = asyncio.get_running_loop()

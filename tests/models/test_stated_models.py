@@ -112,7 +112,7 @@ def request(effort: Any = "max", model: str = NEW) -> ModelRequest:
 
 
 @pytest.mark.spec("providers:PV1")
-async def test_a_provider_states_what_a_model_takes_when_it_is_asked_once_and_requests_are_made_by_it():
+async def test_model_capabilities_are_asked_once_and_shape_requests():
     api = Anthropic()
     provider = api.provider(ask_models=True)
 
@@ -126,7 +126,7 @@ async def test_a_provider_states_what_a_model_takes_when_it_is_asked_once_and_re
 
 
 @pytest.mark.spec("providers:PV1")
-async def test_an_effort_that_a_model_does_not_take_becomes_the_next_one_below():
+async def test_unsupported_effort_becomes_the_next_lower_one():
     for efforts, asked in {
         ("low", "high"): ["low", "low", "high", "high"],
         ("medium", "high", "xhigh"): ["medium", "medium", "high", "xhigh"],
@@ -141,7 +141,7 @@ async def test_an_effort_that_a_model_does_not_take_becomes_the_next_one_below()
 
 
 @pytest.mark.spec("providers:PV1")
-async def test_nobody_is_asked_unless_that_is_wished_for_and_not_of_models_that_are_known():
+async def test_capabilities_are_asked_only_on_request_and_for_unknown_models():
     api = Anthropic(types=TYPES)
     for provider, model in ((api.provider(), NEW), (api.provider(ask_models=True), "claude-sonnet-4-5")):
         with pytest.raises(ModelError):
@@ -153,7 +153,7 @@ async def test_nobody_is_asked_unless_that_is_wished_for_and_not_of_models_that_
 
 @pytest.mark.spec("providers:PV1")
 @pytest.mark.parametrize("status", [200, 404, 500])
-async def test_an_answer_that_says_nothing_is_asked_for_once_and_the_newest_family_is_assumed(status):
+async def test_empty_capability_answer_is_asked_once_and_assumes_newest_family(status):
     api = Anthropic(types=("adaptive",), efforts=("high",), capabilities=["adaptive"])
     api.status = status
     provider = api.provider(ask_models=True, max_tokens=100)
@@ -168,7 +168,7 @@ async def test_an_answer_that_says_nothing_is_asked_for_once_and_the_newest_fami
 
 
 @pytest.mark.spec("providers:PV1", "requirements:G15")
-async def test_what_a_provider_states_is_known_from_then_on():
+async def test_stated_model_info_is_remembered():
     api = Anthropic()
     models = Models({"anthropic": api.provider(), "other": AnthropicProvider("k", name="other")})
     before = models.info(f"anthropic/{NEW}")
@@ -183,7 +183,7 @@ async def test_what_a_provider_states_is_known_from_then_on():
 
 
 @pytest.mark.spec("providers:PV1", "replay:J1")
-def test_a_replay_asks_nothing_of_what_a_model_takes(tmp_path):
+def test_replay_asks_for_no_model_capabilities(tmp_path):
     agent = AgentDefinition("asker", model=f"anthropic/{NEW}", settings=ModelSettings(thinking=Thinking("high")))
     api, later = Anthropic(), Anthropic()
     with Engine([agent], models={"anthropic": api.provider(ask_models=True)}) as engine:
@@ -221,7 +221,7 @@ class States:
         ({}, ModelInfo()),
     ],
 )
-async def test_gemini_states_windows_and_whether_a_model_thinks_when_it_is_asked_once(told, stated):
+async def test_gemini_states_windows_and_thinking_and_is_asked_once(told, stated):
     api = States({"name": "models/gemini-9-flash", **told})
     provider = GoogleProvider("the-key", transport=httpx2.MockTransport(api))
 
@@ -249,7 +249,7 @@ LISTED = {
 
 
 @pytest.mark.spec("providers:PV1", "requirements:G15")
-async def test_openrouter_states_what_its_list_says_of_a_model_and_is_asked_for_the_list_once():
+async def test_openrouter_model_list_is_fetched_once_and_used():
     api = States(LISTED)
     models = Models({"openrouter": OpenAIChatProvider("openrouter", "the-key", transport=httpx2.MockTransport(api))})
     stated = {
@@ -317,7 +317,7 @@ def test_windows_and_largest_outputs_of_current_models_are_known(model, window, 
 
 
 @pytest.mark.spec("requirements:G15")
-def test_every_listed_gemini_of_text_from_2_5_on_has_both():
+def test_every_listed_text_gemini_has_window_and_output_limit():
     listed = next(provider for provider in get_snapshot().providers if provider.id == "google").models
     text = [
         m.id for m in listed if re.fullmatch(r"gemini-(?:2\.5|3[.\d]*)-(?:pro|flash|flash-lite)(?:-preview)?", m.id)

@@ -290,7 +290,7 @@ def test_every_beginning_of_json_can_be_continued_and_nothing_else(given_argumen
         assert not can_begin(broken)
 
 
-def test_an_error_says_what_the_server_sent():
+def test_duplicate_call_error_names_the_call_and_server():
     head = {"index": 0, "function": {"name": "look", "arguments": "{}"}}
 
     with pytest.raises(

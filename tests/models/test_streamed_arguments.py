@@ -75,7 +75,7 @@ def streamed(parts: list[dict[str, Any]], finish: str = "STOP") -> tuple[list[An
 
 
 @pytest.mark.spec("requirements:G4", "requirements:G5", "ecosystem:EC91")
-def test_a_call_whose_arguments_come_in_pieces_runs_with_all_of_them():
+def test_call_with_streamed_arguments_gets_all_of_them():
     """Each piece used to be a call by itself, so that the tool ran with nothing; 4 of 4 recorded streams did."""
     deltas, reply = streamed(WHOLE)
     (call,) = reply.content
@@ -90,7 +90,7 @@ def test_a_call_whose_arguments_come_in_pieces_runs_with_all_of_them():
     assert json.loads(deltas[1].text) == ARGUMENTS
 
 
-def test_such_a_call_goes_back_whole_and_signed():
+def test_streamed_call_goes_back_whole_and_signed():
     _, reply = streamed(WHOLE)
     numbered = [attrs.evolve(call, tool_call_id="c1") for call in reply.tool_calls]
     asked = UserMessage("go"), AssistantMessage(numbered), ToolMessage("c1", "book", ["done"])
@@ -104,7 +104,7 @@ def sent_as(model: str, *messages: Any) -> list[dict[str, Any]]:
     return json.loads(provider_of("google")._encode(request, stream=False).content)["contents"]
 
 
-def test_calls_in_pieces_and_whole_ones_follow_each_other():
+def test_streamed_and_whole_calls_are_read_in_order():
     deltas, reply = streamed(
         [
             {"text": "I book."},
@@ -123,7 +123,7 @@ def test_calls_in_pieces_and_whole_ones_follow_each_other():
 
 @pytest.mark.spec("reliability:MP20")
 @pytest.mark.parametrize("end", range(len(WHOLE)))
-def test_a_stream_that_is_cut_inside_of_a_call_is_no_reply(end):
+def test_stream_cut_inside_a_call_is_truncated(end):
     """Neither where the connection ends, nor where an end is told of before the call is whole."""
     it = reader("google")
     for piece in chunks(WHOLE)[:end]:
@@ -136,7 +136,7 @@ def test_a_stream_that_is_cut_inside_of_a_call_is_no_reply(end):
 
 
 @pytest.mark.spec("reliability:MP55", "reliability:MP54")
-def test_a_call_that_the_output_limit_cuts_is_kept_as_text_and_one_that_a_refusal_cuts_is_left_out():
+def test_call_cut_by_limit_is_text_and_by_refusal_dropped():
     _, cut = streamed(WHOLE[:3], "MAX_TOKENS")
     _, refused = streamed([{"text": "I"}, *WHOLE[:3]], "SAFETY")
 
@@ -157,7 +157,7 @@ def test_a_call_that_the_output_limit_cuts_is_kept_as_text_and_one_that_a_refusa
         pytest.param([BEGIN, going(text("$.a", "x"), text("$.a.b", "y")), call_of()], id="inside of a text"),
     ],
 )  # fmt: skip
-def test_pieces_that_cannot_be_joined_are_refused_and_never_left_out(parts):
+def test_pieces_that_cannot_be_joined_are_refused(parts):
     with pytest.raises(ModelError) as caught:
         streamed(parts)
 
@@ -165,7 +165,7 @@ def test_pieces_that_cannot_be_joined_are_refused_and_never_left_out(parts):
     assert caught.value.retryable
 
 
-def test_pieces_in_a_reply_that_comes_at_once_are_joined_as_well():
+def test_partial_arguments_in_a_whole_reply_are_joined():
     part = call_of(name="book", partialArgs=[text("$.city", "Oslo")])
     reply = decode(google_chunk([part], "STOP"), made("google"), "m", None)
 
@@ -173,7 +173,7 @@ def test_pieces_in_a_reply_that_comes_at_once_are_joined_as_well():
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_members_of_a_call_that_are_newer_than_this_package_go_back():
+def test_unknown_call_members_go_back_to_the_model():
     part = {"functionCall": {"name": "look", "args": {}, "mood": "calm"}, "newer": [1]}
     begun = [call_of(name="look", mood="calm", willContinue=True), {**call_of(), "newer": [1]}]
     replies = [decode(google_chunk([part], "STOP"), made("google"), "m", None), streamed(begun)[1]]

@@ -61,7 +61,7 @@ TWO = [("f", {"n": 1}), ("f", {"n": 2})]
         pytest.param([[piece("f", A, index=0, id="x"), piece("f", B, index=1, id="x")]], [*TWO, "x", "x"], id="one id twice"),
     ],
 )  # fmt: skip
-def test_chat_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, calls):
+def test_chat_calls_are_assembled_from_all_known_piece_forms(deltas, calls):
     got = pieces(*deltas)
     assert [(name, value) for name, value, _ in got] == [c for c in calls if isinstance(c, tuple)]
     ids = [c for c in calls if isinstance(c, str)]
@@ -69,7 +69,7 @@ def test_chat_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, ca
 
 
 @pytest.mark.spec("requirements:G4", "reliability:MP20")
-def test_no_call_is_offered_when_neither_the_finish_reason_nor_its_last_brace_comes():
+def test_unfinished_call_without_finish_reason_is_truncated():
     it = reader("openai_chat")
     it.feed(chunk({"tool_calls": [piece("rm", '{"path": "/a"', index=0, id="x")]}))
     it.feed(b"data: [DONE]\n\n")
@@ -89,7 +89,7 @@ def test_arguments_with_the_name_in_every_piece_are_joined():
 
 
 @pytest.mark.spec("ecosystem:EC90", "ecosystem:EC91")
-def test_streamed_reasoning_is_put_together_and_kept_for_the_same_provider():
+def test_streamed_reasoning_is_joined_and_kept_with_details():
     it = reader("openrouter")
     for text in ("Hm", "m."):
         detail = {"type": "reasoning.text", "text": text, "index": 0}
@@ -112,7 +112,7 @@ def test_streamed_reasoning_is_put_together_and_kept_for_the_same_provider():
 @pytest.mark.spec("ecosystem:EC91", "ecosystem:EC111")
 @pytest.mark.parametrize("index", [{"index": 0}, {}], ids=["with its number", "without a number"])
 @pytest.mark.parametrize("text", [{}, {"text": None}, {"text": ""}], ids=["no text", "null", "empty"])
-def test_a_piece_that_is_a_signature_alone_ends_the_reasoning_before_it(text, index):
+def test_signature_alone_ends_the_preceding_reasoning_piece(text, index):
     """Claude behind OpenRouter: torn from its text, the signature was refused with the next request."""
     kind = {"type": "reasoning.text", "format": "anthropic-claude-v1"}
     it = reader("openrouter")
@@ -144,7 +144,7 @@ def test_a_signature_of_something_else_stays_for_itself():
 
 
 @pytest.mark.spec("ecosystem:EC90", "requirements:G5")
-def test_a_thought_that_a_server_says_under_two_names_is_one_and_comes_before_what_is_said_with_it():
+def test_thought_under_two_names_is_shown_once_before_text():
     it = reader("vllm")
     shown = it.feed(chunk({"reasoning": "Hm", "reasoning_content": "Hm"}))
     shown += it.feed(chunk({"content": "Five.", "reasoning": "m.", "reasoning_content": "m."}))
@@ -190,7 +190,7 @@ def thought(text: str) -> dict[str, Any]:
         ("openrouter", {"reasoning_details": [{"type": "reasoning.text", "text": "ab"}], "reasoning": "ab"}, None),
     ],
 )
-def test_the_pieces_of_a_text_are_put_together_once(wire, piece, end, monkeypatch):
+def test_streamed_text_pieces_are_joined_once(wire, piece, end, monkeypatch):
     for module in (google_decode, chat_decode):
         monkeypatch.setattr(module, "read_json", lambda data: counted(json.loads(data)))
     monkeypatch.setattr(Counted, "copied", 0)
@@ -208,7 +208,7 @@ def test_the_pieces_of_a_text_are_put_together_once(wire, piece, end, monkeypatc
 
 @pytest.mark.speed
 @pytest.mark.parametrize("wire", ["google", "openai_chat"])
-def test_the_probabilities_of_a_stream_are_looked_at_once(wire, monkeypatch):
+def test_streamed_logprobs_are_processed_once(wire, monkeypatch):
     looked = 0
     module = google_decode if wire == "google" else chat_decode
 
@@ -249,7 +249,7 @@ STOP = event({"type": "message_stop"})
 
 
 @pytest.mark.spec("reliability:MP19", "reliability:MP59", "ecosystem:EC71")
-def test_what_a_lost_stream_used_is_known_as_far_as_it_said():
+def test_lost_stream_reports_the_usage_so_far():
     it = reader("anthropic")
     it.feed(START + b"event: from_the_future\ndata: {}\n\n" + BLOCK + DELTA)
     with pytest.raises(TruncatedReply) as caught:
@@ -272,7 +272,7 @@ def test_a_stream_that_never_stops_is_cut():
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
     st.lists(st.integers(0, 80), max_size=6),
 )  # fmt: skip
-def test_events_are_the_same_however_lines_end_and_bytes_are_cut(events, ending, cuts):
+def test_sse_events_are_independent_of_line_ends_and_chunks(events, ending, cuts):
     lines: list[bytes] = [b": comment"]
     for name, data in events:
         lines += [b"event:" + name.encode()] if name else []
@@ -288,7 +288,7 @@ def test_events_are_the_same_however_lines_end_and_bytes_are_cut(events, ending,
 
 
 @pytest.mark.spec("providers:PV112")
-def test_items_whose_numbers_leave_gaps_are_read_in_their_order_and_one_that_comes_again_is_refused() -> None:
+def test_item_numbers_may_have_gaps_but_not_repeat() -> None:
     def item(number: int, kind: str, text: str) -> bytes:
         said = {"type": "message", "id": f"m{number}", "content": [{"type": "output_text", "text": text}]}
         return event({"type": f"response.output_item.{kind}", "output_index": number, "item": said})
@@ -311,7 +311,7 @@ def test_items_whose_numbers_leave_gaps_are_read_in_their_order_and_one_that_com
 
 @pytest.mark.anyio
 @pytest.mark.spec("providers:PV112")
-async def test_an_answer_by_a_schema_that_comes_as_an_object_is_its_json_and_no_other_object_is_a_text() -> None:
+async def test_object_content_becomes_json_only_with_a_schema() -> None:
     """Cloudflare answers so in its JSON mode; it was a reply that broke its protocol."""
     told = {"choices": [{"message": {"content": {"name": "Ada"}}, "finish_reason": "stop"}]}
     provider = provider_of("openai_chat", transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json=told)))
@@ -324,7 +324,7 @@ async def test_an_answer_by_a_schema_that_comes_as_an_object_is_its_json_and_no_
     await provider.close()
 
 
-def test_a_reply_has_the_id_of_its_first_chunk_whatever_the_last_one_says() -> None:
+def test_reply_keeps_the_id_of_its_first_chunk() -> None:
     it = reader("openai_chat")
     for named, delta, finish in (("", {}, None), ("chatcmpl-1", {"content": "Hi."}, None), ("stub", {}, "stop")):
         chunk = {"id": named, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
@@ -379,14 +379,14 @@ def read(wire: str, events: list[Any], *, at_length: bool) -> Any:
 
 
 @given(st.lists(st.one_of(st.sampled_from(CHUNKS[:2]), st.sampled_from(CHUNKS)), max_size=12))
-def test_text_of_a_chat_that_nothing_else_comes_with_is_read_as_any_other(chunks: list[Any]) -> None:
+def test_chat_text_fast_path_equals_the_full_path(chunks: list[Any]) -> None:
     chunks = [CHUNKS[3], *chunks, CHUNKS[-3]]
 
     assert read("openai_chat", chunks, at_length=True) == read("openai_chat", chunks, at_length=False)
 
 
 @given(st.lists(st.one_of(st.just(TEXT), st.sampled_from(EVENTS[8:11]), st.sampled_from(EVENTS)), max_size=8))
-def test_text_of_a_message_that_nothing_else_comes_with_is_read_as_any_other(events: list[Any]) -> None:
+def test_anthropic_text_fast_path_equals_the_full_path(events: list[Any]) -> None:
     ended = [
         {"type": "content_block_stop", "index": 0},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},

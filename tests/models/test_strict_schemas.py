@@ -57,14 +57,14 @@ def objects(schema: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.spec("providers:PV43")
 @pytest.mark.parametrize("model", [Place, Answer, Full])
-def test_anthropic_is_sent_what_its_own_library_would_send(model):
+def test_anthropic_strict_schema_equals_the_sdk_transformation(model):
     schema = model.model_json_schema()
     assert make_strict_schema(schema, "anthropic") == anthropic.transform_schema(schema)
 
 
 @pytest.mark.spec("providers:PV43", "providers:PV44")
 @pytest.mark.parametrize("wire", ["anthropic", "openai"])
-def test_what_cannot_be_promised_has_no_strict_form(wire):
+def test_unsupported_schema_has_no_strict_form(wire):
     whole = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
     assert make_strict_schema(whole, wire) == {**whole, "additionalProperties": False}
     for broken in (
@@ -95,7 +95,7 @@ def test_anthropic_takes_24_optional_members_in_all():
 
 
 @pytest.mark.spec("providers:PV44")
-def test_openai_wants_every_member_and_none_of_what_it_refuses():
+def test_openai_strict_schema_requires_all_members_and_refuses_others():
     found = make_strict_schema(Full.model_json_schema(), "openai")
     assert all(each["additionalProperties"] is False for each in objects(found))
     assert all(each["required"] == list(each["properties"]) for each in objects(found))
@@ -126,7 +126,7 @@ def definition(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, 
 
 
 @pytest.mark.spec("providers:PV43", "providers:PV44")
-def test_a_strict_tool_is_asked_for_where_server_and_schema_allow_it():
+def test_strict_tool_is_sent_where_server_and_schema_allow():
     for name in ("openai", "openai_chat"):
         form = make_strict_schema(FULL, "openai")
         told = definition(name, FULL, strict=True)
@@ -144,7 +144,7 @@ def test_a_strict_tool_is_asked_for_where_server_and_schema_allow_it():
 
 
 @pytest.mark.spec("providers:PV43", "providers:PV44")
-def test_an_answer_s_schema_is_closed_and_strict_where_it_qualifies():
+def test_answer_schema_is_closed_and_strict_where_possible():
     def asked(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         got = body(name, HI, settings=ModelSettings(response_schema=schema))
         return {"openai": lambda: got["text"]["format"], "anthropic": lambda: got["output_config"]["format"]}.get(

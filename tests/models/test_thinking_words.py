@@ -167,7 +167,7 @@ ROWS = [
 
 @pytest.mark.spec("requirements:A16", "providers:PV10", "providers:PV11", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16", "providers:PV17", "providers:PV19", "providers:PV20", "providers:PV21", "providers:PV22", "providers:PV24", "providers:PV25", "providers:PV26")  # fmt: skip
 @pytest.mark.parametrize(("name", "model", "four"), ROWS, ids=[f"{name}-{model}" for name, model, _ in ROWS])
-def test_each_family_is_asked_for_an_effort_in_its_own_words(name, model, four):
+def test_each_model_family_gets_its_own_effort_words(name, model, four):
     assert four == [said(name, model, Thinking(word)) for word in EFFORTS[1:]]
 
 
@@ -228,15 +228,13 @@ NONE = [
 
 @pytest.mark.spec("requirements:A16", "providers:PV10", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16", "providers:PV17", "providers:PV19", "providers:PV20", "providers:PV21", "providers:PV22", "providers:PV24", "providers:PV25", "providers:PV26")  # fmt: skip
 @pytest.mark.parametrize(("name", "model", "members", "is_off"), NONE, ids=[f"{row[0]}-{row[1]}" for row in NONE])
-def test_none_keeps_a_model_from_thinking_or_a_warning_says_once_what_is_sent_instead(
-    name, model, members, is_off, notes
-):
+def test_thinking_none_disables_it_or_warns_once(name, model, members, is_off, notes):
     assert [members, members] == [said(name, model, Thinking("none")) for _ in range(2)]
     assert [note.split()[0] for note in notes()] == ([] if is_off else [model])
 
 
 @pytest.mark.spec("requirements:A16")
-def test_of_every_wish_on_every_wire_something_is_sent_or_a_warning_says_that_nothing_is(notes):
+def test_every_thinking_wish_is_sent_or_warned_about(notes):
     wishes = [Thinking(word) for word in EFFORTS[1:]] + [Thinking(tokens=4_000), Thinking("low", show=False)]
     for name, models in MODELS.items():
         for model, wish in product(models, wishes):
@@ -281,7 +279,7 @@ def test_numbers_and_hidden_thoughts_go_where_a_wire_knows_them(notes):
 
 
 @pytest.mark.spec("providers:PV17", "providers:PV21", "providers:PV39")
-def test_beside_a_demanded_call_deepseek_does_not_think_and_claude_behind_openrouter_says_so(notes):
+def test_forced_call_disables_deepseek_thinking_and_warns_for_claude(notes):
     assert OFF == {"thinking": encoded("deepseek", "deepseek-v4", Thinking("high"), tool_choice="required")["thinking"]}
     assert [] == notes()
 
@@ -291,7 +289,7 @@ def test_beside_a_demanded_call_deepseek_does_not_think_and_claude_behind_openro
 
 
 @pytest.mark.spec("providers:PV25")
-def test_a_temperature_beside_which_a_model_cannot_think_is_not_sent_and_that_is_said(notes):
+def test_temperature_incompatible_with_thinking_is_dropped_with_warning(notes):
     asked = encoded("snowflake", "claude-sonnet-4-5", Thinking("low"), temperature=0.5)
     assert (1, {"effort": "low"}) == (asked["temperature"], asked["reasoning"])
     assert ["claude-sonnet-4-5 thinks at temperature 1 only; temperature=0.5 is not sent"] == notes()
@@ -326,7 +324,7 @@ def cell(name: str, model: str, wish: Thinking, notes: Any) -> str:
 
 
 @pytest.mark.spec("requirements:A16")
-def test_the_table_of_thinking_is_what_the_encoders_send(notes):
+def test_thinking_table_of_the_page_matches_the_encoders(notes):
     lines = [["", *WISHES], ["---"] * (len(WISHES) + 1)]
     for name, models in MODELS.items():
         lines += [
@@ -348,13 +346,13 @@ def test_old_spellings_ask_for_the_same_as_the_words():
             assert said(name, model, extended) == said(name, model, Thinking(tokens=3_000))
 
 
-def test_every_word_of_the_tables_belongs_to_a_service_and_every_service_has_a_table():
+def test_every_thinking_table_belongs_to_a_service():
     forms = {preset.thinking for preset in PRESETS.values()}
     assert forms - {"openrouter", "qwen"} == table.TABLES.keys()
 
 
 @pytest.mark.spec("providers:PV15", "providers:PV10", "providers:PV11")
-def test_every_word_for_how_much_to_think_that_an_sdk_knows_is_sent_to_some_model():
+def test_every_effort_an_sdk_knows_is_sent_to_some_model():
     from anthropic.types.beta import BetaOutputConfigParam
     from google.genai.types import ThinkingLevel
     from openai.types.shared import ReasoningEffort

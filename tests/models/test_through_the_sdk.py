@@ -62,7 +62,7 @@ async def asked(recording: Recording, provider: Any) -> Any:
 @pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC210", "requirements:G5")
 @pytest.mark.parametrize("wire", sorted(NAMES))
-async def test_an_exchange_through_the_sdk_gives_what_the_codec_gives(wire):
+async def test_exchange_through_the_sdk_equals_the_codec(wire):
     files = {recording.name.partition("#")[0] for recording in recordings() if recording.wire == wire}
     seen = 0
     for file in sorted(files):

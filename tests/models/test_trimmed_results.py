@@ -13,7 +13,7 @@ from tests.models.wires import FOUR, body, call, result
 
 @pytest.mark.spec("requirements:I15")
 @pytest.mark.parametrize("wire", FOUR)
-def test_a_trimmed_result_is_sent_as_its_placeholder_and_its_neighbours_as_they_are(wire: str) -> None:
+def test_trimmed_result_is_sent_as_its_placeholder(wire: str) -> None:
     record = Transcript(
         [
             UserMessage("go"),

@@ -196,6 +196,6 @@ def test_nothing_that_is_set_is_dropped_silently(name: str, row: str):
 
 
 @pytest.mark.spec("requirements:A15", "requirements:A16")
-def test_the_table_of_the_page_is_what_the_encoders_send():
+def test_settings_table_of_the_page_matches_the_encoders():
     found = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
     assert found == table().strip(), f"put this between the marks of {PAGE.name}:\n{table()}"

@@ -71,7 +71,7 @@ IN_PIECES = (
 
 @pytest.mark.spec("ecosystem:EC91", "ecosystem:EC99", "requirements:G5")
 @pytest.mark.parametrize("came", ["at once", "in pieces"])
-def test_the_signature_of_a_call_behind_googles_openai_endpoint_goes_back_to_the_model_that_made_it(came):
+def test_google_signature_on_openai_endpoint_returns_to_its_model(came):
     """Without it the next request was refused with a 400."""
     reply = at_once({"tool_calls": [SIGNED, PLAIN]}) if came == "at once" else streamed(*IN_PIECES)
 
@@ -81,7 +81,7 @@ def test_the_signature_of_a_call_behind_googles_openai_endpoint_goes_back_to_the
 
 
 @pytest.mark.spec("reliability:MP59")
-def test_members_inside_of_a_call_that_are_newer_than_this_package_go_back():
+def test_unknown_call_members_go_back_to_the_model():
     call = {**PLAIN, "function": {"name": "look", "arguments": "{}", "strict": True}, "caller": {"type": "direct"}}
 
     assert [call] == sent_back(at_once({"tool_calls": [call]}))[0]["tool_calls"]
@@ -100,7 +100,7 @@ LEGACY_PIECES = (
 
 @pytest.mark.spec("reliability:MP58", "requirements:G5")
 @pytest.mark.parametrize("came", ["at once", "in pieces"])
-def test_a_function_call_is_a_call_and_goes_back_in_its_own_form(came):
+def test_legacy_function_call_is_read_and_returned_in_its_form(came):
     """It used to be an empty reply, 14 of 14 recorded ones."""
     told: dict[str, Any] = {"finish": "function_call"}
     reply = at_once({"function_call": LEGACY}, **told) if came == "at once" else streamed(*LEGACY_PIECES, **told)
@@ -114,7 +114,7 @@ def test_a_function_call_is_a_call_and_goes_back_in_its_own_form(came):
     assert ("tool", elsewhere["tool_calls"][0]["id"]) == (answered["role"], answered["tool_call_id"])
 
 
-def test_a_function_call_that_repeats_a_call_or_says_nothing_is_not_one_more():
+def test_repeated_or_empty_function_call_is_not_another_call():
     twice = {"tool_calls": [PLAIN], "function_call": PLAIN["function"]}
 
     assert len(at_once(twice).tool_calls) == 1
@@ -151,7 +151,7 @@ CUSTOM = {"id": "call_1", "type": "custom", "custom": {"name": "sql", "input": "
         ),
     ],
 )
-def test_a_call_of_a_custom_tool_is_refused_as_it_is_on_the_other_wire(reply_of):
+def test_custom_tool_call_is_refused_as_unanswerable(reply_of):
     with pytest.raises(ModelError, match="waits for its client: 'custom'") as caught:
         reply_of()
 
@@ -162,7 +162,7 @@ EMPTY = {"custom": {"name": "", "input": ""}, "id": "call_1", "type": "function"
 
 
 @pytest.mark.parametrize("came", [at_once, streamed], ids=["at once", "in pieces"])
-def test_a_call_of_a_function_that_holds_a_custom_call_which_says_nothing_is_a_call_as_snowflake_writes_it(came):
+def test_empty_custom_member_beside_a_function_call_is_ignored(came):
     entry = {**EMPTY, "function": {"name": "look", "arguments": '{"at":"1"}'}}
     (call,) = came({"tool_calls": [entry if came is at_once else {"index": 0, **entry}]}).tool_calls
 
@@ -189,7 +189,7 @@ def unnamed_reply(wire: str, stop: str) -> dict[str, Any]:
 
 @pytest.mark.spec("reliability:MP48", "reliability:MP20")
 @pytest.mark.parametrize("wire", DECODE)
-def test_a_call_without_a_name_is_refused_and_asked_for_once_more(wire):
+def test_call_without_a_name_is_refused_and_retryable(wire):
     with pytest.raises(ModelError, match="it has no name") as caught:
         DECODE[wire](unnamed_reply(wire, "tool_use"), made(wire), "m", None)
 
@@ -201,7 +201,7 @@ def test_a_call_without_a_name_is_refused_and_asked_for_once_more(wire):
 
 @pytest.mark.spec("reliability:MP48", "requirements:G5")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
-def test_a_call_without_a_name_is_refused_in_a_stream_as_well(wire):
+def test_streamed_call_without_a_name_is_refused(wire):
     it = reader(str(wire))
     with pytest.raises(ModelError, match="it has no name"):
         for event in wire.stream("", [("", "{}")], "tool_use"):

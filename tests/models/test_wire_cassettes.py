@@ -69,7 +69,7 @@ async def played(wire: str, scene: str, *, stream: bool) -> tuple[list[Any], Cas
 
 @pytest.mark.spec("requirements:G1", "requirements:G5")
 @pytest.mark.parametrize(("wire", "scene", "stream"), EACH)
-async def test_an_exchange_is_sent_as_it_was_recorded_and_gives_what_was_said(wire, scene, stream):
+async def test_recorded_exchange_is_sent_unchanged_and_decodes_as_expected(wire, scene, stream):
     """
     A request that differs in one member of its body is not in the cassette.
     """
@@ -115,7 +115,7 @@ async def test_thinking_goes_back_with_the_signature_that_it_came_with(wire, str
 
 @pytest.mark.spec("ecosystem:EC71", "ecosystem:EC72", "ecosystem:EC73", "ecosystem:EC74", "reliability:MP20")
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_stream_is_read_the_same_in_any_pieces_and_is_no_reply_before_its_end(wire):
+def test_stream_is_chunk_independent_and_truncated_before_its_end(wire):
     bodies = [i.response.body for i in interactions(wire)]
     streams = [body for body in bodies if body.lstrip().startswith((b"data:", b"event:"))]
     assert 9 == len(streams)
@@ -152,7 +152,7 @@ def refused_before_its_end(wire: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_every_exchange_of_the_file_is_played_and_says_where_it_comes_from(wire):
+def test_every_cassette_exchange_is_used_and_states_its_source(wire):
     recorded = interactions(wire)
     scenes = [(scene, stream) for scene, what in wires.SCENES.items() for stream in wires.ways(what)]
 

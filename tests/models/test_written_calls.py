@@ -25,7 +25,7 @@ INPUTS = st.dictionaries(
 
 
 @given(before=st.text("ab \n"), given=INPUTS, after=st.text("ab \n"), is_ours=st.booleans())
-def test_a_block_of_codebuff_is_a_call_with_the_words_around_it_in_order(before, given, after, is_ours):
+def test_codebuff_block_is_a_call_between_its_texts(before, given, after, is_ours):
     legacy = {} if is_ours else {"cb_easp": True}
     block = BLOCK.format(json.dumps({"cb_tool_name": "put", **legacy, **given}, indent=2))
     reply = parse_written_calls(ModelReply(f"{before}{block}{after}"))
@@ -37,7 +37,7 @@ def test_a_block_of_codebuff_is_a_call_with_the_words_around_it_in_order(before,
     assert StopReason.TOOL_USE is reply.stop_reason
 
 
-def test_both_forms_stand_side_by_side_and_what_is_neither_stays_text():
+def test_both_written_forms_are_parsed_and_others_stay_text():
     ours = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
     theirs = BLOCK.format('{"cb_tool_name": "put", "x": 1}')
     nameless = BLOCK.format('{"name": "put"}')
@@ -68,7 +68,7 @@ TOLD = "the model wrote {!r} into its text, which looks like a tool call, and no
         ("a < b", ""),
     ],
 )
-async def test_a_call_that_was_only_written_is_told_of_in_the_result_once(said, mark):
+async def test_written_call_is_warned_about_once_in_the_result(said, mark):
     agent = AgentDefinition("writer", model="test/m", tools=[put])
     async with Engine([agent], models=ScriptedModel([text(said)])) as engine:
         result = await engine.run("writer", "Go.")
@@ -78,7 +78,7 @@ async def test_a_call_that_was_only_written_is_told_of_in_the_result_once(said, 
     assert () == result.tool_calls
 
 
-async def test_an_agent_without_tools_may_write_what_it_likes():
+async def test_agent_without_tools_gets_no_written_call_warning():
     agent = AgentDefinition("writer", model="test/m")
     async with Engine([agent], models=ScriptedModel([text(WRITTEN)])) as engine:
         assert () == (await engine.run("writer", "Go.")).warnings

@@ -69,9 +69,7 @@ FORMS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("text", "thought", "said", "written"), FORMS)
-async def test_thoughts_at_the_beginning_of_a_text_are_thinking_where_that_is_asked_for(
-    text, thought, said, written, stream
-):
+async def test_leading_written_thoughts_become_thinking_if_enabled(text, thought, said, written, stream):
     deltas, reply = await asked(*text, stream=stream, written_thoughts=True)
 
     assert said == reply.text
@@ -81,7 +79,7 @@ async def test_thoughts_at_the_beginning_of_a_text_are_thinking_where_that_is_as
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thoughts_whose_opening_tag_the_server_swallowed_are_thinking_in_the_reply(stream):
+async def test_thoughts_without_opening_tag_become_thinking_in_the_reply(stream):
     deltas, reply = await asked("It is hard.", "\n</think>\n\nYes.", stream=stream, written_thoughts=True)
 
     thinking, text = reply.content
@@ -96,7 +94,7 @@ async def test_thoughts_whose_opening_tag_the_server_swallowed_are_thinking_in_t
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", ["Write <think> first.", "<thin air", " <b>x</b>", "[THIN]", "1 < 2"])
-async def test_a_text_that_begins_with_no_thought_is_said_to_the_last_letter(text, stream):
+async def test_text_without_a_leading_thought_is_unchanged(text, stream):
     deltas, reply = await asked(*text, stream=stream, written_thoughts=True)
 
     assert (TextPart(text),) == reply.content
@@ -105,7 +103,7 @@ async def test_a_text_that_begins_with_no_thought_is_said_to_the_last_letter(tex
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_without_the_option_the_record_keeps_the_text_as_it_came(stream):
+async def test_without_the_option_written_thoughts_stay_text(stream):
     deltas, reply = await asked("<think>deep</think>", "\n\nYes.", stream=stream)
 
     assert ((TextPart("<think>deep</think>\n\nYes."),), "Yes.") == (reply.content, reply.said)
@@ -114,7 +112,7 @@ async def test_without_the_option_the_record_keeps_the_text_as_it_came(stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_blanks_before_a_call_say_nothing_and_what_a_thought_mentions_is_no_call(stream):
+async def test_blank_text_before_a_call_is_dropped(stream):
     call = {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "look", "arguments": '{"at": "1"}'}}]}
     deltas, reply = await asked("\n\n", call, stream=stream, written_thoughts=True)
     assert [ToolCallPart] == [type(part) for part in reply.content]
@@ -126,7 +124,7 @@ async def test_blanks_before_a_call_say_nothing_and_what_a_thought_mentions_is_n
     assert ((), "Yes.") == (reply.tool_calls, reply.text)
 
 
-def test_written_thoughts_go_back_to_their_model_as_it_wrote_them_and_to_no_other():
+def test_written_thoughts_return_only_to_their_own_model():
     text = "<think>deep</think>\n\nYes."
     reply = parse_written_thoughts(ModelReply(text, provider_data=MARK))
     history = Transcript([UserMessage("a"), AssistantMessage(reply.content), UserMessage("b")])

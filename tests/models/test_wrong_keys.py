@@ -82,7 +82,7 @@ async def failure_of(provider: Provider, *, stream: bool) -> ModelError:
 @pytest.mark.spec("reliability:MP16", "requirements:G23", "reliability:MP03")
 @pytest.mark.parametrize("stream", [False, True], ids=["at once", "stream"])
 @pytest.mark.parametrize("whose", SAID)
-async def test_a_key_that_was_refused_is_told_with_where_it_came_from_whatever_the_status(whose, stream):
+async def test_refused_key_is_reported_with_its_source_for_any_status(whose, stream):
     error = await failure_of(refusing(whose), stream=stream)
 
     assert ("auth", False, SAID[whose][0]) == (error.kind, error.retryable, error.status)
@@ -105,7 +105,7 @@ class Answering(Provider):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["at once", "stream"])
 @pytest.mark.parametrize("whose", SAID)
-async def test_a_fallback_goes_on_by_default_where_a_key_was_refused(whose, stream):
+async def test_fallback_moves_on_by_default_after_a_refused_key(whose, stream):
     first = refusing(whose)
     models = Models({first.name: first, "answering": Answering()})
     route = fallback(f"{first.name}/m", "answering/m")
@@ -121,7 +121,7 @@ async def test_a_fallback_goes_on_by_default_where_a_key_was_refused(whose, stre
 
 
 @pytest.mark.spec("reliability:MP22")
-def test_a_refused_key_inside_of_a_reply_is_told_alike_and_other_refusals_are_not():
+def test_refused_key_inside_a_reply_is_an_auth_error():
     inside = error_from_body({"error": {"message": "no", "code": "invalid_api_key"}}, None, {}, made("openai"))
     other = error_from_body(json.dumps({"error": {"message": "Bad value."}}).encode(), 400, {}, made("google"))
 
@@ -132,7 +132,7 @@ def test_a_refused_key_inside_of_a_reply_is_told_alike_and_other_refusals_are_no
 
 @pytest.mark.spec("providers:PV82")
 @pytest.mark.parametrize("status", [400, None])
-def test_the_word_of_perplexity_for_a_prompt_that_is_too_long_is_an_overflow(status) -> None:
+def test_too_many_prompt_tokens_from_perplexity_is_an_overflow(status) -> None:
     told = {"error": {"message": "Too large.", "type": "too_many_prompt_tokens", "code": 400}}
 
     assert type(error_from_body(told, status, {}, made("perplexity"))) is ContextOverflow

@@ -64,7 +64,7 @@ def seen(about: Any, given: dict[str, Any]) -> Request:
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_tool_that_says_which_parameters_are_paths_is_bound_however_these_name_a_denied_file(place: Path) -> None:
+def test_a_declared_path_is_denied_under_every_spelling(place: Path) -> None:
     @tool(about=["{source}", "copies/{copy}"])
     def show(source: str, copy: str = "x") -> str:
         """Show a file."""
@@ -94,7 +94,7 @@ def test_a_tool_that_says_which_parameters_are_paths_is_bound_however_these_name
 
 
 @pytest.mark.spec("requirements:X70")
-def test_without_about_a_text_is_asked_about_and_a_link_is_refused(place: Path) -> None:
+def test_without_about_texts_are_asked_about_and_links_refused(place: Path) -> None:
     @tool
     def show(source: str) -> str:
         """Show a file."""
@@ -133,7 +133,7 @@ def test_relative_paths_start_at_the_workspace_where_there_is_one(place: Path, t
 
 
 @pytest.mark.spec("requirements:X70")
-def test_what_a_link_leads_to_is_asked_about_where_the_path_alone_was_allowed(place: Path) -> None:
+def test_the_target_of_a_link_beside_an_allow_asks(place: Path) -> None:
     @tool(about="{name}")
     def show(name: str) -> str:
         """Show a file."""
@@ -148,7 +148,7 @@ def test_what_a_link_leads_to_is_asked_about_where_the_path_alone_was_allowed(pl
 
 
 @pytest.mark.spec("requirements:X70")
-def test_outside_of_the_working_directory_every_end_of_a_path_may_be_what_a_rule_means(place: Path) -> None:
+def test_any_suffix_of_an_outside_path_may_match_a_rule(place: Path) -> None:
     far = place.parent / "far" / "off" / "vault"
     far.mkdir(parents=True)
     (far / "k.txt").write_text("secret")
@@ -171,7 +171,7 @@ def test_outside_of_the_working_directory_every_end_of_a_path_may_be_what_a_rule
 
 
 @pytest.mark.spec("requirements:X70")
-def test_what_is_said_takes_the_place_of_members_that_are_called_like_paths() -> None:
+def test_about_replaces_members_that_are_named_like_paths() -> None:
     policy = Policy([Rule.allow_tool("*"), DENY])
 
     assert "allow" == policy.check(seen((), {"path": "vault/x"})).decision
@@ -186,7 +186,7 @@ def test_what_is_said_takes_the_place_of_members_that_are_called_like_paths() ->
 
 
 @pytest.mark.spec("requirements:X70", "requirements:X71")
-def test_an_address_that_a_tool_says_it_reaches_is_judged_and_remembered_as_one() -> None:
+def test_a_declared_address_is_judged_and_remembered_as_an_address() -> None:
     request = Request(
         tool=ToolSpec("send", category="network", about=("https://{region}.example.org/send",)),
         input=freeze_object({"region": "eu"}),
@@ -200,7 +200,7 @@ def test_an_address_that_a_tool_says_it_reaches_is_judged_and_remembered_as_one(
 @pytest.mark.parametrize(
     "before", ["a://", "x/a://", "s3://", "file://", "http://", "https://h/../", "://", " https://"]
 )
-def test_a_path_with_what_looks_like_a_scheme_in_it_is_judged_as_a_path_too(place: Path, before: str) -> None:
+def test_a_path_that_resembles_a_url_is_judged_as_path(place: Path, before: str) -> None:
     @tool(about="{path}")
     def show(path: str) -> str:
         """Show a file."""
@@ -231,7 +231,7 @@ def test_a_name_within_a_place_makes_no_address_of_it() -> None:
 
 
 @pytest.mark.spec("requirements:X70")
-def test_more_files_than_anybody_looks_at_count_as_denied_and_are_not_counted_up() -> None:
+def test_too_many_possible_files_count_as_denied() -> None:
     many = [f"open/{n}" for n in range(3000)]
 
     assert (
@@ -245,7 +245,7 @@ def test_more_files_than_anybody_looks_at_count_as_denied_and_are_not_counted_up
 
 @pytest.mark.spec("requirements:X70")
 @given(st.lists(st.sampled_from(["a", "b", "vault", "..", "."]), min_size=1, max_size=5).map("/".join))
-def test_a_path_is_judged_the_same_whether_it_is_said_or_stands_in_a_member(path: str) -> None:
+def test_declared_and_named_paths_are_judged_equally(path: str) -> None:
     by_member = Request(tool=ToolSpec("any"), input=freeze_object({"path": path}))
 
     for rule in (DENY, Rule.allow_path("a/**"), Rule.ask_for_path("b/*")):
@@ -258,8 +258,6 @@ def test_a_path_is_judged_the_same_whether_it_is_said_or_stands_in_a_member(path
     ("about", "said"),
     [("{nmae}", r"is about 'nmae', which is none of its parameters; they are: name"), (3, "a text or a list of texts"), ([""], "a text or a list"), (["{name}", None], "a text or a list")],
 )  # fmt: skip
-def test_a_parameter_that_there_is_not_and_what_is_no_text_are_refused_where_the_tool_is_made(
-    about: Any, said: str
-) -> None:
+def test_an_invalid_about_is_refused_where_the_tool_is_made(about: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         Tool("show", "", {"type": "object", "properties": {"name": {"type": "string"}}}, lambda given: "", about=about)

@@ -90,7 +90,7 @@ ALLOWED = [
 
 @pytest.mark.spec("reliability:PM01", "requirements:M13")
 @pytest.mark.parametrize("command", ALLOWED, ids=str)
-def test_what_only_looks_is_allowed_with_the_options_that_only_look(command):
+def test_commands_that_only_read_are_allowed_with_harmless_options(command):
     assert "allow" == decision(command)
 
 
@@ -125,12 +125,12 @@ def test_a_deny_finds_its_program_in_disguise_in_every_mode(command):
     ],
     ids=str,
 )
-def test_a_deny_leaves_alone_what_only_mentions_its_program(command):
+def test_a_deny_ignores_mere_mentions_of_its_program(command):
     assert "allow" == decision(command, BYPASS)
 
 
 @pytest.mark.spec("requirements:M13")
-def test_a_prefix_is_whole_words():
+def test_a_prefix_matches_whole_words_only():
     policy = Policy(
         [Rule.allow_command(["git", "status"]), Rule.allow_command(["make", "check"], exact=True)], "dont_ask"
     )
@@ -142,7 +142,7 @@ def test_a_prefix_is_whole_words():
         assert expected == decision(command, policy), command
 
 
-def test_a_question_about_a_command_is_as_wide_as_a_deny():
+def test_an_ask_rule_matches_commands_as_widely_as_deny():
     policy = Policy([Rule.ask_for_command(["git", "push"], priority=1), Rule.allow_command("git")])
 
     assert ["ask", "ask", "allow"] == [decision(c, policy) for c in ("git push", "git -C x push", "git log")]
@@ -174,7 +174,7 @@ COMMANDS = st.one_of(
 
 @pytest.mark.spec("reliability:R7")
 @given(COMMANDS, st.sampled_from(["; ", " && ", " | ", "\n", " & ", " $(", " `"]), COMMANDS)
-def test_whatever_is_chained_to_an_allowed_command_is_not_allowed_with_it(first, joint, second):
+def test_nothing_chained_to_an_allowed_command_is_allowed_with_it(first, joint, second):
     assert "allow" != decision(f"ls{joint}{second}")
     if decision(first) != "allow":
         assert "allow" != decision(f"{first}{joint}{second}")

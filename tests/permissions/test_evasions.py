@@ -54,7 +54,7 @@ def outcome(evasion: Evasion) -> tuple[str, list[Any]]:
 
 @pytest.mark.spec("provenance:PV1", "provenance:PV2", "provenance:PV3")
 @pytest.mark.parametrize("evasion", EVASIONS, ids=lambda evasion: evasion.name)
-def test_a_value_that_the_user_has_not_named_is_never_sent_unasked(evasion: Evasion) -> None:
+def test_a_value_not_named_by_the_user_needs_permission(evasion: Evasion) -> None:
     expected = ("ok", [evasion.argument]) if evasion.passes else ("denied", [])
 
     assert expected == outcome(evasion)

@@ -124,7 +124,7 @@ async def is_denied(made: Engine, prompt: str = "Send the report to Ann.", **opt
     ],
     ids=["error", "echo of a note", "note in two pieces"],
 )  # fmt: skip
-async def test_a_value_is_not_trusted_after_a_tool_gave_it_back(detour: list[Any]) -> None:
+async def test_a_value_returned_by_a_tool_is_not_trusted(detour: list[Any]) -> None:
     assert await is_denied(engine(*detour, SENDS))
 
 
@@ -146,7 +146,7 @@ def _read() -> Any:
     return EVE
 
 
-async def test_a_value_is_not_trusted_after_it_passed_through_code_or_a_child() -> None:
+async def test_a_value_passed_through_code_or_children_is_not_trusted() -> None:
     assert await is_denied(engine(agents=[READER], handle_steps=from_child, spawnable_agents=["child"]))
 
 
@@ -164,7 +164,7 @@ async def test_a_record_says_that_a_value_came_with_a_message() -> None:
 
 
 @pytest.mark.leaks_allowed("workers of the sandbox outlast a run, for the next one")
-async def test_a_value_in_the_code_of_a_third_party_is_not_trusted() -> None:
+async def test_a_value_in_third_party_code_is_not_trusted() -> None:
     (agent,) = load_source(
         f"""
 from stepengine import AgentDefinition, ToolCall
@@ -193,7 +193,7 @@ async def test_a_message_from_outside_is_not_trusted() -> None:
     assert [] == sent
 
 
-async def test_a_value_of_an_earlier_turn_is_not_trusted_in_the_next_one() -> None:
+async def test_a_value_of_an_earlier_turn_stays_untrusted() -> None:
     agent = AgentDefinition("clerk", model="scripted/clerk", tools=TOOLS)
     model = ScriptedModel([READS, text("You have mail."), SENDS, text("Done.")])
     policy = Policy([Rule.ask_untrusted("send")], mode="bypass")
@@ -204,7 +204,7 @@ async def test_a_value_of_an_earlier_turn_is_not_trusted_in_the_next_one() -> No
     assert [] == sent
 
 
-async def test_a_replay_and_a_resumed_run_decide_as_the_recorded_one() -> None:
+async def test_a_replay_decides_as_the_recorded_run() -> None:
     journal = MemoryJournal()
     made = engine(READS, SENDS)
     assert await is_denied(made, journal=journal)

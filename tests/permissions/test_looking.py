@@ -148,9 +148,7 @@ def outcomes(root: Path, commands: list[str], cwd: str | None, *rules: Rule) -> 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X70", "reliability:PM12", "reliability:PM21")
 @pytest.mark.parametrize("cwd", [None, "sub"])
-def test_what_only_looks_shows_neither_secrets_nor_denied_files_nor_what_is_outside(
-    repository: Path, cwd: str | None
-) -> None:
+def test_read_only_commands_show_no_secret_denied_or_outside_file(repository: Path, cwd: str | None) -> None:
     found = outcomes(repository, attacks(repository), cwd, Rule.deny_path("vaults/**"))
 
     assert {} == {command: text for command, text in found.items() if any(canary in text for canary in CANARIES)}
@@ -221,7 +219,7 @@ def names_in(found: dict[str, str]) -> dict[str, str]:
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X70", "reliability:PM12", "reliability:PM21")
 @pytest.mark.parametrize("cwd", [None, "sub"])
-def test_no_listing_names_and_no_other_way_to_say_it_shows_what_is_withheld(repository: Path, cwd: str | None) -> None:
+def test_no_listing_or_rare_spelling_shows_a_withheld_file(repository: Path, cwd: str | None) -> None:
     listed = outcomes(repository, listings(), cwd, Rule.deny_path("vaults/**"))
     shown = outcomes(repository, more_attacks(repository), cwd, Rule.deny_path("vaults/**"))
 
@@ -231,7 +229,7 @@ def test_no_listing_names_and_no_other_way_to_say_it_shows_what_is_withheld(repo
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70")
-def test_listings_leave_out_the_names_of_what_is_withheld_and_keep_the_rest(repository: Path) -> None:
+def test_listings_omit_withheld_names_and_keep_the_rest(repository: Path) -> None:
     commands = {"ls -R": "b.py", "ls -a": "a.txt", "find": "./sub/b.py", "find itself/ -type f -maxdepth 3": "itself/sub/b.py", "find sub -maxdepth 1 -not -name b.py": "sub/tracked.txt", "find . -name zzz , -print": "is not taken"}  # fmt: skip
 
     found = outcomes(repository, list(commands), None, Rule.deny_path("vaults"))
@@ -256,9 +254,7 @@ def stdout_of(text: str) -> str:
     "start",
     ["src//", "src///", ".//", ".//src", "./src//", "src/.", "src/./", "src//deep", "././src", "./.", "src/./deep//"],
 )
-def test_however_a_folder_is_written_a_search_names_and_shows_nothing_withheld_in_it(
-    tmp_path: Path, start: str, cwd: str | None
-) -> None:
+def test_no_spelling_of_a_folder_makes_a_search_leak(tmp_path: Path, start: str, cwd: str | None) -> None:
     (tmp_path / "desk/src/deep").mkdir(parents=True)
     for name in ("src/shut.txt", "src/open.txt", "src/deep/shut.txt", "src/deep/open.txt"):
         (tmp_path / "desk" / name).write_text("hit")
@@ -276,7 +272,7 @@ def test_however_a_folder_is_written_a_search_names_and_shows_nothing_withheld_i
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_listing_hides_no_file_for_having_the_name_of_one_that_is_withheld(tmp_path: Path) -> None:
+def test_a_listing_hides_no_namesake_of_a_withheld_file(tmp_path: Path) -> None:
     for name in ("secrets", "docs", "src"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "README.md").write_text("x")
@@ -300,7 +296,7 @@ def test_a_listing_hides_no_file_for_having_the_name_of_one_that_is_withheld(tmp
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_withheld_file_counts_once_however_often_a_search_would_meet_it(tmp_path: Path) -> None:
+def test_a_withheld_file_counts_once_per_search(tmp_path: Path) -> None:
     (tmp_path / "src/shut").mkdir(parents=True)
     for at in range(300):
         (tmp_path / f"src/shut{at}").write_text("hit")
@@ -316,7 +312,7 @@ def test_a_withheld_file_counts_once_however_often_a_search_would_meet_it(tmp_pa
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_search_that_stays_in_one_folder_counts_nothing_that_is_withheld_below_it(tmp_path: Path) -> None:
+def test_a_search_of_one_folder_ignores_withheld_files_below(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for at in range(600):
         (tmp_path / f"deep/shut{at}").write_text("x")
@@ -334,7 +330,7 @@ def test_a_search_that_stays_in_one_folder_counts_nothing_that_is_withheld_below
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("command", ["git diff", "git diff -- tracked.txt", "git diff HEAD -- .", "git diff -w -- sub"])
-def test_a_tracked_file_that_is_another_name_of_a_secret_is_shown_by_no_diff(repository: Path, command: str) -> None:
+def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command: str) -> None:
     (text,) = outcomes(repository, [command], None, Rule.deny_path("vaults/**")).values()
 
     assert [] == [canary for canary in CANARIES if canary in text]
@@ -344,7 +340,7 @@ def test_a_tracked_file_that_is_another_name_of_a_secret_is_shown_by_no_diff(rep
 @pytest.mark.parametrize(
     "glob", ["sub/b.py", "SUB/B.py", "sub/*.py", "{sub,x}/b.py", "sub/**", "*/b.py", "**/b.py", "./sub/./b.py"]
 )
-def test_a_search_in_a_folder_is_bound_by_rules_that_begin_at_the_root(repository: Path, glob: str) -> None:
+def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: str) -> None:
     commands = ["rg beta", "rg beta .", "rg -g * beta", "rg beta b.py", "git grep beta", "git diff", "find", "ls"]
 
     found = outcomes(repository, commands, "sub", Rule.deny_path(glob))
@@ -366,7 +362,7 @@ def test_files_that_a_model_wrote_as_a_repository_lead_nowhere(repository: Path)
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X70")
-def test_what_only_looks_still_shows_the_rest_and_says_that_something_is_left_out(repository: Path) -> None:
+def test_read_only_commands_show_the_rest_and_report_omissions(repository: Path) -> None:
     shown = {
         "cat a.txt": "alpha", "rg CANARY": "CANARY-free", "git diff": "+alpha", "git diff a.txt": "+alpha", "git diff HEAD -- a.txt sub": "+beta = 1",
         "git log -p -n 1": "+alpha", "git log --oneline -n 1": "first", "git show HEAD": "+alpha", "git grep -n alpha": "a.txt:1:alpha", "git status -s": "M a.txt",
@@ -389,7 +385,7 @@ def test_what_only_looks_still_shows_the_rest_and_says_that_something_is_left_ou
     "command",
     ["cat plan", "cat shown.txt", "git diff -- :(top)a.txt", "git show HEAD:project/a.txt", "rg x out", "cat twin.txt"],
 )
-def test_a_command_that_leads_to_what_it_must_not_show_is_refused_with_a_reason(repository: Path, command: str) -> None:
+def test_a_command_that_would_leak_is_refused_with_a_reason(repository: Path, command: str) -> None:
     (text,) = outcomes(repository, [command], None).values()
 
     assert any(word in text for word in ("outside of the root", "may hold secrets", "only git understands")), text
@@ -406,9 +402,7 @@ def test_a_command_that_leads_to_what_it_must_not_show_is_refused_with_a_reason(
         ("git show HEAD:top.txt", "only git"),
     ],
 )
-def test_a_rule_that_names_git_alone_is_confined_like_those_that_name_what_it_does(
-    repository: Path, command: str, said: str
-) -> None:
+def test_a_rule_for_git_alone_is_confined_like_specific_ones(repository: Path, command: str, said: str) -> None:
     rule = Rule("allow", Command(CommandForm(["git"], operands="paths")))
 
     (text,) = outcomes(repository, [command], None, rule, Rule.deny_path("vaults/**")).values()

@@ -90,7 +90,7 @@ def client(tmp_path: Path) -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.deep
-def test_the_http_view_of_a_question_has_the_origins_as_data_and_in_words(client: httpx2.Client) -> None:
+def test_the_http_view_of_a_question_contains_its_origins(client: httpx2.Client) -> None:
     asked = {"agent": "clerk", "prompt": "Pay the 98.70 of bill.txt."}
     run = client.post("/runs", json=asked).raise_for_status().json()["run_id"]
     (question,) = until(lambda: client.get(f"/runs/{run}").raise_for_status().json()["questions"])
@@ -100,7 +100,7 @@ def test_the_http_view_of_a_question_has_the_origins_as_data_and_in_words(client
     assert "read_bill" == question["provenance"][0]["sources"][0]["tool"]
 
 
-def test_an_editor_is_shown_them_with_the_permission_request(request_for_pay: PermissionRequested) -> None:
+def test_an_editor_shows_origins_with_the_permission_request(request_for_pay: PermissionRequested) -> None:
     from stepengine.adapters.acp.updates import ShownTurn
 
     call = ShownTurn(1, Path("/project"), is_live=True).request(request_for_pay)
@@ -109,7 +109,7 @@ def test_an_editor_is_shown_them_with_the_permission_request(request_for_pay: Pe
     assert f"{FROM_BILL}\n{FROM_USER}" == first.content.text
 
 
-def test_an_mcp_client_is_shown_them_in_the_message_of_the_form(request_for_pay: PermissionRequested) -> None:
+def test_an_mcp_form_shows_origins_in_its_message(request_for_pay: PermissionRequested) -> None:
     from stepengine.adapters.mcp.agent_server import _make_form
 
     assert (

@@ -184,7 +184,7 @@ def tool_names() -> list[str]:
 
 @pytest.mark.spec("requirements:X70", "requirements:M13")
 @pytest.mark.parametrize("tool", tool_names())
-def test_no_bundled_tool_shows_or_changes_a_denied_file_however_it_is_named(root: Path, tool: str) -> None:
+def test_no_bundled_tool_reads_or_changes_a_denied_file(root: Path, tool: str) -> None:
     inputs = [given for name in spellings(root) for given in calls(tool, name)]
     before = (root / DENIED).stat()
 
@@ -215,9 +215,7 @@ def test_without_the_rule_the_same_calls_show_the_file(root: Path, prefer_python
 
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("prefer_python", [False, True])
-def test_a_search_says_that_something_is_left_out_and_says_the_same_whatever_it_looked_for(
-    root: Path, prefer_python: bool
-) -> None:
+def test_a_search_reports_omissions_equally_for_hits_and_misses(root: Path, prefer_python: bool) -> None:
     tools = search_tools(root, prefer_python=prefer_python)
     inputs = [{"pattern": pattern, "cwd": "."} for pattern in (CANARY, "no-such-text")]
 
@@ -228,7 +226,7 @@ def test_a_search_says_that_something_is_left_out_and_says_the_same_whatever_it_
 
 
 @pytest.mark.spec("requirements:X70")
-def test_what_a_link_leads_to_is_asked_about_when_the_file_itself_would_be(root: Path) -> None:
+def test_the_target_of_a_link_is_asked_about_like_itself(root: Path) -> None:
     rules = [Rule.ask_for_path(f"{FOLDER}/**", priority=1)]
     inputs = [{"paths": ["to_file.py"]}, {"paths": ["open/a.py"]}]
 
@@ -240,7 +238,7 @@ def test_what_a_link_leads_to_is_asked_about_when_the_file_itself_would_be(root:
 
 
 @pytest.mark.spec("requirements:X70")
-def test_what_an_allowed_path_leads_to_is_judged_by_where_it_leads(root: Path) -> None:
+def test_an_allowed_path_is_judged_by_its_link_target(root: Path) -> None:
     def handle_steps(ctx: Any) -> Any:
         return str((yield ToolCall("read_files", {"paths": ["open/a.py", f"open/up/{FILE}"]})).tool_result.text)
 
@@ -271,7 +269,7 @@ def test_a_rule_for_one_tool_or_agent_binds_only_that(root: Path) -> None:
         FOLDER, f"{FOLDER}/", f"./{FOLDER}", f"{FOLDER}/./**", f"{FOLDER}//**", f"{{{FOLDER},none}}", "vault[s]", f"**/{FOLDER}", FOLDER.upper(), "v*s", f"{FOLDER}/{FILE}/", f"**/{FILE.upper()}",
     ],
 )  # fmt: skip
-def test_a_rule_about_a_folder_binds_what_is_below_it_however_the_rule_is_written(root: Path, glob: str) -> None:
+def test_a_folder_rule_binds_everything_below_in_every_notation(root: Path, glob: str) -> None:
     looking, changing = (
         ("read_files", "code_search", "glob", "read_subtree"),
         ("write_file", "delete_file", "str_replace"),
@@ -286,7 +284,7 @@ def test_a_rule_about_a_folder_binds_what_is_below_it_however_the_rule_is_writte
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_rule_about_the_files_of_a_folder_leaves_those_of_folders_in_it() -> None:
+def test_a_rule_for_files_of_a_folder_spares_subfolders() -> None:
     policy = Policy([Rule.allow_tool("*"), Rule.deny_path("src/*")])
     reads = ToolSpec("read_files", category="read")
 
@@ -316,7 +314,7 @@ def agent_of(tools: list[Any], calls: list[ToolCall], seen: list[str]) -> AgentD
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("made", ["file_tools", "shell_tools", "change_hook_tools"])
 @pytest.mark.parametrize("given_to", ["agent", "engine"])
-def test_an_engine_refuses_tools_that_could_write_its_own_policy_file(tmp_path: Path, made: str, given_to: str) -> None:
+def test_tools_that_could_write_the_policy_file_are_refused(tmp_path: Path, made: str, given_to: str) -> None:
     file = tmp_path / "deep" / "rules.json"
     file.parent.mkdir()
     Policy([Rule.allow_tool("*")]).save(file)
@@ -332,7 +330,7 @@ def test_an_engine_refuses_tools_that_could_write_its_own_policy_file(tmp_path: 
 
 
 @pytest.mark.spec("requirements:X70")
-def test_tools_that_only_look_or_work_elsewhere_may_stand_beside_a_policy_file(tmp_path: Path) -> None:
+def test_harmless_tools_may_work_beside_a_policy_file(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
     tools = [*search_tools(tmp_path), *file_tools(tmp_path / "work", write=True)]
@@ -342,7 +340,7 @@ def test_tools_that_only_look_or_work_elsewhere_may_stand_beside_a_policy_file(t
 
 
 @pytest.mark.spec("requirements:X70")
-def test_below_a_root_the_policy_file_and_its_lock_are_kept_from_file_tools(tmp_path: Path) -> None:
+def test_below_root_protects_the_policy_file_and_its_lock(tmp_path: Path) -> None:
     file = tmp_path / "rules.json"
     Policy([Rule.allow_tool("*")]).save(file)
     (tmp_path / "other.json").symlink_to("rules.json")
@@ -371,7 +369,7 @@ def test_below_a_root_the_policy_file_and_its_lock_are_kept_from_file_tools(tmp_
         ".gitlab-ci.yml", "stepengine.toml", "pyproject.toml", "conftest.py", ".claude/settings.json", ".husky/pre-push", "./AGENTS.MD", ".mcp.json",
     ],
 )  # fmt: skip
-def test_who_accepts_edits_is_asked_about_files_that_instruct(path: str) -> None:
+def test_accept_edits_asks_about_files_that_instruct_agents(path: str) -> None:
     policy = Policy(mode="accept_edits")
     writes = ToolSpec("write_file", category="write")
 
@@ -401,7 +399,7 @@ PATHS = [(), ("a",), ("a", "b"), ("A", "B"), ("a", "x", "c"), ("b",), ("m.py",),
     mode=st.sampled_from(("default", "dont_ask", "bypass")),
     parts=st.sampled_from(PATHS[1:]),
 )
-def test_a_file_that_a_search_meets_is_withheld_just_where_a_call_that_names_it_would_not_run(
+def test_a_search_withholds_exactly_the_files_calls_cannot_name(
     made: list[tuple[str, str, str | None, int]], mode: Any, parts: tuple[str, ...]
 ) -> None:
     """

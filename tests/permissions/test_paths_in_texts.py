@@ -161,7 +161,7 @@ def test_no_spelling_has_a_server_read_a_protected_file(desk: Path, served: Any,
 
 
 @pytest.mark.spec("reliability:PM47", "requirements:X70")
-def test_the_paths_of_a_server_that_are_declared_are_the_only_ones(served: Any) -> None:
+def test_declared_paths_of_a_server_are_the_only_ones_judged(served: Any) -> None:
     inputs = [
         {"path": "docs/a.md", "other": "See secrets/notes.md."},
         {"path": "secrets/plan.txt"},
@@ -210,7 +210,7 @@ def test_a_marked_text_is_one_path(path: str) -> None:
 
 @pytest.mark.parametrize("text", ["key", "x key", "-f key", "fast,key", "secrets", "@secrets"])
 @pytest.mark.spec("reliability:PM47")
-def test_a_word_that_names_a_file_is_not_read_where_a_folder_is_allowed(text: str) -> None:
+def test_a_word_that_names_a_file_is_asked_about(text: str) -> None:
     named, other = outcomes([look], "look", [{"path": "docs/a.md", "other": one} for one in (text, "fast")], ALLOW)
 
     assert "person" in named
@@ -219,7 +219,7 @@ def test_a_word_that_names_a_file_is_not_read_where_a_folder_is_allowed(text: st
 
 @pytest.mark.parametrize("mode", ["default", "plan", "accept_edits", "bypass"])
 @pytest.mark.spec("reliability:PM47", "requirements:M3")
-def test_a_text_that_a_deny_may_mean_is_asked_about_in_every_mode(mode: Any) -> None:
+def test_a_text_that_may_match_a_deny_always_asks(mode: Any) -> None:
     policy = Policy(DENY.rules, mode)
 
     for given in ({"other": "secrets/plan.txt"}, {"path": "a,secrets/plan.txt"}):
@@ -231,7 +231,7 @@ def test_a_text_that_a_deny_may_mean_is_asked_about_in_every_mode(mode: Any) -> 
 
 
 @pytest.mark.spec("reliability:PM47")
-def test_who_approves_a_text_that_a_deny_may_mean_lets_the_tool_read_it() -> None:
+def test_an_approved_text_lets_the_tool_read_the_file() -> None:
     class Approve:
         def ask(self, question: Any) -> Answer:
             return Answer(text="yes")
@@ -243,7 +243,7 @@ def test_who_approves_a_text_that_a_deny_may_mean_lets_the_tool_read_it() -> Non
 
 @pytest.mark.parametrize("other", ["secrets/plan.txt", "../x", "see README.md", "a,docs/b.md", "@key"])
 @pytest.mark.spec("reliability:PM47", "requirements:X71")
-def test_an_approval_of_a_file_covers_no_file_in_another_text(other: str) -> None:
+def test_an_approval_of_one_file_covers_no_other(other: str) -> None:
     def reading(**given: str) -> Request:
         return Request(tool=ToolSpec("look", category="read"), input=freeze_object(given))
 
@@ -255,7 +255,7 @@ def test_an_approval_of_a_file_covers_no_file_in_another_text(other: str) -> Non
 
 
 @pytest.mark.spec("reliability:PM47")
-def test_a_text_too_long_to_look_for_paths_is_asked_about() -> None:
+def test_a_text_too_long_to_analyse_is_asked_about() -> None:
     many = " ".join(f"word{n}" for n in range(25_000))
     for text in ("a" * 400_001, many, "%" + "25" * 5 + "2f", "a" * 600 + "{b,c}" * 200):
         assert "ask" == DENY.check(seen("look", {"other": text})).decision
@@ -264,7 +264,7 @@ def test_a_text_too_long_to_look_for_paths_is_asked_about() -> None:
 
 
 @pytest.mark.spec("reliability:PM47")
-def test_texts_of_bundled_tools_that_are_no_paths_are_not_asked_about(desk: Path) -> None:
+def test_texts_of_bundled_tools_that_are_no_paths_pass(desk: Path) -> None:
     (desk / "docs/new.md").unlink(missing_ok=True)
     written, searched = (
         outcomes(["write_file", "code_search"], name, [given], DENY, workspace=Workspace(desk, write=True))[0]
@@ -374,7 +374,7 @@ def test_an_allow_counts_file_names_with_any_extension(name: str) -> None:
 @pytest.mark.parametrize("mode", ["default", "bypass"])
 @pytest.mark.parametrize("text", ["l*k/plan.txt", "l???/plan.txt", "l*/pl*", "docs/l*", "docs/**", "d*s/l?nk", "[l]ink/plan.txt", "l*/new.txt", "link/new.txt", "docs/deep/new.txt"])  # fmt: skip
 @pytest.mark.spec("reliability:PM47")
-def test_a_pattern_or_new_file_is_judged_by_where_links_lead(desk: Path, text: str, mode: Any) -> None:
+def test_patterns_and_new_files_are_judged_by_link_targets(desk: Path, text: str, mode: Any) -> None:
     policy = Policy(DENY.rules, mode)
     for given in ({"path": text}, {"other": f"see {text} there"}):
         assert "allow" == policy.check(seen("look", given)).decision
@@ -391,7 +391,7 @@ def test_an_allowed_pattern_is_judged_by_where_links_lead(desk: Path) -> None:
 
 
 @pytest.mark.spec("reliability:PM47")
-def test_emphasis_that_fits_an_existing_file_is_judged_when_the_call_starts(desk: Path) -> None:
+def test_emphasis_that_matches_an_existing_file_is_judged(desk: Path) -> None:
     (desk / "id_key").write_text(SECRET)
     policy = Policy([Rule.deny_path("**/id_*"), Rule.allow_tool("*")])
     try:

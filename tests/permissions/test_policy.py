@@ -60,7 +60,7 @@ def test_where_no_rule_matches_the_mode_decides(mode, expected):
 
 
 @pytest.mark.spec("requirements:X60")
-def test_who_accepts_edits_is_asked_before_later_runs_are_told_something_else():
+def test_accept_edits_asks_before_later_runs_get_other_instructions():
     decisions = [
         decided(Policy(mode=mode), WRITES, path="./knowledge.md") for mode in ("default", "accept_edits", "bypass")
     ]
@@ -90,7 +90,7 @@ ANY = st.builds(
 
 @pytest.mark.spec("reliability:R7", "requirements:X29", "requirements:M9")
 @given(st.lists(ANY, max_size=8), st.sampled_from(MODES), st.permutations(range(8)))
-def test_a_matching_deny_wins_and_otherwise_the_first_rule_by_scope_priority_and_order(rules, mode, order):
+def test_deny_wins_else_the_first_rule_by_scope_and_priority(rules, mode, order):
     rules = [attrs.evolve(rule, id=f"r{n}") for n, rule in enumerate(rules)]
     verdict = Policy(rules, mode).check(request(WRITES, session_id="s"))
     matching = [rule for rule in rules if rule.matcher.name in ("*", "write_*")]
@@ -126,7 +126,7 @@ def test_rules_of_a_scope_hold_only_there():
 
 
 @pytest.mark.spec("requirements:M11")
-def test_rules_of_a_session_are_added_and_cleared_without_touching_another():
+def test_session_rules_are_added_and_cleared_per_session():
     rule = Rule.allow_tool("write_file")
     policy = Policy(mode="dont_ask").with_session_rule("one", rule).with_session_rule("two", rule)
 
@@ -138,7 +138,7 @@ def test_rules_of_a_session_are_added_and_cleared_without_touching_another():
 @pytest.mark.spec("reliability:PM33")
 @pytest.mark.parametrize("answer", [ZeroDivisionError("no"), None, 1, "yes"])
 @pytest.mark.parametrize("decision", ["allow", "ask", "deny"])
-def test_a_predicate_that_fails_denies_whatever_its_rule_says(answer, decision):
+def test_a_failing_predicate_denies(answer, decision):
     def odd(_):
         if isinstance(answer, Exception):
             raise answer
@@ -158,7 +158,7 @@ def test_a_predicate_decides_by_the_request():
 
 
 @pytest.mark.spec("requirements:M3", "reliability:PM45")
-def test_a_tool_goes_by_its_name_however_it_is_hyphenated_with_stars_for_anything():
+def test_tool_names_match_with_hyphens_and_wildcards():
     policy = Policy([Rule.deny_tool("mcp__git*__push*")], "bypass")
 
     for name, expected in {
@@ -178,7 +178,7 @@ def test_stars_stand_for_anything(pattern, name):
 
 
 @pytest.mark.spec("requirements:M3")
-def test_a_path_is_denied_when_one_fits_and_allowed_when_all_do():
+def test_one_path_suffices_to_deny_and_allow_needs_all():
     policy = Policy([Rule.deny_path("**/.env"), Rule.allow_path("docs/**")], "dont_ask")
 
     for paths, expected in {
@@ -192,7 +192,7 @@ def test_a_path_is_denied_when_one_fits_and_allowed_when_all_do():
 
 
 @pytest.mark.spec("requirements:M3", "reliability:PM43")
-def test_a_domain_is_the_host_and_nothing_that_looks_like_it():
+def test_a_domain_rule_matches_only_its_host():
     policy = Policy([Rule.allow_domain("docs.example.org"), Rule.allow_domain("*.test.org")], "dont_ask")
 
     for url, expected in {
@@ -206,7 +206,7 @@ def test_a_domain_is_the_host_and_nothing_that_looks_like_it():
 
 
 @pytest.mark.spec("requirements:M14", "reliability:PM32")
-def test_an_expression_is_searched_in_the_input_and_never_allows_a_command():
+def test_an_expression_searches_the_input_and_never_allows_a_command():
     asks = Policy([Rule("deny", Regex("rm +-rf"))], "bypass")
     allows = Policy([Rule("allow", Regex("^"))], "dont_ask")
 
@@ -225,7 +225,7 @@ def test_an_expression_is_searched_in_the_input_and_never_allows_a_command():
     ],
     ids=map(str, itertools.count()),
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_where_it_is_written(make):
+def test_an_unusable_rule_is_refused_where_it_is_written(make):
     with pytest.raises(DefinitionError):
         make()
 
@@ -235,7 +235,7 @@ def test_what_cannot_be_used_is_refused_where_it_is_written(make):
     kind=st.one_of(st.sampled_from(["global", "agent", "session", "user"]), st.text("abeglnoprsu ", max_size=8)),
     identity=st.none() | st.text("ab:", min_size=1, max_size=4),
 )
-def test_a_scope_is_one_of_four_and_has_the_id_that_it_needs_however_it_is_written(kind, identity):
+def test_a_scope_has_a_known_kind_and_its_required_id(kind, identity):
     """
     A rule of a scope that nobody asks would be silently without force.
     """
@@ -259,7 +259,7 @@ def test_a_scope_is_one_of_four_and_has_the_id_that_it_needs_however_it_is_writt
 
 @pytest.mark.spec("reliability:PM32")
 @pytest.mark.parametrize("name", ["", "  ", None, 3, ["read"]])
-def test_a_category_that_is_no_word_is_refused_where_it_is_written(name):
+def test_a_category_that_is_no_word_is_refused(name):
     for make in (Category, Rule.allow_category, Rule.deny_category, Rule.ask_for_category):
         with pytest.raises(DefinitionError, match="a rule needs a category"):
             make(name)
@@ -277,7 +277,7 @@ def test_a_catastrophic_expression_is_searched_in_no_time():
 
 
 @pytest.mark.spec("requirements:M5")
-def test_an_explanation_names_the_rule_that_decided_and_what_the_others_said():
+def test_an_explanation_names_the_deciding_rule_and_the_others():
     policy = Policy([Rule.allow_category("write"), Rule.deny_tool("write_file", id="frozen"), Rule.allow_tool("glob")])
     text = policy.explain(request(WRITES))
 
@@ -353,7 +353,7 @@ WRONG = [
 
 @pytest.mark.spec("reliability:PM32")
 @given(st.sampled_from(["version", "mode", "rules", "rules/0", *[f"rules/0/{k}" for k in ("decision", "match", "scope", "priority", "id", "oops")]]), st.sampled_from(WRONG))  # fmt: skip
-def test_a_broken_file_is_refused_with_its_place_or_read_as_it_says(place, value):
+def test_a_broken_policy_file_is_refused_with_its_place(place, value):
     data = json.loads(json.dumps(GOOD))
     *outer, last = place.split("/")
     target = data
@@ -410,7 +410,7 @@ def test_rules_are_listed_replaced_and_removed_by_id():
         "ftp://evil.org/x", "https://evil.org:8443/x",
     ],
 )  # fmt: skip
-def test_a_denied_host_is_found_however_it_is_written_and_never_allowed_as_another(url):
+def test_a_denied_host_is_found_under_every_spelling(url):
     assert "deny" == decided(Policy([Rule.deny_domain("evil.org")], "bypass"), FETCHES, url=url)
     assert "deny" == decided(Policy([Rule.allow_domain("good.org")], "dont_ask"), FETCHES, url=url)
 
@@ -429,7 +429,7 @@ def test_a_host_that_no_rule_denies_is_left_alone():
 
 
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "secrets", "SECRETS", "x"]), min_size=1, max_size=7))
-def test_a_rule_about_paths_judges_where_any_spelling_leads_and_whatever_leads_out(parts):
+def test_a_path_rule_judges_the_target_of_any_spelling(parts):
     path = "./" + "/".join(parts)
     led = posixpath.normpath(path).casefold()
     is_meant = led.startswith(("../", "secrets/")) or led in ("..", "secrets")
@@ -442,7 +442,7 @@ def test_a_rule_about_paths_judges_where_any_spelling_leads_and_whatever_leads_o
 
 
 @pytest.mark.spec("reliability:FP4", "reliability:R7")
-def test_a_path_is_what_it_leads_to():
+def test_a_path_is_judged_by_its_target():
     denied = Policy([Rule.deny_path("secrets/**")], "bypass")
     allowed = Policy([Rule.allow_path("docs/**")], "dont_ask")
 
@@ -455,7 +455,7 @@ def test_a_path_is_what_it_leads_to():
 
 
 @pytest.mark.spec("reliability:R7", "reliability:R8", "reliability:PM25")
-def test_every_command_in_an_input_is_judged_also_one_that_cannot_be_run():
+def test_every_command_of_an_input_is_judged_even_unrunnable_ones():
     denied = Policy([Rule.deny_command("rm")], "bypass")
     allowed = Policy([Rule.allow_command("ls")], "dont_ask")
 
@@ -472,7 +472,7 @@ def test_every_command_in_an_input_is_judged_also_one_that_cannot_be_run():
 
 
 @pytest.mark.spec("requirements:M3")
-def test_a_rule_has_an_id_a_scope_a_priority_a_matcher_a_decision_and_a_description():
+def test_a_rule_has_id_scope_priority_matcher_decision_and_description():
     rule = Rule("ask", ToolNamed("x"), scope="agent:lead", priority=3, id="mine", message="Sure?", description="Why.")
     low = Rule("allow", ToolNamed("x"), scope="agent:lead", priority=2)
     policy = Policy([low, rule])
@@ -502,7 +502,7 @@ BUILDERS = {
 
 @pytest.mark.spec("requirements:M3")
 @pytest.mark.parametrize("what", BUILDERS)
-def test_the_short_builders_decide_as_they_say_about_what_they_name_and_nothing_else(what):
+def test_rule_builders_decide_only_about_their_subject(what):
     arguments, tool, members, other, others = BUILDERS[what]
     made = [Rule.__dict__[f"allow_{what}"], Rule.__dict__[f"deny_{what}"], Rule.__dict__.get(f"ask_for_{what}")]
     rules = [make.__get__(None, Rule)(*arguments, id="mine", scope="user") for make in made if make is not None]
@@ -518,7 +518,7 @@ def test_the_short_builders_decide_as_they_say_about_what_they_name_and_nothing_
 
 
 @pytest.mark.spec("reliability:PM35")
-def test_plan_mode_believes_the_annotation_and_what_says_nothing_may_change_something():
+def test_plan_mode_allows_only_tools_annotated_as_read_only():
     says, silent = ToolSpec("a", annotations=ToolAnnotations(read_only=True)), ToolSpec("b", category="read")
 
     assert ["allow", "deny"] == [decided(Policy(mode="plan"), tool) for tool in (says, silent)]
@@ -547,7 +547,7 @@ def keeper(path, worker, count):
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:M11", "requirements:M12")
-def test_processes_that_keep_rules_at_once_lose_none_and_a_kill_loses_nothing_that_was_said_to_be_kept(tmp_path):
+def test_concurrent_processes_and_a_kill_lose_no_remembered_rule(tmp_path):
     path = tmp_path / "policy.json"
     Policy([Rule.allow_tool("get")]).save(path)
     workers = [keeper(path, name, 60) for name in ("a", "b")]
@@ -568,7 +568,7 @@ def test_processes_that_keep_rules_at_once_lose_none_and_a_kill_loses_nothing_th
     assert oct(0o644 & ~0o022) == oct(path.stat().st_mode & 0o777)
 
 
-def test_what_a_policy_file_keeps_is_checked_like_its_rules(tmp_path):
+def test_remembered_rules_of_a_policy_file_are_validated(tmp_path):
     path = tmp_path / "policy.json"
     for kept, said in (
         ({}, "remembered that are no list"),
@@ -598,7 +598,7 @@ CALLS = st.builds(
 
 @pytest.mark.spec("requirements:M12")
 @given(st.lists(CALLS, unique_by=str))
-def test_calls_that_were_allowed_for_good_come_back_from_a_file_as_they_were(calls):
+def test_remembered_calls_round_trip_through_a_file(calls):
     policy = Policy(remembered=[Rule("allow", call) for call in calls])
 
     assert policy == Policy.from_json(json.loads(json.dumps(policy.to_json())))
@@ -629,7 +629,7 @@ MOVED = {"path": "a/b", "destination": "c", "content": "x"}
         ("", SITE, {"url": "https://api.example.org/b"}, False),
     ],
 )
-def test_what_is_allowed_for_good_is_for_what_was_seen_and_for_nothing_else(category, seen, changed, is_same):
+def test_a_remembered_permission_covers_only_the_seen_target(category, seen, changed, is_same):
     spec = ToolSpec("some", category=category)
     call = Call.from_request(request(spec, **seen))
 
@@ -643,7 +643,7 @@ WORDS = st.lists(st.sampled_from(["--oneline", "-5", "src", "a b", "--output=x",
 
 @pytest.mark.spec("requirements:X71", "reliability:PM29")
 @given(WORDS, WORDS)
-def test_a_widened_command_is_its_program_with_known_options_and_no_script(seen, other):
+def test_a_widened_command_covers_known_options_and_no_script(seen, other):
     sh = ToolSpec("sh", category="execute")
     *widened, last = Call.wider_than(request(sh, command=["git", "log", *seen]))
 

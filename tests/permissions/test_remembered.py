@@ -190,7 +190,7 @@ def by_method() -> Iterator[Attack]:
 
 
 @pytest.mark.spec("requirements:X71")
-def test_a_file_beside_a_destination_and_an_address_under_any_name_narrow_what_is_allowed_to_them() -> None:
+def test_destinations_and_addresses_narrow_a_remembered_call() -> None:
     moved = {"path": "a", "to": "b"}
     sent = {"endpoint": HERE, "method": "post", "body": "hi"}
 
@@ -203,7 +203,7 @@ def test_a_file_beside_a_destination_and_an_address_under_any_name_narrow_what_i
 
 @pytest.mark.spec("requirements:X71", "reliability:PM29")
 @pytest.mark.parametrize("attacks", [by_address, by_file, by_value, by_role, by_method])
-def test_nothing_that_is_only_like_what_was_seen_is_allowed_with_it(attacks: Any) -> None:
+def test_no_similar_call_is_covered_by_a_remembered_one(attacks: Any) -> None:
     tried = list(attacks())
 
     assert len(tried) > 200
@@ -216,7 +216,7 @@ def test_nothing_that_is_only_like_what_was_seen_is_allowed_with_it(attacks: Any
     ("tool", "agent"),
     [("t2", "a"), ("T", "a"), ("t_", "a"), ("mcp__t", "a"), ("t*", "a"), ("t", "b"), ("t", "A"), ("t", "")],
 )
-def test_what_was_allowed_to_one_tool_of_one_agent_is_allowed_to_no_other(tool: str, agent: str) -> None:
+def test_a_permission_covers_only_its_tool_and_agent(tool: str, agent: str) -> None:
     assert not Call.from_request(request("", {"x": 1})).matches(request("", {"x": 1}, tool=tool, agent=agent), "allow")
 
 
@@ -302,7 +302,7 @@ def test_commands_that_may_write_or_start_others_are_offered_exactly() -> None:
 
 @pytest.mark.spec("requirements:X71")
 @pytest.mark.skipif(shutil.which("git") is None, reason="runs git")
-def test_what_a_widening_covers_changes_nothing_when_it_runs(tmp_path: Path) -> None:
+def test_widened_commands_change_nothing_when_run(tmp_path: Path) -> None:
     folder, programs = tmp_path / "project", tmp_path / "bin"
     (folder / "src").mkdir(parents=True)
     programs.mkdir()
@@ -356,7 +356,7 @@ def test_what_a_widening_covers_changes_nothing_when_it_runs(tmp_path: Path) -> 
 
 @pytest.mark.spec("requirements:X71")
 @pytest.mark.parametrize("more", [{"proxy": "https://evil.com"}, {"options": {"callback": "http://evil.com/x"}}, {"hooks": ["https://evil.com"]}])  # fmt: skip
-def test_an_approval_of_a_host_covers_no_address_under_another_name(more: dict[str, Any]) -> None:
+def test_approval_of_a_host_covers_no_other_address_field(more: dict[str, Any]) -> None:
     seen, same = request("network", {"url": HERE, "note": "see https://x.org/a"}), request("network", {"url": HERE})
 
     assert Call.from_request(seen).matches(same, "allow")

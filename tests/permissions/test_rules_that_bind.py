@@ -60,9 +60,7 @@ def decide(rule: Rule, **given: Any) -> str:
 )
 @pytest.mark.parametrize("make", [Rule.deny_path, Rule.ask_for_path, Rule.allow_path])
 @pytest.mark.spec("reliability:PM32", "reliability:PM45")
-def test_a_rule_about_paths_that_can_match_nothing_is_refused_with_what_to_write(
-    make: Any, glob: str, remedy: str
-) -> None:
+def test_a_path_rule_that_matches_nothing_is_refused_with_advice(make: Any, glob: str, remedy: str) -> None:
     with pytest.raises(DefinitionError) as refused:
         make(glob)
     assert remedy in refused.value.message
@@ -96,7 +94,7 @@ def test_unusual_names_that_exist_can_be_named(glob: str) -> None:
     ids=map(str, itertools.count()),
 )
 @pytest.mark.spec("reliability:PM32", "reliability:PM45")
-def test_other_rules_that_can_match_nothing_are_refused_with_what_to_write(make: Any, remedy: str) -> None:
+def test_other_rules_that_match_nothing_are_refused_with_advice(make: Any, remedy: str) -> None:
     with pytest.raises(DefinitionError) as refused:
         make()
     assert remedy in refused.value.message
@@ -113,7 +111,7 @@ def test_other_rules_that_can_match_nothing_are_refused_with_what_to_write(make:
     ],
 )
 @pytest.mark.spec("reliability:PM43", "reliability:PM45")
-def test_a_rule_about_a_host_binds_it_however_the_rule_spells_it(host: str, url: str) -> None:
+def test_a_host_rule_binds_in_every_spelling(host: str, url: str) -> None:
     assert "allow" == decide(Rule.allow_domain(host), url=url)
     assert "deny" == decide(Rule.allow_domain(host), url="https://other.org/")
 
@@ -166,7 +164,7 @@ def test_characters_of_patterns_are_escaped_by_brackets(glob: str, bound: list[s
 
 @pytest.mark.parametrize("name", NAMES[:2])
 @pytest.mark.spec("reliability:PM46", "reliability:FP4")
-async def test_bundled_tools_withhold_the_file_of_exactly_the_name_in_a_rule(tmp_path: Path, name: str) -> None:
+async def test_bundled_tools_withhold_a_file_with_pattern_characters(tmp_path: Path, name: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / name).write_text("canary\n")
     (tmp_path / "docs" / "open.md").write_text("plain canary\n")
@@ -252,7 +250,7 @@ def test_no_spelling_of_a_path_goes_around_a_rule(path: str) -> None:
 
 @pytest.mark.parametrize("member", ["uri", "url", "source", "anything"])
 @pytest.mark.spec("reliability:PM47")
-def test_a_file_address_is_a_path_in_whatever_argument_it_is(member: str) -> None:
+def test_a_file_url_is_a_path_in_any_argument(member: str) -> None:
     address = "file:///srv/shop/secrets/plan.txt"
     assert "deny" == decide(Rule.deny_path("secrets/**"), **{member: address})
     assert "deny" == decide(Rule.allow_path("docs/**"), **{"path": "docs/a.md", member: address})
@@ -278,7 +276,7 @@ MOVES = [
 
 @pytest.mark.parametrize("given", MOVES)
 @pytest.mark.spec("reliability:PM47")
-def test_a_path_binds_by_its_value_in_whatever_argument_it_is(given: dict[str, Any]) -> None:
+def test_a_path_is_recognised_by_value_in_any_argument(given: dict[str, Any]) -> None:
     """As those of ``move_file`` of the file server of MCP."""
     assert "deny" == decide(Rule.deny_path("secrets/**"), **given)
     assert "deny" == decide(Rule.ask_for_path("secrets"), **given)
@@ -297,7 +295,7 @@ def test_a_path_binds_by_its_value_in_whatever_argument_it_is(given: dict[str, A
     ],
 )
 @pytest.mark.spec("reliability:PM47")
-def test_a_folder_that_is_allowed_allows_no_other_path_beside_it(given: dict[str, Any]) -> None:
+def test_an_allowed_folder_allows_no_other_path_beside_it(given: dict[str, Any]) -> None:
     assert "deny" == decide(Rule.allow_path("docs/**"), **given)
 
 
@@ -331,14 +329,14 @@ def test_names_that_only_look_encoded_stay_usable(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["docs/%2e%2e/secrets/x", "docs\\..\\secrets\\x", "file:docs/a.md", "%2fetc/passwd"])
 @pytest.mark.spec("reliability:PM47")
-def test_a_rule_that_allows_a_folder_allows_no_spelling_that_may_lead_out_of_it(path: str) -> None:
+def test_an_allowed_folder_allows_no_spelling_that_leads_out(path: str) -> None:
     expected = "allow" if path == "file:docs/a.md" else "deny"
     assert expected == decide(Rule.allow_path("docs/**"), path=path)
 
 
 @pytest.mark.parametrize("spelling", ["{root}/link", "file://{root}/link", "file://{root}/lin%6B", "lin%6b"])
 @pytest.mark.spec("reliability:PM47", "reliability:FP4")
-async def test_a_tool_that_says_its_paths_is_bound_by_where_each_spelling_leads(
+async def test_a_declared_path_is_bound_by_its_link_target(
     tmp_path: Path, spelling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secrets").mkdir()
@@ -367,6 +365,6 @@ async def test_a_tool_that_says_its_paths_is_bound_by_where_each_spelling_leads(
     "path", ["file:///srv/shop/AGENTS.md", "AGENTS%2emd", "sub%2FCLAUDE.md", ".github\\workflows\\ci.yml"]
 )
 @pytest.mark.spec("reliability:PM47", "requirements:X60")
-def test_who_accepts_edits_is_asked_about_a_file_that_instructs_however_it_is_spelled(path: str) -> None:
+def test_accept_edits_asks_about_instructing_files_in_every_spelling(path: str) -> None:
     request = Request(tool=ToolSpec("fs__write", category="write"), input=freeze_object({"path": path}))
     assert "ask" == Policy(mode="accept_edits").check(request).decision

@@ -137,7 +137,7 @@ def test_a_deny_finds_its_program_behind_wrappers(command: str | list[str]) -> N
 
 @pytest.mark.spec("reliability:PM08", "reliability:PM52")
 @pytest.mark.parametrize("command", ASKED, ids=str)
-def test_a_command_that_may_start_a_denied_program_is_asked_about(command: str) -> None:
+def test_a_command_that_may_run_a_denied_program_asks(command: str) -> None:
     found = check(command)
 
     assert ("ask", DENY) == (found.decision, found.rule)
@@ -153,7 +153,7 @@ def test_ordinary_work_is_not_asked_about_beside_a_deny(command: str) -> None:
 
 
 @pytest.mark.spec("reliability:PM52")
-def test_a_rule_for_the_program_or_the_call_settles_the_doubt() -> None:
+def test_a_rule_for_the_program_settles_the_doubt() -> None:
     asked = Rule.ask_for_command(["git", "push"])
     named = Rule.allow_command("frobnicate")
 
@@ -315,7 +315,7 @@ PIECES = [
 
 @pytest.mark.spec("reliability:PM08", "reliability:PM52")
 @pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
-def test_no_allowed_script_starts_the_program_when_a_shell_runs_it(programs: Path, tmp_path: Path) -> None:
+def test_no_allowed_random_script_runs_the_denied_program(programs: Path, tmp_path: Path) -> None:
     """
     Pieces of scripts are put together at random; of those that pushed none was simply allowed.
     """

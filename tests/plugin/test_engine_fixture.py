@@ -73,7 +73,7 @@ async def ask_all_async(clients: Clients) -> list[str]:
 
 @pytest.mark.spec("replay:Y4", "replay:C20", "replay:C22", "replay:C27", "replay:Y11")  # fmt: skip
 @pytest.mark.anyio
-async def test_clients_of_every_sdk_record_and_replay_whatever_the_environment_says(tmp_path, monkeypatch):
+async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_path, monkeypatch):
     """
     Sync and async sides ask the same, so one recording serves both; without keys, at the providers' own addresses.
     """
@@ -103,7 +103,7 @@ async def test_clients_of_every_sdk_record_and_replay_whatever_the_environment_s
 
 
 @pytest.mark.spec("replay:C20", "replay:C43")
-def test_a_recorded_failure_is_not_tried_again(tmp_path):
+def test_a_recorded_error_is_not_retried(tmp_path):
     body = json.dumps({"model": "m", "max_tokens": 5, **ASKED}).encode()
     asked = RecordedRequest("POST", "https://api.anthropic.com/v1/messages", {"content-type": "application/json"}, body)
     answer = RecordedResponse(429, "slow down", {"retry-after": "60", "content-type": "application/json"}, b"{}")
@@ -154,7 +154,7 @@ def engine_test(asked: int, fixtures: str = "stepengine_engine", options: str = 
 
 
 @pytest.mark.spec("replay:Y5", "replay:Y17", "replay:Y11", "replay:C27", "replay:C43")
-def test_the_engine_of_a_test_uses_its_cassette_and_draws_the_same_every_time(run, pytester, monkeypatch):
+def test_the_engine_fixture_uses_its_cassette_and_fixed_random_values(run, pytester, monkeypatch):
     """
     Recording needs the key; replaying needs none. Both use the address of the environment.
     """
@@ -181,7 +181,7 @@ def test_the_engine_of_a_test_uses_its_cassette_and_draws_the_same_every_time(ru
 
 
 @pytest.mark.spec("replay:Y5")
-def test_with_a_journal_the_engine_of_a_test_needs_no_cassette(run, pytester, monkeypatch):
+def test_the_engine_fixture_needs_no_cassette_with_a_journal(run, pytester, monkeypatch):
     both = {"fixtures": "stepengine_engine, journal", "options": ", journal=journal"}
     body = (
         engine_test(1, **both)
@@ -195,7 +195,7 @@ def test_with_a_journal_the_engine_of_a_test_needs_no_cassette(run, pytester, mo
 
 
 @pytest.mark.spec("replay:C41", "replay:Y8")
-def test_model_calls_that_pass_the_cassette_by_fail_a_recording_test(run, monkeypatch):
+def test_model_calls_bypassing_the_cassette_fail_a_recording_test(run, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "live-key-of-somebody")
     body = (
         engine_test(1)

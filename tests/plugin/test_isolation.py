@@ -41,7 +41,7 @@ def test_it(way, cassette):
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y10")
-def test_no_way_leads_to_the_network_and_none_goes_unnoticed(run, pytester, monkeypatch):
+def test_every_way_to_the_network_is_blocked_and_reported(run, pytester, monkeypatch):
     """
     Also lookups, datagrams and code below the modules that others replace; also when the refusal is swallowed.
     """
@@ -72,7 +72,7 @@ def test_local(tmp_path):
 
 
 @pytest.mark.spec("replay:Y1", "replay:Y10")
-def test_other_tests_are_left_alone_unless_all_are_to_be_blocked(run):
+def test_unrelated_tests_are_unblocked_unless_all_are_requested(run):
     run(PLAIN).assert_outcomes(passed=2)
     every = run(PLAIN, "--stepengine-network=all")
     every.assert_outcomes(passed=1, failed=1)
@@ -118,7 +118,7 @@ ONE = "\ndef test_one(cassette):\n    assert [{'to': 'a'}] == ask(cassette, 'a')
 
 
 @pytest.mark.spec("replay:M1", "replay:M5", "replay:M6", "replay:Y1", "replay:Y11")
-def test_in_ci_nothing_is_recorded_unless_somebody_insists(run, monkeypatch, pytester):
+def test_recording_in_ci_needs_allow_live(run, monkeypatch, pytester):
     monkeypatch.setenv("CI", "1")
     file = pytester.path / "cassettes/test_it/test_one.yaml"
     for mode in ("once", "new", "extend", "rewrite"):
@@ -148,7 +148,7 @@ BACKWARDS = "def pytest_collection_modifyitems(items):\n    items.reverse()\n"
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y13")
-def test_workers_and_any_order_record_and_replay_side_by_side(run, pytester):
+def test_parallel_workers_and_any_order_record_and_replay(run, pytester):
     pytest.importorskip("xdist")
     folder = pytester.path / "cassettes/test_it"
     run(MANY, "--stepengine-record=once", "-n2").assert_outcomes(passed=6)
@@ -178,7 +178,7 @@ def test_two(cassette):
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y13")
-def test_a_cassette_that_tests_share_is_recorded_by_one_process(run, pytester):
+def test_a_shared_cassette_must_be_recorded_by_one_process(run, pytester):
     pytest.importorskip("xdist")
     shared = SHARED.replace("GROUP", "")
     refused = run(shared, "--stepengine-record=once", "-n1")

@@ -19,7 +19,7 @@ FILE = "journals/test_it/test_one.jsonl"
 
 
 @pytest.mark.spec("replay:Y3", "replay:M1", "replay:M2", "replay:M7", "replay:M10", "replay:Y16")
-def test_a_run_is_recorded_once_and_repeated_with_the_present_code(run, pytester, agent_test):
+def test_a_run_is_recorded_once_and_repeated_afterwards(run, pytester, agent_test):
     """
     A scripted model plays as always, whatever the mode; the journal decides whether it is asked.
     """
@@ -47,7 +47,7 @@ def test_a_run_is_recorded_once_and_repeated_with_the_present_code(run, pytester
 
 
 @pytest.mark.spec("replay:Y8", "replay:D1")
-def test_what_differs_fails_with_the_place_the_field_and_the_commands(run, pytester, agent_test):
+def test_a_divergence_fails_with_place_field_and_commands(run, pytester, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     first = (pytester.path / FILE).read_bytes()
 
@@ -73,7 +73,7 @@ def test_what_differs_fails_with_the_place_the_field_and_the_commands(run, pytes
 
 
 @pytest.mark.spec("replay:D15", "replay:Y8")
-def test_another_ending_fails_the_test_with_both_endings(run, agent_test):
+def test_a_different_end_fails_the_test_with_both_ends(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     ignoring = agent_test(0).replace("result.output, LOOKED", '"done", LOOKED').replace("LIVE = 1", "LIVE = 0")
     for mode in ("none", "new"):
@@ -101,7 +101,7 @@ def test_one(journal):
 
 
 @pytest.mark.spec("replay:Y8")
-def test_a_divergence_that_was_swallowed_fails_the_test_or_heads_its_own_failure(run, agent_test):
+def test_a_swallowed_divergence_still_fails_the_test(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     quiet = run(agent_test(0, SWALLOWED.replace("ENDS", "pass"), prompt="Other."))
     quiet.assert_outcomes(failed=1)
@@ -159,7 +159,7 @@ def test_every_way_to_run_an_agent_records_repeats_and_diverges(run, pytester, a
 
 
 @pytest.mark.spec("replay:M4", "replay:D10", "replay:Y9")
-def test_a_changed_run_is_extended_and_a_failed_test_leaves_the_record_alone(run, pytester, agent_test):
+def test_extend_rerecords_changed_effects_but_keeps_failed_tests_record(run, pytester, agent_test):
     file = pytester.path / FILE
     run(agent_test(1), "--stepengine-record=once")
     first = file.read_bytes()
@@ -178,7 +178,7 @@ def test_a_changed_run_is_extended_and_a_failed_test_leaves_the_record_alone(run
 
 
 @pytest.mark.spec("replay:M3")
-def test_new_performs_what_is_not_recorded_and_nothing_that_differs(run, pytester, agent_test):
+def test_mode_new_records_missing_effects_but_no_changed_ones(run, pytester, agent_test):
     file = pytester.path / FILE
     run(agent_test(1), "--stepengine-record=once")
     first = file.read_bytes()
@@ -227,7 +227,7 @@ def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
 
 
 @pytest.mark.spec("replay:Y9", "replay:K8", "replay:C5")
-def test_nothing_is_kept_of_a_test_that_is_interrupted_or_would_write_a_secret(run, pytester, agent_test):
+def test_an_interrupted_or_leaking_test_keeps_the_old_record(run, pytester, agent_test):
     file = pytester.path / FILE
     stops = "\ndef test_one(journal):\n    with engine() as made:\n        made.run_sync('watcher', 'go', journal=journal)\n"
     run(agent_test(1), "--stepengine-record=once")
@@ -243,7 +243,7 @@ def test_nothing_is_kept_of_a_test_that_is_interrupted_or_would_write_a_secret(r
 
 
 @pytest.mark.spec("replay:Y6", "replay:Y1", "replay:K10")
-def test_rules_about_secrets_come_from_the_mark_and_the_ini_file(run, pytester, agent_test):
+def test_redaction_rules_come_from_mark_and_ini_file(run, pytester, agent_test):
     pytester.makeini("[pytest]\nstepengine_redact =\n    t-[0-9]+\n")
     marked = (
         "from stepengine.journal import RedactValue\n\n@pytest.mark.stepengine(redact=[RedactValue('Mallory', 'who')])"
@@ -276,7 +276,7 @@ def test_one(journal):
 
 
 @pytest.mark.spec("replay:Y6", "replay:D15")
-def test_a_test_may_be_marked_to_end_before_its_record_does(run, agent_test):
+def test_allow_unused_lets_a_run_end_before_its_record(run, agent_test):
     strict, lenient = [SHORTER.replace("MARK", mark) for mark in ("", "allow_unused=True")]
     run(agent_test(1, strict), "--stepengine-record=once").assert_outcomes(passed=1)
     without = [agent_test(0, test).replace("    yield STEP\n", "") for test in (strict, lenient)]
@@ -285,7 +285,7 @@ def test_a_test_may_be_marked_to_end_before_its_record_does(run, agent_test):
 
 
 @pytest.mark.spec("replay:Y3")
-def test_only_the_run_of_its_test_writes_the_journal_of_a_test(tmp_path):
+def test_only_its_own_run_writes_the_journal_of_a_test(tmp_path):
     agent = AgentDefinition("w", model="test/m")
     first = JournalFixture(tmp_path / "one.jsonl", "once")
     assert not first.replaying
@@ -333,7 +333,7 @@ def test_family(journal):
 
 
 @pytest.mark.spec("replay:D10", "replay:M4", "replay:M3")
-def test_a_child_that_goes_on_after_its_recorded_end_is_extended_and_else_diverges(run, agent_test):
+def test_a_longer_child_run_is_extended_or_diverges(run, agent_test):
     short = FAMILY.replace("CHILD_MORE", "pass")
     longer = FAMILY.replace("CHILD_MORE", 'yield ToolCall("look", {"path": "d"})')
     run(agent_test(1, short), "--stepengine-record=once").assert_outcomes(passed=1)
@@ -361,7 +361,7 @@ def test_one(journal):
 
 
 @pytest.mark.spec("replay:M4")
-def test_a_script_goes_on_where_the_record_ends_when_a_test_is_extended(run, agent_test):
+def test_extend_resumes_a_scripted_model_at_the_records_end(run, agent_test):
     shorter = SCRIPTED.replace("MORE", "return").replace("STEPS", "2")
     longer = SCRIPTED.replace("MORE", "yield STEP").replace("STEPS", "3")
 

@@ -43,7 +43,7 @@ LISTED = ["1 recording that no test owns*", "*cassettes/test_it/test_two.yaml*"]
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y12")
-def test_files_without_a_test_are_listed_when_everything_was_collected(run, pytester):
+def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
     """
     Not with -k, -m, a node id, --deselect or --lf, for then nobody can know; those of a skipped test are owned.
     """
@@ -80,7 +80,7 @@ def test_files_without_a_test_are_listed_when_everything_was_collected(run, pyte
 
 @pytest.mark.spec("replay:Y12", "replay:Y7")
 @pytest.mark.parametrize("setting", ["recorded", "{rootdir}/recorded"])
-def test_modules_that_are_gone_leave_orphans_too(run, pytester, setting):
+def test_recordings_of_deleted_modules_are_orphans_too(run, pytester, setting):
     pytester.makeini(f"[pytest]\nstepengine_cassette_dir = {setting}\n")
     gone = pytester.mkdir("inner") / "test_gone.py"
     gone.write_text("import pytest\n")
@@ -110,7 +110,7 @@ class TestAll:
 
 
 @pytest.mark.spec("replay:Y7")
-def test_files_have_names_that_every_system_takes_and_no_two_tests_share_one(run, pytester):
+def test_recordings_have_portable_and_unique_file_names(run, pytester):
     """
     A name depends on its test alone: whichever tests are selected, each finds its own file.
     """

@@ -61,9 +61,7 @@ JOURNAL = Path("journals/test_agent/test_the_day_is_summed_up.jsonl")
 
 
 @pytest.mark.spec("replay:Y3", "replay:Y10", "replay:D7", "replay:M2", "replay:D1", "ecosystem:EC122")
-def test_a_project_outside_records_once_passes_offline_and_sees_what_a_new_prompt_changes(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_an_installed_project_records_once_and_reports_a_changed_prompt(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(f"from pathlib import Path\n{AGENT}")
     (tmp_path / "test_agent.py").write_text(TEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")

@@ -32,7 +32,7 @@ def test_a_cassette_is_recorded_once_and_replayed_by_default(run, pytester):
 
 
 @pytest.mark.spec("replay:Y8", "replay:M1")
-def test_what_differs_and_what_is_left_over_fails_the_test(run):
+def test_differing_and_unused_interactions_fail_the_test(run):
     run(ONE, "--stepengine-record=once")
 
     other = run(ONE.replace("ask(cassette, 'a')", "ask(cassette, 'b')"))
@@ -51,7 +51,7 @@ def test_what_differs_and_what_is_left_over_fails_the_test(run):
 
 
 @pytest.mark.spec("replay:M3", "replay:M4", "replay:M7", "replay:Y9", "replay:M1")
-def test_modes_keep_drop_and_replace_what_they_should(run, pytester):
+def test_record_modes_keep_drop_and_replace_interactions(run, pytester):
     def held():
         from stepengine.testing import Cassette
 
@@ -72,7 +72,7 @@ def test_modes_keep_drop_and_replace_what_they_should(run, pytester):
 
 
 @pytest.mark.spec("replay:M5", "replay:M6")
-def test_marks_and_the_environment_decide_as_documented(run, monkeypatch, pytester):
+def test_marks_and_environment_choose_the_record_mode(run, monkeypatch, pytester):
     marked = "\n@pytest.mark.stepengine(record='none')" + ONE.lstrip("\n").join(["\n", ""])
     run(marked, "--stepengine-record=once").assert_outcomes(failed=1)
     run("\n@pytest.mark.stepengine(recrod='once')" + "\n" + ONE.strip() + "\n").assert_outcomes(errors=1)

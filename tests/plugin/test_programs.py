@@ -50,7 +50,7 @@ def test_one(cassette):
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C6", "replay:Y17", "replay:Y11", "replay:C27")
-def test_a_streamed_reply_of_the_sync_sdk_is_recorded_and_replays_without_a_key(project, server, pytester, monkeypatch):
+def test_a_streamed_sdk_reply_records_and_replays_without_a_key(project, server, pytester, monkeypatch):
     recorded = project(STREAMED, RECORD)
     recorded.assert_outcomes(passed=1)
     recorded.stdout.fnmatch_lines([f"recorded {FILE}: 1 interaction"])
@@ -73,7 +73,7 @@ def test_one(FIXTURES):
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C41", "replay:Y8")
-def test_a_recording_test_whose_program_makes_its_own_client_fails_with_the_remedy(project, server, pytester):
+def test_recording_a_program_with_its_own_client_fails_with_advice(project, server, pytester):
     asked = project(OWN_CLIENT.replace("FIXTURES", "cassette"), RECORD)
     asked.assert_outcomes(failed=1)
     asked.stdout.fnmatch_lines([
@@ -123,7 +123,7 @@ def test_one(cassette):
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C7", "replay:Y6")
-def test_error_replies_are_recorded_with_a_mark_and_named_without_one(project, server, pytester):
+def test_error_replies_are_recorded_only_with_the_mark(project, server, pytester):
     """
     With the mark the retries replay in order; without it the replay has only the last reply, and the recording says what it lacks.
     """
@@ -149,7 +149,7 @@ def test_error_replies_are_recorded_with_a_mark_and_named_without_one(project, s
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C7", "replay:C41")
-def test_a_test_of_an_error_reply_that_is_not_recorded_fails_with_the_remedy(project, server, pytester):
+def test_an_unrecorded_error_reply_fails_with_advice(project, server, pytester):
     server.failures = [429]
     body = RETRIED.replace("MARK", "").replace("max_retries=2", "max_retries=0")
     body = body.replace("    assert client", "    with pytest.raises(openai.RateLimitError):\n        client")
@@ -184,9 +184,7 @@ def test_one(FIXTURES):
 @pytest.mark.parametrize(
     ("fixtures", "options"), [("cassette, stepengine_engine", ""), ("journal, stepengine_engine", ", journal=journal")]
 )
-def test_the_engine_of_a_test_uses_the_address_of_the_environment_with_a_cassette_and_without(
-    project, server, monkeypatch, fixtures, options
-):
+def test_the_engine_uses_the_base_url_of_the_environment(project, server, monkeypatch, fixtures, options):
     """
     Where the address changes afterwards, the miss says which variable decides.
     """
@@ -246,7 +244,7 @@ def test_one():
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:Y6", "replay:Y12")
-def test_a_mark_records_and_replays_a_program_without_any_argument(project, server, pytester, monkeypatch):
+def test_the_patch_mark_records_and_replays_an_unchanged_program(project, server, pytester, monkeypatch):
     pytester.makepyfile(program=PROGRAM)
     body = UNCHANGED.replace("PROMPT", "hi")
     recorded = project(body, RECORD)
@@ -275,7 +273,7 @@ def answer(prompt):
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:C10")
-def test_a_random_cache_key_that_a_framework_adds_does_not_keep_a_program_from_replaying(project, server, pytester):
+def test_a_random_prompt_cache_key_does_not_prevent_replay(project, server, pytester):
     """
     openai-agents sends one with every request to the provider's own address. No reply depends on it.
     """

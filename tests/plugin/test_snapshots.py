@@ -87,7 +87,7 @@ def written() -> set[str]:
 
 @pytest.mark.spec("replay:F3", "replay:F6", "replay:F20", "replay:F21", "replay:F22", "requirements:P5", "replay:F23")  # fmt: skip
 @pytest.mark.deep
-def test_snapshots_are_written_on_request_compared_line_by_line_and_must_all_be_used(suite: Any) -> None:
+def test_snapshots_are_written_on_update_and_must_be_used(suite: Any) -> None:
     suite(TESTS).assert_outcomes(failed=6)
     assert not FOLDER.exists()
     suite(TESTS, "--snapshot-update").assert_outcomes(passed=6)
@@ -143,7 +143,7 @@ def test_filters_and_matchers_see_the_run_as_plain_data(suite: Any) -> None:
 
 
 @pytest.mark.spec("replay:F20", "ecosystem:EC123")
-def test_without_syrupy_the_fixtures_say_what_to_install_and_nothing_else_suffers(suite: Any) -> None:
+def test_without_syrupy_snapshot_fixtures_name_the_package_to_install(suite: Any) -> None:
     body = "\ndef test_one(run_snapshot):\n    pass\n\ndef test_two():\n    assert run().text == 'seen'\n"
     result = suite(body, "-p", "no:syrupy")
     result.assert_outcomes(errors=1, passed=1)
@@ -154,7 +154,7 @@ def test_without_syrupy_the_fixtures_say_what_to_install_and_nothing_else_suffer
 @pytest.mark.parametrize(
     "extension", [snapshots.RunSnapshot, snapshots.RunJsonSnapshot, snapshots.RequestSnapshot, snapshots.EventsSnapshot]
 )
-def test_our_snapshots_replace_only_what_syrupy_lets_them(extension: Any) -> None:
+def test_our_snapshots_override_only_supported_syrupy_methods(extension: Any) -> None:
     for final in ("read_snapshot", "write_snapshot", "read_snapshot_data_from_location", "write_snapshot_collection"):
         base = SingleFileSnapshotExtension if hasattr(SingleFileSnapshotExtension, final) else AbstractSyrupyExtension
         assert getattr(extension, final).__qualname__ == getattr(base, final).__qualname__
@@ -163,7 +163,7 @@ def test_our_snapshots_replace_only_what_syrupy_lets_them(extension: Any) -> Non
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["", "(name='x')"])
-def test_ids_with_a_slash_work_though_syrupy_warns_when_it_writes_their_files(suite: Any, name: str) -> None:
+def test_parametrized_ids_with_a_slash_get_distinct_snapshots(suite: Any, name: str) -> None:
     """
     Tests whose warnings are errors need plain ids; two ids that become one file name share no snapshot unnoticed.
     """

@@ -20,7 +20,7 @@ ONE = "\ndef test_one(cassette):\n    ask(cassette, 'a')\n"
 
 
 @pytest.mark.spec("replay:Y1", "replay:Y18")
-def test_every_option_setting_and_argument_that_a_message_names_exists(run):
+def test_every_option_named_in_a_message_exists(run):
     """
     Messages are looked for in the whole package; the mark, the help and the parser have to agree with them.
     """
@@ -76,7 +76,7 @@ def test_the_commands_at_a_divergence_make_the_test_pass(run, agent_test, mode):
 
 
 @pytest.mark.spec("replay:Y17")
-def test_recorded_files_are_always_told_and_the_rest_with_v(run):
+def test_recorded_files_are_always_reported_and_replays_with_v(run):
     recorded = run(ONE, "--stepengine-record=once")
     recorded.stdout.fnmatch_lines(["recorded cassettes/test_it/test_one.yaml: 1 interaction"])
     run(ONE).stdout.no_fnmatch_line("*stepengine recordings*")
@@ -87,7 +87,7 @@ def test_recorded_files_are_always_told_and_the_rest_with_v(run):
 
 
 @pytest.mark.spec("replay:Y17")
-def test_what_a_run_cost_is_told_when_it_is_recorded_and_what_it_saves_afterwards(run, agent_test):
+def test_recording_reports_its_cost_and_replay_the_savings(run, agent_test):
     priced = (
         agent_test(1)
         .replace('text("fine")', "ModelReply('fine', cost=Decimal('0.0125'))")
@@ -137,7 +137,7 @@ def test_run(journal):
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R11")
-def test_what_a_failure_prints_into_a_log_holds_no_secret(run, monkeypatch):
+def test_a_failure_report_contains_no_secret(run, monkeypatch):
     known, shaped = "a-value-nobody-guesses-4711", "sk-ant-api03-" + "Zz9Yy8Xx7Ww6" * 4
     monkeypatch.setenv("MY_TOKEN", known)
     body = LEAKY.replace("SHAPED", "{'sk-ant-api03-' + 'Zz9Yy8Xx7Ww6' * 4}")
@@ -166,7 +166,7 @@ def test_one(cassette):
 
 
 @pytest.mark.spec("replay:Y8", "replay:C14")
-def test_a_miss_that_gather_swallowed_fails_the_test_or_heads_its_own_failure(run):
+def test_a_swallowed_cassette_miss_still_fails_the_test(run):
     run(
         SWALLOWED.replace("ENDS", "pass").replace('("a", "b")', '("a", "c")'), "--stepengine-record=once"
     ).assert_outcomes(passed=1)
@@ -198,7 +198,7 @@ def marked(mark: str, asks: str) -> str:
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y6", "replay:V33")
-def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
+def test_the_mark_sets_ignored_fields_extra_cassettes_and_chunks(run, pytester):
     """
     A second cassette is only read: what is left in it fails nothing, and nothing is recorded into it.
     """
@@ -225,7 +225,7 @@ def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
 
 
 @pytest.mark.deep
-def test_what_is_said_of_a_failure_is_cut_at_the_authors_line(run, agent_test):
+def test_a_failure_traceback_ends_at_the_authors_line(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     assert "run.py" not in run(agent_test(0, prompt="Other.")).stdout.str()
     assert "run.py" in run(agent_test(0, prompt="Other."), "--full-trace").stdout.str()
@@ -255,7 +255,7 @@ def test_bare():
 
 
 @pytest.mark.parametrize("name", ["test_named", "test_bare"])
-def test_a_failing_gate_shows_the_whole_report(run, name):
+def test_a_failed_gate_shows_the_whole_report(run, name):
     failed = run(GATE, "-k", name)
     failed.assert_outcomes(failed=1)
     shown = failed.stdout.str()

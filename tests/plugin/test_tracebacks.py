@@ -82,7 +82,7 @@ FAILING = {
 @pytest.mark.parametrize(
     "with_plugin", [pytest.param(True, id="plugin"), pytest.param(False, id="alone", marks=pytest.mark.deep)]
 )
-def test_the_last_frame_of_a_failed_test_is_the_authors(run, with_plugin):
+def test_the_last_frame_of_a_failure_is_the_authors(run, with_plugin):
     """
     Also where it is a handler, or a function that the test gave; ``--full-trace`` shows all.
     """

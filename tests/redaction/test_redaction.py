@@ -86,7 +86,7 @@ def seconds(work, *args) -> float:
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("redact", ["known", "all"])
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
-def test_no_text_keeps_the_redactor_for_long(piece, redact):
+def test_hostile_text_is_redacted_within_a_second(piece, redact):
     # Quadratic searches took 4 s for 20,000 characters of "sksk".
     redactor = make_redactor(redact, {"ANTHROPIC_API_KEY": KEY})
     begun = time.process_time()
@@ -98,7 +98,7 @@ def test_no_text_keeps_the_redactor_for_long(piece, redact):
 @pytest.mark.speed
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
-def test_the_time_of_the_redactor_grows_with_the_text_and_not_faster(piece):
+def test_redaction_time_grows_linearly_with_the_text(piece):
     redactor = make_redactor("all", {"ANTHROPIC_API_KEY": KEY})
     size = 50_000
     while (first := seconds(all_of_it, redactor, (piece * size)[:size])) < 0.03:
@@ -117,7 +117,7 @@ def full_of_findings(tmp_path):
 
 @pytest.mark.speed
 @pytest.mark.spec("reliability:R23", "replay:K11")
-def test_a_file_full_of_findings_is_scanned_in_a_time_that_follows_its_length(full_of_findings):
+def test_scanning_many_findings_takes_linear_time(full_of_findings):
     begun = time.process_time()
     list(scan([full_of_findings], environment={"A_KEY": KEY}))
 
@@ -125,7 +125,7 @@ def test_a_file_full_of_findings_is_scanned_in_a_time_that_follows_its_length(fu
 
 
 @pytest.mark.spec("reliability:R23", "replay:K11")
-def test_of_many_findings_each_is_told_with_its_line(full_of_findings):
+def test_each_of_many_findings_is_reported_with_its_line(full_of_findings):
     leaks = list(scan([full_of_findings], environment={"A_KEY": KEY}))
 
     assert 10_000 == len(leaks)
@@ -145,12 +145,12 @@ def test_of_many_findings_each_is_told_with_its_line(full_of_findings):
         ("sk***sk***1234.1234x", "<redacted:abridged>x"),
     ],
 )
-def test_a_known_key_with_its_middle_left_out_counts_as_the_key(text, expected):
+def test_an_abridged_known_key_is_redacted(text, expected):
     assert expected == Redactor({KEY: "K"}, shapes=False).text(text)
 
 
 @given(st.text(st.sampled_from("sk-4321*. \u2026x\n"), max_size=40))
-def test_abridged_keys_are_found_as_an_expression_finds_them(text):
+def test_abridged_keys_match_a_reference_expression(text):
     plain = re.compile(r"sk[\w-]*(?:\*{3,}|\.{3,}|\u2026)[\w*.-]*4321")
 
     assert plain.sub("<redacted:abridged>", text) == Redactor({"sk-00000-4321": "K"}, shapes=False).text(text)
@@ -158,7 +158,7 @@ def test_abridged_keys_are_found_as_an_expression_finds_them(text):
 
 @pytest.mark.spec("replay:K5")
 @pytest.mark.parametrize("begin", [*FAMILIES, "nvapi-", "r8_", "ASIA", "AKIA"])
-def test_a_key_is_known_by_what_those_of_its_provider_begin_with(begin):
+def test_a_provider_key_is_recognized_by_its_prefix(begin):
     body = "0123456789ABCDEF" if begin[:2] in ("AK", "AS") else "k3Y" * 12
     key = begin + (body[:35] if begin == "AIza" else body)
 
@@ -167,7 +167,7 @@ def test_a_key_is_known_by_what_those_of_its_provider_begin_with(begin):
 
 
 @pytest.mark.spec("replay:K5")
-def test_a_private_key_is_found_from_its_begin_to_the_next_end():
+def test_a_private_key_block_is_redacted_to_its_end_marker():
     block = f"{PEM}\nMIIE\n-----END PRIVATE KEY-----"
     clean = Redactor({}, shapes=True).text(f"{PEM} and {block} rest {block} {PEM}")
 
@@ -176,7 +176,7 @@ def test_a_private_key_is_found_from_its_begin_to_the_next_end():
 
 
 @pytest.mark.spec("reliability:R11", "replay:K5")
-def test_a_value_that_json_says_twice_does_not_hide_the_first():
+def test_a_duplicate_json_key_does_not_hide_a_secret():
     hidden = f'{{"a": "{KEY}", "a": 1}}'
 
     assert KEY not in make_redactor("all", {}).value({"x": hidden})["x"]
@@ -186,7 +186,7 @@ def test_a_value_that_json_says_twice_does_not_hide_the_first():
 
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("depth", [199, 201, 600, 100_000])
-def test_json_in_a_text_is_looked_into_as_deep_as_values_go_and_no_depth_breaks_it(depth):
+def test_nested_json_in_text_is_redacted_at_any_depth(depth):
     text = "[" * depth + f'"{KEY}"' + "]" * depth
     clean = Redactor({}, shapes=True).value({"x": text})["x"]
 
@@ -195,19 +195,19 @@ def test_json_in_a_text_is_looked_into_as_deep_as_values_go_and_no_depth_breaks_
 
 
 @pytest.mark.spec("replay:K1", "reliability:R11")
-def test_a_value_that_stands_in_the_names_of_placeholders_leaves_them_alone():
+def test_a_secret_equal_to_placeholder_words_leaves_placeholders_intact():
     redactor = Redactor({"redacted": "A_KEY", KEY: "redacted_key"}, shapes=True)
     clean = redactor.text(f"{KEY} redacted")
 
     assert "<redacted:redacted_key> <redacted:A_KEY>" == clean == redactor.text(clean)
 
 
-def test_a_variable_that_is_no_text_at_all_is_no_reason_to_fail():
+def test_a_secret_of_invalid_text_causes_no_error():
     assert Redactor({"\udcff" * 9: "ODD_KEY"}, shapes=False).text("plain") == "plain"
 
 
 @pytest.mark.spec("replay:K1", "replay:K6")
-def test_a_redactor_learns_of_keys_that_are_told_later_and_a_variable_names_them():
+def test_a_redactor_learns_keys_registered_later():
     keys = KnownSecrets()
     redactor = Redactor({}, shapes=False, keys=keys)
     before = redactor.key
@@ -228,7 +228,7 @@ def test_a_redactor_learns_of_keys_that_are_told_later_and_a_variable_names_them
     assert KEY not in repr(keys)
 
 
-def test_it_is_quiet_again_where_nothing_is_known_any_more_and_never_where_anything_is_looked_for():
+def test_the_redactor_is_quiet_only_without_known_secrets():
     keys = KnownSecrets()
     told, own, shapes = (
         Redactor(known, shapes=is_all, keys=keys) for known, is_all in (({}, False), ({KEY: "K"}, False), ({}, True))
@@ -242,14 +242,14 @@ def test_it_is_quiet_again_where_nothing_is_known_any_more_and_never_where_anyth
 
 
 @pytest.mark.parametrize("word", ["not-needed", "lm-studio", "none", "ollama", "short", "  "])
-def test_what_people_give_to_servers_that_want_any_key_is_an_ordinary_word(word):
+def test_dummy_keys_of_local_servers_are_not_redacted(word):
     GIVEN.tell(word, "ollama_api_key")
 
     assert f"it is {word}." == make_redactor("known", {}).text(f"it is {word}.")
 
 
 @given(st.lists(st.sampled_from(["a", KEY[:5], KEY[5:11], KEY[11:], KEY, KEY[:-1], "s", " "]), max_size=12))
-def test_a_text_in_pieces_is_cleaned_as_it_is_when_whole(pieces):
+def test_streamed_text_is_redacted_like_the_whole_text(pieces):
     redactor = Redactor({KEY: "K"}, shapes=False)
     trickle = StreamRedactor(redactor)
     shown = "".join([trickle.feed(piece) for piece in pieces]) + trickle.rest()
@@ -258,7 +258,7 @@ def test_a_text_in_pieces_is_cleaned_as_it_is_when_whole(pieces):
     assert redactor.text("".join(pieces)) == shown
 
 
-def test_known_values_come_from_variables_with_telling_names_only():
+def test_secrets_come_only_from_variables_with_secret_names():
     assert find_environment_secrets({"A_TOKEN": "12345678", "B_TOKEN": "1234567", "C": "123456789"}) == {
         "12345678": "A_TOKEN"
     }
@@ -277,7 +277,7 @@ SEPARATE = (
 """Names that only a list of secrets has."""
 
 
-def test_the_names_of_secrets_stand_in_one_module_and_whoever_needs_them_imports_them() -> None:
+def test_names_of_secrets_are_defined_in_one_module() -> None:
     package = Path(stepengine.__file__).parent
     listed = {
         file.relative_to(package).as_posix()
@@ -288,7 +288,7 @@ def test_the_names_of_secrets_stand_in_one_module_and_whoever_needs_them_imports
     assert listed == {"data/secret_names.py"}
 
 
-def test_a_variable_is_private_when_a_word_between_its_underscores_says_so() -> None:
+def test_a_variable_is_secret_by_a_word_of_its_name() -> None:
     """
     The expression says the same as the words do, where it can be trusted: on short names.
     """
@@ -323,7 +323,7 @@ def test_a_variable_is_private_when_a_word_between_its_underscores_says_so() -> 
     after=st.text(max_size=8),
     encode=st.sampled_from([base64.b64encode, base64.urlsafe_b64encode]),
 )
-def test_a_known_value_is_found_inside_of_whatever_was_put_into_base64(
+def test_a_known_secret_inside_base64_text_is_redacted(
     secret: str, before: str, after: str, encode: Callable[[bytes], bytes]
 ) -> None:
     """
@@ -344,7 +344,7 @@ WORDS = ["counting/model", "add", "ok", "c1", "sk-walk-0123456789abcdef", "two w
 @given(
     rounds=st.lists(st.tuples(st.lists(st.sampled_from(WORDS), max_size=5), st.sampled_from(["", *WORDS])), max_size=6)
 )
-def test_what_was_clean_is_looked_at_again_once_it_is_told_for_a_secret(rounds: list[tuple[list[str], str]]) -> None:
+def test_clean_text_is_rechecked_after_a_new_secret(rounds: list[tuple[list[str], str]]) -> None:
     """
     A redactor that remembers which texts were clean says the same as one that has seen nothing.
     """
@@ -365,7 +365,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
 
 @pytest.mark.parametrize("loads", [True, False])
 @given(texts=st.lists(ANY_TEXT, max_size=5).map(tuple), text=ANY_TEXT, at=st.integers(0, 4))
-def test_to_look_for_many_texts_at_once_finds_what_to_look_for_each_finds(
+def test_searching_many_texts_at_once_equals_searching_each(
     loads: bool, texts: tuple[str, ...], text: str, at: int
 ) -> None:
     inside = text[:3] + (texts[at % len(texts)] if texts else "") + text[3:]
@@ -382,7 +382,7 @@ def test_to_look_for_many_texts_at_once_finds_what_to_look_for_each_finds(
     make_text_finder.cache_clear()
 
 
-def test_what_is_more_than_the_engine_takes_is_looked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_secrets_are_searched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_compile_search", lambda _, **__: None)
     make_text_finder.cache_clear()
 
@@ -416,16 +416,14 @@ def outcome(clean: Callable[[object], object], value: object) -> object:
 @pytest.mark.deep
 @settings(max_examples=150)
 @given(value=strategies.replies | strategies.user_messages | strategies.results | strategies.questions, data=st.data())
-def test_what_is_looked_at_as_a_whole_is_cleaned_as_it_is_when_each_of_its_texts_is_looked_at(
-    value: object, data: st.DataObject
-) -> None:
+def test_redacting_a_value_equals_redacting_each_of_its_texts(value: object, data: st.DataObject) -> None:
     texts = sorted({text[at : at + 3] for text in texts_in(to_json(value)) for at in range(0, len(text), 3)})
     redactor = Redactor({data.draw(st.sampled_from(texts)): "K"}, shapes=data.draw(st.booleans()))
 
     assert outcome(redactor._redact_value, value) == outcome(redactor.frozen, value)
 
 
-def test_the_end_of_a_known_value_alone_is_no_secret() -> None:
+def test_the_end_of_a_known_secret_alone_is_no_secret() -> None:
     redactor = Redactor({KEY: "K"}, shapes=False)
 
     assert KEY[-8:] == redactor.text(KEY[-8:])

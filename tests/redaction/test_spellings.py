@@ -104,7 +104,7 @@ SIGNS = st.text(
 
 @pytest.mark.parametrize("secret", ['"abc12345', 'abc12345"', '"abc12345"', "'abc12345'", 'abc""12345', '\\abc12345"'])
 @pytest.mark.parametrize("wrap", [json.dumps, lambda text: json.dumps([text, json.dumps([text])])])
-def test_quotes_around_a_secret_stay(secret: str, wrap: Callable[[str], str]) -> None:
+def test_quotes_around_a_secret_are_kept(secret: str, wrap: Callable[[str], str]) -> None:
     redactor = make_redactor("known", {}, {secret: "S"})
     cleaned = redactor.text(wrap(secret))
 
@@ -115,9 +115,7 @@ def test_quotes_around_a_secret_stay(secret: str, wrap: Callable[[str], str]) ->
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R11", "replay:K6")
 @given(secret=SIGNS, encode=st.sampled_from([*ENCODERS.values()]), before=st.sampled_from(["", "x", " ", "=", "&"]))
-def test_whatever_the_secret_and_the_encoding_nothing_of_it_is_left(
-    secret: str, encode: Callable[[str], str], before: str
-) -> None:
+def test_no_encoding_of_any_secret_is_left(secret: str, encode: Callable[[str], str], before: str) -> None:
     redactor = Redactor({secret: "S"}, shapes=False)
     text = before + encode(secret) + " after"
     cleaned = redactor.text(text)
@@ -133,7 +131,7 @@ WHOLE = SIGNS.filter(lambda text: text[-1] not in "\\%&")
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R11")
 @given(secret=WHOLE, encode=st.sampled_from(UNPADDED), sizes=st.lists(st.integers(1, 7), min_size=1))
-def test_an_encoded_secret_that_comes_in_pieces_is_found_too(
+def test_an_encoded_secret_in_stream_pieces_is_redacted(
     secret: str, encode: Callable[[str], str], sizes: list[int]
 ) -> None:
     text = f"a {encode(secret)} b"
@@ -151,7 +149,7 @@ def test_an_encoded_secret_that_comes_in_pieces_is_found_too(
 @pytest.mark.speed
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("piece", ["\\", "%25", "&amp;", "&#", "/", "p/w+", "\\/", "%2", "&amp;amp;#", "p", " "])
-def test_the_search_for_encodings_takes_time_in_proportion_to_the_text(piece: str) -> None:
+def test_the_search_for_encodings_takes_linear_time(piece: str) -> None:
     text = (piece * 40_000)[:40_000] + quote(SECRET)
     redactor = make_redactor("all", {"A_KEY": SECRET, "B_KEY": "/\\\\\\\\//&&%%+"})
     start = time.process_time()
@@ -171,7 +169,7 @@ NAMES = (
 
 @pytest.mark.spec("replay:K6", "reliability:SC14")
 @pytest.mark.parametrize("name", NAMES)
-def test_what_commands_do_not_see_records_do_not_hold(name: str) -> None:
+def test_a_variable_hidden_from_commands_is_redacted_in_records(name: str) -> None:
     assert is_secret_name(name, "variable")
     assert {"one-secret-value": name} == find_environment_secrets({name: "one-secret-value"})
 
@@ -204,7 +202,5 @@ def test_an_ordinary_variable_is_no_secret(name: str) -> None:
         ("https://user:short@example.test/", set()),
     ],
 )
-def test_the_password_in_an_address_is_a_secret_whatever_the_variable_is_called(
-    address: str, passwords: set[str]
-) -> None:
+def test_the_password_of_a_url_variable_is_a_secret(address: str, passwords: set[str]) -> None:
     assert dict.fromkeys(passwords, "DATABASE_URL") == find_environment_secrets({"DATABASE_URL": address})

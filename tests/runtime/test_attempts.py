@@ -73,7 +73,7 @@ def bad(wire, status, kind="overloaded_error", **headers):
 
 @pytest.mark.spec("reliability:MP12", "reliability:R21")
 @pytest.mark.parametrize("watched", [False, True])
-async def test_the_server_sees_as_many_requests_as_there_are_attempts_and_no_multiple_of_them(world, wire, watched):
+async def test_server_sees_one_request_per_attempt(world, wire, watched):
     call, requests = await asked(world, wire, bad(wire, 500), watched=watched)
 
     assert 4 == requests
@@ -95,7 +95,7 @@ async def test_the_server_sees_as_many_requests_as_there_are_attempts_and_no_mul
         ((400, "invalid_request_error", {"x_should_retry": "true"}), 2),
     ],
 )
-async def test_what_is_asked_for_again_and_what_is_not(world, wire, answer, requests):
+async def test_only_transient_answers_are_retried(world, wire, answer, requests):
     status, kind, headers = answer
     call, seen = await asked(world, wire, bad(wire, status, kind, **headers), good(wire, False))
 
@@ -115,7 +115,7 @@ async def test_what_is_asked_for_again_and_what_is_not(world, wire, answer, requ
         ({"retry_after": "date"}, 20, 31),
     ],
 )
-async def test_what_the_server_asks_to_wait_is_waited_by_the_clock_of_the_run(world, wire, header, least, most):
+async def test_retry_after_header_is_waited_by_the_run_clock(world, wire, header, least, most):
     if "date" in header.values():
         header = {"retry_after": format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)}
     call, requests = await asked(world, wire, bad(wire, 429, "rate_limit_error", **header), good(wire, False))
@@ -129,7 +129,7 @@ async def test_what_the_server_asks_to_wait_is_waited_by_the_clock_of_the_run(wo
 
 
 @pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:MP20", "generator-contract:L37")
-async def test_a_reply_that_breaks_off_is_taken_back_asked_for_again_and_may_have_been_billed(world, wire):
+async def test_cut_stream_is_discarded_retried_and_counted_as_billed(world, wire):
     events = wire.stream(*SAID)
     end = next(index for index, event in enumerate(events) if wire.marker in event)
     call, requests = await asked(world, wire, sse(*events[:end], "rst"), sse(*events, "fin"), watched=True)
@@ -144,7 +144,7 @@ async def test_a_reply_that_breaks_off_is_taken_back_asked_for_again_and_may_hav
 
 
 @pytest.mark.spec("reliability:MP19", "reliability:MP20", "generator-contract:L37")
-async def test_a_reply_that_always_breaks_off_fails_after_four_requests_with_nothing_of_it(world, wire):
+async def test_stream_that_is_always_cut_fails_after_four_requests(world, wire):
     events = wire.stream("", [("add", '{"a": 2, "b": 3}')], "tool_use")
     end = next(index for index, event in enumerate(events) if wire.marker in event)
     call, requests = await asked(world, wire, sse(*events[:end], "rst"), watched=True)
@@ -155,7 +155,7 @@ async def test_a_reply_that_always_breaks_off_fails_after_four_requests_with_not
 
 @pytest.mark.spec("reliability:MP33")
 @pytest.mark.parametrize("when", ["before its first event", "in its middle"])
-async def test_a_run_that_is_cancelled_during_a_request_leaves_at_once_and_hangs_up(world, wire, when):
+async def test_cancel_during_a_request_returns_and_closes_the_connection(world, wire, when):
     events = wire.stream(*SAID) if when == "in its middle" else []
     async with fault_server(sse(*events[:1], "hang")) as server:
         call = Asked(world, wire, server, watched=True)

@@ -38,7 +38,7 @@ def busy(**fields):
 
 
 @pytest.mark.spec("reliability:MP12", "reliability:R21")
-async def test_a_transient_failure_is_tried_again_up_to_four_requests_in_all(world):
+async def test_transient_failure_is_retried_up_to_four_requests(world):
     seen, provider, clock = [], world.Provider(default=busy()), world.JumpingClock()
     await world.tree(one_call(seen), models=provider, clock=clock).run()
 
@@ -49,7 +49,7 @@ async def test_a_transient_failure_is_tried_again_up_to_four_requests_in_all(wor
 
 
 @pytest.mark.spec("reliability:MP10", "reliability:R21")
-async def test_retry_after_is_waited_for_and_each_attempt_is_an_event(world):
+async def test_retry_after_is_waited_and_each_retry_is_an_event(world):
     seen, events, clock = [], [], world.JumpingClock()
     provider = world.Provider([busy(status=429, retry_after=2), "done"])
     await world.tree(one_call(seen), models=provider, clock=clock, observers=[events.append]).run()
@@ -64,7 +64,7 @@ async def test_retry_after_is_waited_for_and_each_attempt_is_an_event(world):
 
 @pytest.mark.spec("reliability:MP10")
 @pytest.mark.parametrize(("asked", "requests"), [(61, 1), (60, 2)])
-async def test_retry_after_is_obeyed_up_to_a_minute_and_no_longer(world, asked, requests):
+async def test_retry_after_is_obeyed_up_to_one_minute(world, asked, requests):
     seen, provider, clock = [], world.Provider([busy(retry_after=asked)]), world.JumpingClock()
     await world.tree(one_call(seen), models=provider, clock=clock).run()
 
@@ -75,7 +75,7 @@ async def test_retry_after_is_obeyed_up_to_a_minute_and_no_longer(world, asked, 
         assert 0 <= clock.sleeps[0] <= 60
 
 
-async def test_a_run_has_a_budget_of_extra_attempts(world):
+async def test_retry_policy_bounds_extra_attempts_of_a_run(world):
     provider = world.Provider(default=busy())
 
     def machine(plan, state):
@@ -88,7 +88,7 @@ async def test_a_run_has_a_budget_of_extra_attempts(world):
     assert 10 + 5 == len(provider.requests)
 
 
-async def test_waits_are_random_but_equal_for_equal_runs_and_never_touch_the_random_source_of_the_run(world):
+async def test_retry_waits_are_deterministic_and_spare_the_run_random_source(world):
     waits = []
     for _ in range(2):
         clock, plan = world.JumpingClock(), world.plan()
@@ -104,7 +104,7 @@ async def test_waits_are_random_but_equal_for_equal_runs_and_never_touch_the_ran
 
 
 @pytest.mark.spec("reliability:MP33")
-async def test_a_run_that_is_cancelled_while_it_waits_for_an_attempt_leaves_at_once(world):
+async def test_cancel_while_waiting_for_a_retry_returns_at_once(world):
     waiting = asyncio.Event()
 
     class Clock(world.JumpingClock):
@@ -124,7 +124,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_for_an_attempt_leaves_at_o
 
 
 @pytest.mark.spec("reliability:MP30", "requirements:D15")
-async def test_what_failed_attempts_used_is_counted(world):
+async def test_usage_of_failed_attempts_is_counted(world):
     seen, clock = [], world.JumpingClock()
     known = busy(usage=Usage(input_tokens=10))
     lost = busy(status=None, kind="connection")
@@ -135,7 +135,7 @@ async def test_what_failed_attempts_used_is_counted(world):
 
 
 @pytest.mark.spec("requirements:D15")
-async def test_a_call_that_failed_for_good_says_what_all_its_attempts_used(world):
+async def test_final_model_error_carries_usage_of_all_attempts(world):
     seen = []
     provider = world.Provider(default=busy(usage=Usage(input_tokens=10)))
     provider.items = [busy(usage=Usage(input_tokens=10)) for _ in range(4)]
@@ -144,7 +144,7 @@ async def test_a_call_that_failed_for_good_says_what_all_its_attempts_used(world
     assert Usage(input_tokens=40, requests=4) == seen[0].error.usage
 
 
-async def test_deltas_are_asked_for_only_when_somebody_watches(world):
+async def test_model_is_streamed_only_while_watched(world):
     for observers in ([], [lambda event: None]):
         provider = world.Provider([(TextChunk("a"), ReplyDone(ModelReply("a")))] if observers else ["a"])
         seen = []
@@ -153,7 +153,7 @@ async def test_deltas_are_asked_for_only_when_somebody_watches(world):
         assert "a" == seen[0].value.text
 
 
-async def test_deltas_of_text_and_tool_input_are_shown_with_their_address(world):
+async def test_text_and_tool_input_deltas_carry_their_address(world):
     events = []
     deltas = (
         TextChunk("he"),
@@ -201,7 +201,7 @@ def called(name, index):
 @example(
     reply=ModelReply([TextPart("a"), called("x", 0), ThinkingPart("b"), called("y", 1), TextPart(""), called("z", 2)])
 )
-def test_a_reply_that_comes_whole_is_shown_as_if_it_came_in_pieces(world, reply):
+def test_unstreamed_reply_emits_the_events_of_a_streamed_one(world, reply):
     shown = []
     for provider in (Whole(reply), InPieces(reply)):
         seen, events = [], []
@@ -220,7 +220,7 @@ def test_a_reply_that_comes_whole_is_shown_as_if_it_came_in_pieces(world, reply)
     ]
 
 
-async def test_what_comes_whole_and_is_no_reply_is_a_model_error_also_while_somebody_watches(world):
+async def test_provider_returning_no_reply_is_a_model_error(world):
     seen, events = [], []
     await world.tree(one_call(seen), models=Whole({"text": "hey"}), observers=[events.append]).run()
 
@@ -230,7 +230,7 @@ async def test_what_comes_whole_and_is_no_reply_is_a_model_error_also_while_some
 
 @pytest.mark.spec("reliability:MP19", "reliability:MP20")
 @pytest.mark.parametrize("ending", [(), (TruncatedReply("cut", retryable=True),)])
-async def test_deltas_of_a_reply_that_broke_off_are_followed_by_a_discarded_event(world, ending):
+async def test_deltas_of_a_cut_reply_are_followed_by_reply_discarded(world, ending):
     seen, events = [], []
     provider = world.Provider([(TextChunk("half"), *ending), "whole"])
     await world.tree(one_call(seen), models=provider, clock=world.JumpingClock(), observers=[events.append]).run()
@@ -243,7 +243,7 @@ async def test_deltas_of_a_reply_that_broke_off_are_followed_by_a_discarded_even
 
 @pytest.mark.spec("reliability:R22")
 @pytest.mark.parametrize("item", [ValueError("sdk"), asyncio.CancelledError(), 42])
-async def test_what_a_provider_should_not_do_is_a_model_error(world, item):
+async def test_provider_misbehaviour_is_a_model_error(world, item):
     seen = []
     await world.tree(one_call(seen), models=world.Provider([item])).run()
 
@@ -252,7 +252,7 @@ async def test_what_a_provider_should_not_do_is_a_model_error(world, item):
     assert "provider" == seen[0].error.kind
 
 
-async def test_an_unknown_model_is_a_failure_of_the_call(world):
+async def test_unknown_model_fails_the_call(world):
     class Nobody:
         def provider_for(self, model):
             raise UnknownModel(f"no provider for {model!r}")
@@ -277,7 +277,7 @@ async def test_an_unknown_model_is_a_failure_of_the_call(world):
         (None, 0.5, None),
     ],
 )
-async def test_a_cost_that_the_provider_reports_wins_over_a_computed_one(world, own, priced, expected):
+async def test_reported_cost_wins_over_the_computed_cost(world, own, priced, expected):
     def pricing(model, usage, at):
         if isinstance(priced, Exception):
             raise priced

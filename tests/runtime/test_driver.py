@@ -27,7 +27,7 @@ def do(seq, fn, *args):
     return CallFunction(seq, Do(fn, *args))
 
 
-async def test_a_machine_is_sent_one_outcome_for_each_effect_and_none_for_a_notify(world):
+async def test_machine_receives_one_outcome_per_effect_and_none_for_notify(world):
     sent = []
 
     def machine(plan, state):
@@ -42,7 +42,7 @@ async def test_a_machine_is_sent_one_outcome_for_each_effect_and_none_for_a_noti
     assert "end" == finished.output
 
 
-async def test_members_of_a_gather_run_at_once_and_answer_in_request_order(world):
+async def test_gather_runs_concurrently_and_returns_request_order(world):
     order = []
     gate = asyncio.Event()
 
@@ -67,7 +67,7 @@ async def test_members_of_a_gather_run_at_once_and_answer_in_request_order(world
 
 
 @pytest.mark.spec("reliability:TL16")
-async def test_one_failing_member_of_a_gather_disturbs_no_other(world):
+async def test_failing_gather_member_leaves_the_others_alone(world):
     async def bad():
         raise ValueError("broken")
 
@@ -85,7 +85,7 @@ async def test_one_failing_member_of_a_gather_disturbs_no_other(world):
     assert "fine" == fine.value
 
 
-async def test_a_gather_runs_no_more_members_at_once_than_its_concurrency(world):
+async def test_gather_respects_its_concurrency(world):
     running = most = 0
 
     async def work():
@@ -105,7 +105,7 @@ async def test_a_gather_runs_no_more_members_at_once_than_its_concurrency(world)
     assert 20 == finished.output
 
 
-async def test_effects_one_after_another_create_no_task(world):
+async def test_sequential_effects_create_no_task(world):
     created = []
     loop = asyncio.get_running_loop()
     loop.set_task_factory(lambda loop, coro, **kw: created.append(coro) or asyncio.Task(coro, loop=loop, **kw))
@@ -127,7 +127,7 @@ async def test_effects_one_after_another_create_no_task(world):
     assert [] == created
 
 
-async def test_a_scripted_run_lets_other_tasks_have_their_turn(world):
+async def test_scripted_run_yields_to_other_tasks(world):
     turns = []
 
     async def bystander():
@@ -149,7 +149,7 @@ async def test_a_scripted_run_lets_other_tasks_have_their_turn(world):
 
 @pytest.mark.spec("generator-contract:G40")
 @pytest.mark.parametrize("way", ["return", "raise", "stop"])
-async def test_the_machine_is_closed_on_every_way_out(world, way):
+async def test_machine_is_closed_on_every_exit(world, way):
     closed = []
 
     def machine(plan, state):
@@ -173,7 +173,7 @@ async def test_the_machine_is_closed_on_every_way_out(world, way):
 
 
 @pytest.mark.spec("requirements:X16")
-async def test_a_machine_that_breaks_is_a_failed_run_and_not_an_exception(world):
+async def test_broken_machine_fails_the_run_without_raising(world):
     def machine(plan, state):
         yield CallModel(0, REQUEST)
         raise RuntimeError("boom")
@@ -192,7 +192,7 @@ async def test_a_machine_that_breaks_is_a_failed_run_and_not_an_exception(world)
     ],
     ids=["ours", "foreign"],
 )
-async def test_a_performer_that_raises_ends_the_run_with_its_error(raised, said, world):
+async def test_raising_performer_ends_the_run_with_its_error(raised, said, world):
     seen = []
 
     class Broken:
@@ -236,7 +236,7 @@ def hanging(world, seen, started):
 
 
 @pytest.mark.spec("reliability:I12", "reliability:SS12")
-async def test_a_cancelled_task_ends_the_run_within_one_effect_and_keeps_its_cancellation(world):
+async def test_cancelled_task_ends_the_run_and_keeps_its_cancellation(world):
     seen, started, provider = [], asyncio.Event(), world.Provider()
     tree = world.tree(hanging(world, seen, started), models=provider)
     task = asyncio.create_task(tree.run())
@@ -252,7 +252,7 @@ async def test_a_cancelled_task_ends_the_run_within_one_effect_and_keeps_its_can
 
 
 @pytest.mark.spec("reliability:SS12")
-async def test_a_stop_from_inside_leaves_no_cancellation_on_the_task(world):
+async def test_internal_stop_leaves_no_cancellation_on_the_task(world):
     seen, started = [], asyncio.Event()
     tree = world.tree(hanging(world, seen, started))
     task = asyncio.create_task(tree.run())
@@ -281,7 +281,7 @@ async def test_stop_and_cancel_in_one_tick_are_both_kept(world):
 
 
 @pytest.mark.spec("reliability:I12")
-async def test_a_cancel_that_meets_the_end_of_an_effect_is_not_lost(world):
+async def test_cancel_at_the_end_of_an_effect_is_not_lost(world):
     for ticks in range(6):
         gate, started = asyncio.Event(), asyncio.Event()
 
@@ -336,7 +336,7 @@ async def test_a_swallowed_cancellation_still_ends_the_run(world):
 
 
 @pytest.mark.spec("reliability:I12")
-async def test_members_that_finished_survive_a_stop_of_their_gather(world):
+async def test_finished_gather_members_survive_a_stop(world):
     started = asyncio.Event()
     cancelled = []
 
@@ -366,7 +366,7 @@ async def test_members_that_finished_survive_a_stop_of_their_gather(world):
 
 
 @pytest.mark.spec("reliability:I12")
-async def test_a_thousand_stops_from_threads_are_one(world):
+async def test_concurrent_stops_from_threads_count_once(world):
     seen, started = [], asyncio.Event()
     tree = world.tree(hanging(world, seen, started))
     task = asyncio.create_task(tree.run())
@@ -385,7 +385,7 @@ async def test_a_thousand_stops_from_threads_are_one(world):
 
 
 @pytest.mark.spec("reliability:GN35")
-async def test_an_observer_may_stop_the_run_that_it_watches(world):
+async def test_observer_may_stop_the_watched_run(world):
     def observer(event):
         if event.type == "perform_started":
             tree.root.stop(Stop("cancelled"))
@@ -403,7 +403,7 @@ async def test_an_observer_may_stop_the_run_that_it_watches(world):
     assert "cancelled" == finished.output
 
 
-async def test_a_machine_that_somebody_holds_is_closed_when_the_driver_breaks(world):
+async def test_referenced_machine_is_closed_when_the_driver_breaks(world):
     kept, closed = [], []
 
     def steps(state):
@@ -431,7 +431,7 @@ async def test_a_machine_that_somebody_holds_is_closed_when_the_driver_breaks(wo
 @pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("together", [False, True])
-async def test_a_keyboard_interrupt_out_of_an_effect_ends_the_run_and_is_kept_for_the_caller(world, kind, together):
+async def test_keyboard_interrupt_in_an_effect_reaches_the_caller(world, kind, together):
     seen = []
 
     async def interrupt():
@@ -455,7 +455,7 @@ async def test_a_keyboard_interrupt_out_of_an_effect_ends_the_run_and_is_kept_fo
     assert isinstance(tree.leftovers.reraise, kind)
 
 
-async def test_outcomes_carry_the_time_since_the_run_was_created(world):
+async def test_outcomes_carry_the_time_since_run_creation(world):
     clock = world.JumpingClock()
 
     def machine(plan, state):
@@ -469,7 +469,7 @@ async def test_outcomes_carry_the_time_since_the_run_was_created(world):
     assert [0, 250] == finished.output
 
 
-async def test_started_and_finished_events_stand_around_an_effect_in_stream_order(world):
+async def test_started_and_finished_events_surround_an_effect_in_order(world):
     events = []
 
     def machine(plan, state):
@@ -492,7 +492,7 @@ async def test_started_and_finished_events_stand_around_an_effect_in_stream_orde
 
 
 @pytest.mark.parametrize("watched", [False, True])
-async def test_a_finished_tree_is_freed_without_the_collector(world, watched):
+async def test_finished_tree_is_freed_without_garbage_collection(world, watched):
     def machine(plan, state):
         if not plan.path:
             yield Gather((CallModel(0, REQUEST), Spawn(1, "kid")))

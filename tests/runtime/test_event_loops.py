@@ -97,7 +97,7 @@ def said(folder: Path, loop: str, *options: str) -> Any:
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS15")
 @pytest.mark.parametrize("loop", ["asyncio in development mode", "uvloop"])
-def test_runs_are_the_same_on_other_loops_and_in_development_mode(loop: str, tmp_path: Path) -> None:
+def test_runs_are_equal_on_uvloop_and_in_development_mode(loop: str, tmp_path: Path) -> None:
     if loop == "uvloop" and find_spec("uvloop") is None:
         pytest.skip("uvloop is not installed")
     name, *rest = said(tmp_path / "plain", "asyncio")

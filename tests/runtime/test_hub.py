@@ -59,7 +59,7 @@ async def read(subscription):
 
 
 @pytest.mark.spec("reliability:GN34")
-async def test_subscribers_see_every_event_from_their_subscription_on_in_one_order():
+async def test_subscribers_see_all_later_events_in_one_order():
     hub = Hub()
     early = hub.subscribe()
     hub.emit(note("a"))
@@ -75,7 +75,7 @@ async def test_subscribers_see_every_event_from_their_subscription_on_in_one_ord
 
 
 @pytest.mark.spec("requirements:N10", "reliability:GN34")
-async def test_the_end_is_shown_once_and_to_those_who_come_late():
+async def test_end_event_is_emitted_once_and_replayed_to_late_subscribers():
     events = []
     hub = Hub([Watcher(events.append)])
     hub.finish(the_end())
@@ -86,7 +86,7 @@ async def test_the_end_is_shown_once_and_to_those_who_come_late():
     assert ["run_finished"] == [e.type for e in late]
 
 
-async def test_an_end_that_nobody_saw_has_one_id_for_all_who_come_late():
+async def test_unobserved_end_has_one_id_for_all_late_subscribers():
     hub = Hub()
     hub.finish(the_end())
     (first,), (second,) = await read(hub.subscribe()), await read(hub.subscribe())
@@ -95,7 +95,7 @@ async def test_an_end_that_nobody_saw_has_one_id_for_all_who_come_late():
 
 
 @pytest.mark.spec("reliability:GN34")
-async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
+async def test_slow_subscriber_loses_deltas_first_and_gets_events_dropped():
     hub = Hub()
     slow = Subscription(hub, limit=4)
     for index in range(4):
@@ -114,7 +114,7 @@ async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
 
 
 @pytest.mark.spec("reliability:GN34")
-async def test_deltas_are_dropped_again_when_a_reader_falls_behind_a_second_time():
+async def test_deltas_are_dropped_again_on_a_second_backlog():
     slow = Subscription(Hub(), limit=4)
     for _ in range(2):
         for index in range(3):
@@ -130,7 +130,7 @@ async def test_deltas_are_dropped_again_when_a_reader_falls_behind_a_second_time
 
 
 @pytest.mark.spec("reliability:GN34", "interfaces:IF6")
-async def test_who_never_reads_holds_a_bounded_queue_for_the_whole_tree_and_gets_all_text_in_larger_pieces():
+async def test_unread_queue_is_bounded_and_merges_deltas_without_losing_text():
     hub = Hub()
     slow = Subscription(hub, limit=100)
     said = {path: "".join([f"{path}{n} " for n in range(10_000)]) for path in ("", "1", "1.2")}
@@ -154,7 +154,7 @@ async def test_who_never_reads_holds_a_bounded_queue_for_the_whole_tree_and_gets
 
 
 @pytest.mark.spec("reliability:GN34")
-async def test_a_run_goes_on_while_nobody_reads_its_stream(world):
+async def test_run_continues_while_its_stream_is_unread(world):
     def machine(plan, state):
         for number in range(20_000):
             yield Notify(Notification(path=plan.path, message=str(number)))
@@ -201,7 +201,7 @@ async def test_a_reader_waits_for_events_and_may_leave():
 
 
 @pytest.mark.spec("reliability:GN34", "interfaces:IF6")
-def test_there_is_a_bound_on_subscribers():
+def test_number_of_subscribers_is_bounded():
     hub = Hub()
     for _ in range(MAX_SUBSCRIBERS):
         hub.subscribe()
@@ -210,7 +210,7 @@ def test_there_is_a_bound_on_subscribers():
 
 
 @pytest.mark.spec("reliability:GN34")
-def test_an_observer_that_raises_is_dropped_after_ten_errors_with_one_warning(caplog):
+def test_observer_is_dropped_after_ten_errors_with_one_warning(caplog):
     calls, seen = [], []
 
     def broken(event):
@@ -229,7 +229,7 @@ def test_an_observer_that_raises_is_dropped_after_ten_errors_with_one_warning(ca
 
 
 @pytest.mark.spec("requirements:N8")
-def test_an_observer_is_a_function_or_an_object_with_on_event():
+def test_observer_is_a_function_or_has_on_event():
     seen = []
 
     class Object:
@@ -243,7 +243,7 @@ def test_an_observer_is_a_function_or_an_object_with_on_event():
 
 
 @pytest.mark.spec("interfaces:IF4")
-def test_while_nobody_watches_events_are_not_even_numbered():
+def test_unwatched_events_get_no_index():
     hub = Hub()
     event = note("x")
     hub.emit(event)
@@ -252,7 +252,7 @@ def test_while_nobody_watches_events_are_not_even_numbered():
 
 
 @pytest.mark.spec("requirements:O1", "requirements:O4")
-async def test_log_lines_go_to_the_standard_logger_with_run_agent_path_and_step(world, caplog):
+async def test_log_lines_reach_the_standard_logger_with_their_place(world, caplog):
     def machine(plan, state):
         tree.hub.log.write(ToolLog(level="warning", message="100%s"), {"n": 1}, step=3)
         yield Notify(StepStarted(step=4, steps_remaining=1))
@@ -269,7 +269,7 @@ async def test_log_lines_go_to_the_standard_logger_with_run_agent_path_and_step(
 
 
 @pytest.mark.spec("requirements:O1")
-def test_a_logger_that_raises_disturbs_nobody(caplog):
+def test_raising_logger_breaks_no_run(caplog):
     class Broken:
         def info(self, message, **data):
             raise ValueError("no disk")
@@ -283,14 +283,14 @@ def test_a_logger_that_raises_disturbs_nobody(caplog):
 
 
 @pytest.mark.spec("requirements:O1")
-def test_the_standard_logger_is_silent_until_it_is_configured(capfd):
+def test_standard_logger_is_silent_until_configured(capfd):
     Hub().emit(LogLine(level="error", message="nobody asked"))
 
     assert ("", "") == capfd.readouterr()
 
 
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
-def test_what_is_kept_for_late_readers_is_bounded_by_its_text_too_and_holds_no_conversations():
+def test_kept_events_are_bounded_by_text_and_hold_no_requests():
     hub = Hub()
     hub.keep()
     for number in range(40):
@@ -313,7 +313,7 @@ def test_what_is_kept_for_late_readers_is_bounded_by_its_text_too_and_holds_no_c
 
 
 @pytest.mark.spec("reliability:R11")
-async def test_a_key_is_in_no_name_that_a_model_calls_and_not_in_the_json_of_the_last_event():
+async def test_secrets_are_redacted_in_tool_names_and_the_final_event():
     key = "hush-hush-1234"
     GIVEN.tell(key, "OUR_KEY")
     hub = Hub()
@@ -330,7 +330,7 @@ async def test_a_key_is_in_no_name_that_a_model_calls_and_not_in_the_json_of_the
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_who_subscribes_inside_of_an_observer_gets_the_event_of_that_moment_once(kept: bool) -> None:
+async def test_subscriber_inside_an_observer_gets_the_current_event_once(kept: bool) -> None:
     subscriptions = []
     hub = Hub([Watcher(lambda _: subscriptions or subscriptions.append(hub.subscribe()))])
     if kept:
@@ -346,7 +346,7 @@ def said(events):
     return [event.message if isinstance(event, Notification) else event.type for event in events]
 
 
-async def test_what_waits_for_an_only_reader_has_its_places_in_the_stream_when_others_come_and_go():
+async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
     hub = Hub()
     hub.run_id = "r1"
     first = hub.subscribe()
@@ -370,7 +370,7 @@ async def test_what_waits_for_an_only_reader_has_its_places_in_the_stream_when_o
     assert {("r1", hub.epoch)} == {(e.run_id, e.epoch) for e in [*taken, *events]}
 
 
-async def test_what_an_only_reader_leaves_unread_keeps_its_places():
+async def test_unread_events_of_a_closed_reader_keep_their_indexes():
     hub = Hub()
     reader = hub.subscribe()
     for name in "abc":
@@ -382,7 +382,7 @@ async def test_what_an_only_reader_leaves_unread_keeps_its_places():
     assert [3] == [event.index for event in late.waiting()]
 
 
-async def test_news_are_asked_for_from_the_moment_at_which_somebody_says_what_they_are():
+async def test_event_filter_applies_from_the_moment_it_is_set():
     hub = Hub()
     reader = hub.subscribe()
     hub.emit(note("a"))
@@ -394,7 +394,7 @@ async def test_news_are_asked_for_from_the_moment_at_which_somebody_says_what_th
     assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in events]
 
 
-async def test_a_key_that_is_told_while_an_only_reader_reads_is_in_no_event_that_comes_after():
+async def test_secret_registered_while_reading_is_redacted_in_later_events():
     hub = Hub()
     reader = hub.subscribe()
     hub.emit(note("a"))
@@ -406,7 +406,7 @@ async def test_a_key_that_is_told_while_an_only_reader_reads_is_in_no_event_that
 
 
 @pytest.mark.spec("reliability:R11")
-async def test_a_key_that_is_cut_in_two_where_the_queue_of_an_only_reader_is_full_is_in_no_event():
+async def test_secret_split_across_a_full_queue_is_redacted():
     GIVEN.tell(OUR_KEY, "OUR_KEY")
     hub = Hub()
     reader = hub.subscribe()
@@ -419,7 +419,7 @@ async def test_a_key_that_is_cut_in_two_where_the_queue_of_an_only_reader_is_ful
     assert [*(event.text for event in await read(reader) if isinstance(event, TextDelta))] == ["<redacted:OUR_KEY>"]
 
 
-async def test_an_only_reader_who_falls_behind_gets_deltas_that_belong_together_as_one():
+async def test_slow_only_reader_gets_matching_deltas_merged():
     hub = Hub()
     reader = hub.subscribe()
     for name in range(200):
@@ -438,7 +438,7 @@ async def test_an_only_reader_who_falls_behind_gets_deltas_that_belong_together_
     assert [450, 451] == [e.index for e in events[-2:]]
 
 
-async def test_an_only_reader_has_a_bounded_queue_and_is_told_what_it_lost():
+async def test_only_reader_queue_is_bounded_and_reports_dropped_events():
     hub = Hub()
     reader = hub.subscribe()
     for number in range(10_005):
@@ -451,7 +451,7 @@ async def test_an_only_reader_has_a_bounded_queue_and_is_told_what_it_lost():
     assert ("run_finished", 10_005) == (events[-1].type, events[-1].index)
 
 
-async def test_a_reader_who_is_closed_in_the_middle_of_what_it_has_taken_gets_nothing_more():
+async def test_closing_a_reader_inside_its_loop_ends_the_stream():
     hub = Hub()
     subscription = hub.subscribe()
     for name in "abc":
@@ -464,7 +464,7 @@ async def test_a_reader_who_is_closed_in_the_middle_of_what_it_has_taken_gets_no
     assert ["a"] == seen
 
 
-async def test_an_only_reader_that_waits_gets_each_event_at_once_and_those_that_come_before_its_turn():
+async def test_waiting_only_reader_gets_each_event_at_once():
     hub = Hub()
     subscription = hub.subscribe()
     seen = []
@@ -487,7 +487,7 @@ async def test_an_only_reader_that_waits_gets_each_event_at_once_and_those_that_
 
 
 @pytest.mark.spec("requirements:O1")
-async def test_a_log_line_is_written_at_once_where_only_a_reader_is_shown_it(caplog):
+async def test_log_line_is_written_at_once_with_only_a_reader(caplog):
     hub = Hub()
     reader = hub.subscribe()
     with caplog.at_level(logging.DEBUG, "stepengine"):
@@ -530,7 +530,7 @@ def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.speed
 @pytest.mark.spec("performance:Q1", "reliability:R11")
-def test_a_key_in_the_history_is_taken_out_of_what_is_new_and_not_of_the_whole_history_at_each_step(
+def test_redaction_scans_only_new_messages_of_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     GIVEN.tell(A_KEY, "K")
@@ -541,7 +541,7 @@ def test_a_key_in_the_history_is_taken_out_of_what_is_new_and_not_of_the_whole_h
 
 @pytest.mark.spec("reliability:GN34", "reliability:R11")
 @pytest.mark.parametrize("seed", range(40))
-def test_an_only_reader_gets_the_same_as_one_beside_an_observer_whatever_comes_and_however_late_it_is_read(
+def test_only_reader_gets_the_same_events_as_beside_an_observer(
     seed: int,
 ) -> None:
     """

@@ -45,7 +45,7 @@ async def asynchronous(value):
 
 @pytest.mark.spec("reliability:GN17")
 @pytest.mark.parametrize("fn", [lambda v: v, asynchronous, partial(asynchronous)])
-async def test_perform_gives_the_json_of_what_the_function_returned(world, fn):
+async def test_perform_returns_the_json_of_the_function_result(world, fn):
     outcome = await outcome_of(world, CallFunction(0, Do(fn, {"a": (1, 2)})))
 
     assert {"a": [1, 2]} == outcome.value
@@ -55,7 +55,7 @@ async def test_perform_gives_the_json_of_what_the_function_returned(world, fn):
 
 @pytest.mark.spec("reliability:GN17")
 @pytest.mark.parametrize("value", [{1: "a"}, {1, 2}, b"x", float("nan"), object()])
-async def test_what_is_not_json_fails_at_the_yield_the_first_time(world, value):
+async def test_non_json_result_fails_at_the_yield(world, value):
     outcome = await outcome_of(world, CallFunction(0, Do(asynchronous, value)))
 
     assert isinstance(outcome, Failure)
@@ -74,7 +74,7 @@ async def test_what_is_not_json_fails_at_the_yield_the_first_time(world, value):
         (asyncio.CancelledError(), True),
     ],
 )
-async def test_an_exception_of_the_function_is_the_cause_of_a_perform_error(world, error, is_async):
+async def test_function_exception_is_the_cause_of_perform_error(world, error, is_async):
     def sync():
         raise error
 
@@ -89,7 +89,7 @@ async def test_an_exception_of_the_function_is_the_cause_of_a_perform_error(worl
         assert type(error).__name__ == outcome.error.kind
 
 
-async def test_sync_functions_run_in_a_thread_that_sees_the_context_of_the_caller(world):
+async def test_sync_functions_run_in_a_thread_with_the_callers_context(world):
     name = ContextVar("name")
     name.set("ada")
     here = threading.get_ident()
@@ -101,7 +101,7 @@ async def test_sync_functions_run_in_a_thread_that_sees_the_context_of_the_calle
 
 
 @pytest.mark.spec("reliability:R10")
-async def test_a_sync_function_that_cannot_be_stopped_is_left_and_named(world):
+async def test_unstoppable_sync_function_is_abandoned_and_reported(world):
     gate, started = threading.Event(), threading.Event()
 
     def hang():
@@ -137,7 +137,7 @@ QUESTION = Question("q0", "Which one?", ("red", "blue"))
         (Answer(declined=True),) * 2,
     ],
 )
-async def test_answers_may_be_given_up_front_by_id_or_by_text(world, key, given, expected):
+async def test_answers_given_in_advance_match_by_id_or_text(world, key, given, expected):
     question = attrs.evolve(QUESTION, allow_text=True)
 
     outcome = await outcome_of(world, AskPerson(0, (question,)), answers={key: given})
@@ -146,7 +146,7 @@ async def test_answers_may_be_given_up_front_by_id_or_by_text(world, key, given,
 
 
 @pytest.mark.parametrize("behaviour", ["raises", "has nothing to say"])
-async def test_an_interactor_that_gives_no_answer_leaves_the_question_open(world, behaviour):
+async def test_interactor_without_answer_leaves_the_question_open(world, behaviour):
     class Interactor:
         async def ask(self, question):
             if behaviour == "raises":
@@ -168,7 +168,7 @@ def asking(world):
 
 
 @pytest.mark.spec("requirements:X54", "requirements:K12")
-async def test_whoever_watches_a_handle_can_answer_once_and_only_what_is_open(world):
+async def test_watched_handle_answers_open_questions_once(world):
     tree = world.tree(asking(world))
     handle = RunHandle(tree, tree.run)
     async for event in handle.events(answers=True):
@@ -184,7 +184,7 @@ async def test_whoever_watches_a_handle_can_answer_once_and_only_what_is_open(wo
     assert "red" == finished.output
 
 
-async def test_all_questions_of_one_ask_are_open_at_once(world):
+async def test_all_questions_of_one_ask_are_open_together(world):
     first, second = QUESTION, Question("q1", "How many?")
 
     def machine(plan, state):
@@ -203,7 +203,7 @@ async def test_all_questions_of_one_ask_are_open_at_once(world):
     assert ["red", "two"] == finished.output
 
 
-async def test_a_question_waits_no_longer_than_somebody_watches(world):
+async def test_question_waits_only_while_the_run_is_watched(world):
     tree = world.tree(asking(world))
     handle = RunHandle(tree, tree.run)
     events = handle.events(answers=True)
@@ -236,7 +236,7 @@ def nursery(world, child, parent, **options):
 
 
 @pytest.mark.spec("generator-contract:L8", "requirements:J12")
-async def test_a_child_runs_through_the_same_performers_and_its_events_carry_its_path(world):
+async def test_child_uses_the_same_performers_and_emits_its_path(world):
     events, items = [], []
 
     class Spy:
@@ -271,7 +271,7 @@ async def test_a_child_runs_through_the_same_performers_and_its_events_carry_its
 
 
 @pytest.mark.spec("reliability:SP10")
-async def test_a_child_that_waits_for_a_person_suspends_its_parent_after_its_siblings_finished(world):
+async def test_suspended_child_suspends_its_parent_after_siblings_finish(world):
     done = []
 
     def child(plan, state):
@@ -328,7 +328,7 @@ async def test_no_child_outlives_its_parent(world):
 
 
 @pytest.mark.spec("requirements:X59")
-async def test_a_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
+async def test_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
     async def interrupt():
         raise KeyboardInterrupt
 
@@ -348,7 +348,7 @@ async def test_a_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
     assert isinstance(tree.leftovers.reraise, KeyboardInterrupt)
 
 
-async def test_children_nest_deeper_than_the_stack_of_one_task_could(world):
+async def test_children_nest_300_levels_deep(world):
     from stepengine.data.limits import Limits
 
     def machine(plan, state):
@@ -367,7 +367,7 @@ async def test_children_nest_deeper_than_the_stack_of_one_task_could(world):
 
 
 @pytest.mark.parametrize("wrong", [3, {"yes": True}, b"yes", None])
-async def test_what_is_no_answer_is_refused_up_front_and_from_an_interactor_and_a_handle(world, wrong, caplog):
+async def test_invalid_answer_raises_in_advance_and_from_handle_and_interactor(world, wrong, caplog):
     question = Question("q0", "May I?")
 
     def machine(plan, state):

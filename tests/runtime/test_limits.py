@@ -43,7 +43,7 @@ def replies(count, **usage):
 
 
 @pytest.mark.spec("reliability:R6")
-async def test_no_call_starts_that_does_not_fit_into_the_tokens_that_are_left(world):
+async def test_call_exceeding_remaining_tokens_does_not_start(world):
     seen, provider = [], world.Provider(replies(5, input_tokens=30, output_tokens=10))
     plan = world.plan(limits=Limits(max_tokens=85))
     await world.tree(calls(world, 5, seen), models=provider, plan=plan).run()
@@ -54,7 +54,7 @@ async def test_no_call_starts_that_does_not_fit_into_the_tokens_that_are_left(wo
 
 
 @pytest.mark.spec("reliability:R6", "reliability:I8")
-async def test_calls_that_race_for_the_last_tokens_are_reserved_for_one_after_another(world):
+async def test_concurrent_calls_reserve_remaining_tokens_one_by_one(world):
     async def slow(request):
         await asyncio.sleep(0)
         return ModelReply("x", usage=Usage(input_tokens=10, output_tokens=90))
@@ -69,7 +69,7 @@ async def test_calls_that_race_for_the_last_tokens_are_reserved_for_one_after_an
 
 
 @pytest.mark.spec("reliability:R6", "reliability:I8")
-async def test_money_is_reserved_by_price_and_counted_by_what_was_used(world):
+async def test_cost_is_reserved_by_price_and_counted_by_use(world):
     def pricing(model, usage, at):
         return Decimal(usage.total_tokens)
 
@@ -83,7 +83,7 @@ async def test_money_is_reserved_by_price_and_counted_by_what_was_used(world):
 
 @pytest.mark.spec("reliability:MP63")
 @pytest.mark.parametrize("pricing", [None, lambda model, usage, at: None])
-async def test_a_limit_in_dollars_refuses_a_model_without_a_price_before_the_first_call(world, pricing):
+async def test_cost_limit_refuses_an_unpriced_model_before_the_first_call(world, pricing):
     seen, provider = [], world.Provider()
     plan = world.plan(limits=Limits(max_cost_usd=1))
     await world.tree(calls(world, 1, seen), models=provider, plan=plan, pricing=pricing).run()
@@ -93,7 +93,7 @@ async def test_a_limit_in_dollars_refuses_a_model_without_a_price_before_the_fir
 
 
 @pytest.mark.spec("reliability:MP63")
-async def test_models_without_a_price_may_be_allowed_and_count_as_free(world):
+async def test_allowed_unpriced_models_count_as_free(world):
     def pricing(model, usage, at):
         return Decimal(usage.total_tokens) if model == "priced/m" else None
 
@@ -113,7 +113,7 @@ async def test_models_without_a_price_may_be_allowed_and_count_as_free(world):
 
 
 @pytest.mark.spec("reliability:MP62")
-async def test_a_reply_that_comes_without_a_cost_is_counted_by_the_price_of_what_answered(world):
+async def test_reply_without_cost_is_priced_by_the_answering_model(world):
     class Player:
         def __init__(self, inner):
             self.begin = inner.begin
@@ -136,7 +136,7 @@ async def test_a_reply_that_comes_without_a_cost_is_counted_by_the_price_of_what
 
 
 @pytest.mark.spec("reliability:MP62")
-async def test_what_answered_is_priced_and_not_what_was_asked(world):
+async def test_answering_model_is_priced_instead_of_the_requested_one(world):
     asked = []
 
     def pricing(model, usage, at):
@@ -164,7 +164,7 @@ async def test_what_answered_is_priced_and_not_what_was_asked(world):
         (None, Usage(input_tokens=2_000)),
     ],
 )
-async def test_a_dollar_limit_counts_the_larger_of_the_stated_and_the_computed_cost(world, cost, usage):
+async def test_cost_limit_counts_the_larger_of_stated_and_computed_cost(world, cost, usage):
     def pricing(model, usage, at):
         return Decimal(usage.total_tokens) / 1_000
 
@@ -177,7 +177,7 @@ async def test_a_dollar_limit_counts_the_larger_of_the_stated_and_the_computed_c
 
 
 @pytest.mark.spec("requirements:X76")
-async def test_a_reply_that_states_a_cost_and_no_usage_counts_its_reserved_tokens(world):
+async def test_reply_without_usage_counts_its_reserved_tokens(world):
     request = attrs.evolve(REQUEST, settings=ModelSettings(max_tokens=90))
     seen, provider = [], world.Provider([ModelReply("x", cost=Decimal(1))] * 3)
     plan = world.plan(limits=Limits(max_tokens=250))
@@ -187,7 +187,7 @@ async def test_a_reply_that_states_a_cost_and_no_usage_counts_its_reserved_token
 
 
 @pytest.mark.spec("requirements:X76")
-async def test_the_computed_cost_of_a_reply_is_that_of_the_whole_reply(world):
+async def test_pricing_of_reply_prices_the_whole_reply(world):
     """A pricing with ``of_reply`` knows more than the tokens, such as a cheaper tier."""
 
     class Tiers:
@@ -205,7 +205,7 @@ async def test_the_computed_cost_of_a_reply_is_that_of_the_whole_reply(world):
 
 
 @pytest.mark.spec("requirements:X76")
-async def test_a_reply_that_arrives_after_the_deadline_counts_its_stated_cost(world, monkeypatch):
+async def test_reply_after_the_deadline_counts_its_stated_cost(world, monkeypatch):
     async def late(request):
         put_clock_ahead(monkeypatch, 6_000)  # no timer can stop the call before it returns
         return ModelReply("x", cost=Decimal(2))
@@ -221,7 +221,7 @@ async def test_a_reply_that_arrives_after_the_deadline_counts_its_stated_cost(wo
 
 
 @pytest.mark.spec("reliability:R6")
-async def test_max_seconds_cancels_what_runs_and_stops_the_run(world, monkeypatch):
+async def test_max_seconds_cancels_the_active_call_and_stops_the_run(world, monkeypatch):
     seen = []
 
     async def hang(request):
@@ -238,7 +238,7 @@ async def test_max_seconds_cancels_what_runs_and_stops_the_run(world, monkeypatc
     assert not tree.root.cancelled
 
 
-def test_the_estimate_of_a_request_counts_everything_that_is_sent():
+def test_token_estimate_counts_every_part_of_a_request():
     empty = ModelRequest("m")
     history = ModelRequest("m", "", Transcript([UserMessage("x" * 400)]))
     full = ModelRequest("m", "y" * 80, history.messages, tools=(ToolSpec("t" * 8),), tail=(UserMessage("z" * 40),))

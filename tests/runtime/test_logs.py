@@ -111,7 +111,7 @@ class Tagged(logging.LoggerAdapter):  # type: ignore[type-arg]
 
 
 @pytest.mark.spec("requirements:O1", "requirements:O4")
-async def test_records_of_a_standard_logger_carry_the_place_of_the_line_also_through_an_adapter(standard: Any) -> None:
+async def test_standard_log_records_carry_the_place_also_through_an_adapter(standard: Any) -> None:
     logger, kept = standard
     for given in (logger, Tagged(logger, {"tenant": "t1"})):
         async with Engine([WORKER], logger=given) as engine:
@@ -155,7 +155,7 @@ def talking(**options: Any) -> Engine:
 
 
 @pytest.mark.spec("requirements:O2", "requirements:O4", "reliability:GN34")
-async def test_an_observer_writes_a_standard_record_for_each_step_call_and_end_without_what_was_said(
+async def test_log_observer_writes_records_without_message_content(
     standard: Any,
 ) -> None:
     logger, kept = standard
@@ -172,7 +172,7 @@ async def test_an_observer_writes_a_standard_record_for_each_step_call_and_end_w
 
 
 @pytest.mark.spec("reliability:GN34", "interfaces:IF6")
-async def test_a_file_of_events_has_every_event_of_every_run_as_one_line(tmp_path: Any) -> None:
+async def test_event_file_has_one_line_per_event_of_every_run(tmp_path: Any) -> None:
     seen: list[Any] = []
     path = tmp_path / "events.jsonl"
     async with talking(observers=[EventFile(path), seen.append]) as engine:
@@ -195,7 +195,7 @@ async def test_a_file_of_events_has_every_event_of_every_run_as_one_line(tmp_pat
 
 
 @pytest.mark.spec("reliability:R11", "reliability:SC15")
-async def test_a_file_of_events_holds_no_key_that_the_process_gave_to_a_provider(tmp_path: Any) -> None:
+async def test_event_file_holds_no_provider_key(tmp_path: Any) -> None:
     key = "zq-0123456789abcdefghijklmnop"
     GIVEN.tell(key, "test_api_key")
     try:

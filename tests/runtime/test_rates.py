@@ -84,7 +84,7 @@ class Crowd:
 
 
 @pytest.mark.spec("requirements:N15")
-async def test_no_more_requests_start_in_any_sixty_seconds_than_the_limit_says():
+async def test_requests_per_minute_holds_in_any_sixty_seconds():
     time = Time()
     crowd = await Crowd(time, requests_per_minute=2).add("a")
     await time.pass_(50)
@@ -99,7 +99,7 @@ async def test_no_more_requests_start_in_any_sixty_seconds_than_the_limit_says()
 
 
 @pytest.mark.spec("requirements:N15")
-async def test_tokens_are_set_aside_and_corrected_by_what_was_used_which_lets_others_through_at_once():
+async def test_reserved_tokens_are_corrected_by_use_and_admit_waiters():
     time = Time()
     crowd = await Crowd(time, tokens_per_minute=100).add("a", "b", tokens=60)
 
@@ -121,7 +121,7 @@ async def test_tokens_are_set_aside_and_corrected_by_what_was_used_which_lets_ot
     assert ("c", 60) == crowd.began[-1]
 
 
-async def test_the_wait_is_as_long_as_it_takes_until_there_is_room_and_no_longer():
+async def test_rate_wait_lasts_exactly_until_there_is_room():
     time = Time()
     crowd = await Crowd(time, tokens_per_minute=100).add("a", tokens=60)
     await time.pass_(20)
@@ -140,7 +140,7 @@ async def test_the_wait_is_as_long_as_it_takes_until_there_is_room_and_no_longer
     assert ("tokens", 60.0) == crowd.obstacles["d"]
 
 
-async def test_what_a_request_used_when_its_minute_is_over_counts_for_nothing():
+async def test_use_reported_after_its_minute_counts_for_nothing():
     time = Time()
     crowd = await Crowd(time, tokens_per_minute=100).add("a", tokens=60)
     await time.pass_(61)
@@ -151,7 +151,7 @@ async def test_what_a_request_used_when_its_minute_is_over_counts_for_nothing():
     assert ["a", "b", "c"] == [name for name, _ in crowd.began]
 
 
-async def test_a_request_that_is_larger_than_the_limit_goes_alone():
+async def test_request_larger_than_the_limit_runs_alone():
     time = Time()
     crowd = await Crowd(time, tokens_per_minute=100).add("a", tokens=5)
     await crowd.add("huge", tokens=500)
@@ -166,7 +166,7 @@ async def test_a_request_that_is_larger_than_the_limit_goes_alone():
 
 
 @pytest.mark.spec("requirements:N15")
-async def test_no_more_requests_are_under_way_than_the_limit_says_and_the_first_that_came_is_next():
+async def test_max_concurrency_holds_and_waiters_are_served_in_order():
     time = Time()
     crowd = await Crowd(time, max_concurrency=2).add("a", "b", "c", "d", "e")
 
@@ -181,7 +181,7 @@ async def test_no_more_requests_are_under_way_than_the_limit_says_and_the_first_
 
 
 @pytest.mark.parametrize("limit", [{"max_concurrency": 1}, {"requests_per_minute": 1}, {"tokens_per_minute": 1}])
-async def test_whoever_is_cancelled_gives_the_place_to_the_next(limit):
+async def test_cancelled_waiter_passes_its_place_on(limit):
     time = Time()
     crowd = await Crowd(time, **limit).add("a", "b", "c")
     crowd.tasks["b"].cancel()
@@ -204,7 +204,7 @@ async def test_whoever_is_cancelled_gives_the_place_to_the_next(limit):
     ),
     jobs=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 90), st.integers(0, 50)), max_size=12),
 )
-def test_whatever_comes_the_limits_hold_and_everybody_gets_a_turn_in_order(limit, jobs):
+def test_rate_limits_hold_and_waiters_are_served_in_order(limit, jobs):
     async def main():
         time, done, running, began = Time(), 0, 0, []
         limiter = Limiter(limit, time)
@@ -234,7 +234,7 @@ def test_whatever_comes_the_limits_hold_and_everybody_gets_a_turn_in_order(limit
     asyncio.run(main())
 
 
-def test_one_limiter_serves_several_event_loops_and_outlives_one_that_was_closed():
+def test_limiter_serves_several_event_loops_and_survives_a_closed_one():
     limiter = Limiter(RateLimit(max_concurrency=1), Time())
 
     async def enter():
@@ -258,7 +258,7 @@ def test_one_limiter_serves_several_event_loops_and_outlives_one_that_was_closed
 
 
 @pytest.mark.parametrize("wrong", [{"requests_per_minute": 0}, {"tokens_per_minute": -1}, {"max_concurrency": 0}])
-def test_a_limit_that_lets_nothing_through_is_refused(wrong):
+def test_limit_of_zero_or_less_raises(wrong):
     with pytest.raises(DefinitionError, match="lets nothing through"):
         RateLimit(**wrong)
 
@@ -291,7 +291,7 @@ async def streamed(provider, request):
 
 @pytest.mark.spec("requirements:N15")
 @pytest.mark.parametrize("streams", [False, True])
-async def test_each_provider_has_its_own_limit_and_every_use_of_it_counts(streams):
+async def test_each_provider_has_its_own_limit(streams):
     a, b = Said("a"), Said("b")
     models, rates = Models({"a": a, "b": b}), RateLimits(RateLimit(max_concurrency=1), Time())
     waiting = []
@@ -318,7 +318,7 @@ async def test_each_provider_has_its_own_limit_and_every_use_of_it_counts(stream
         assert [[TextChunk, ReplyDone]] * 3 == [[type(delta) for delta in deltas] for deltas in replies]
 
 
-async def test_a_fallback_waits_for_the_provider_that_it_asks():
+async def test_fallback_waits_for_the_limit_of_the_fallback_provider():
     a, b = Said("a", ModelError("gone", retryable=True, status=503)), Said("b")
     a.gate.set()
     models = Models({"a": a, "b": b})
@@ -351,7 +351,7 @@ async def test_a_fallback_waits_for_the_provider_that_it_asks():
         (ValueError("sdk"), False),
     ],
 )
-async def test_the_estimate_is_corrected_where_the_use_is_known_and_stays_where_it_is_not(reply, passes):
+async def test_estimate_is_corrected_only_where_the_use_is_known(reply, passes):
     provider = Said("a", reply)
     provider.gate.set()
     models, time = Models.from_value(provider), Time()
@@ -373,7 +373,7 @@ async def test_the_estimate_is_corrected_where_the_use_is_known_and_stays_where_
     assert 2 == provider.asked
 
 
-async def test_a_provider_without_a_limit_is_used_as_it_is():
+async def test_provider_without_limit_is_returned_unwrapped():
     provider = Said("a")
     models = Models({"a": provider, "b": Said("b")})
     rates = RateLimits({"b": RateLimit(max_concurrency=1)}, Time())

@@ -58,7 +58,7 @@ def each(world, effects):
 
 
 @pytest.mark.spec("reliability:MP65")
-async def test_the_third_equal_call_with_an_equal_result_is_an_event_and_nothing_else(world):
+async def test_third_identical_call_emits_one_repeat_event(world):
     outcomes, repeats = await run(world, each(world, [call(seq) for seq in range(10)]))
 
     assert [(2, "poll", 3)] == repeats
@@ -67,7 +67,7 @@ async def test_the_third_equal_call_with_an_equal_result_is_an_event_and_nothing
 
 @pytest.mark.spec("reliability:MP65")
 @pytest.mark.parametrize("watched", [True, False])
-async def test_a_limit_refuses_the_call_that_goes_beyond_it(world, watched):
+async def test_max_identical_calls_refuses_the_call_beyond_it(world, watched):
     effects = [call(seq) for seq in range(6)] + [call(6, 2), call(7)]
     outcomes, _ = await run(world, each(world, effects), limits={"max_identical_calls": 4}, watched=watched)
 
@@ -85,14 +85,14 @@ async def test_a_limit_refuses_the_call_that_goes_beyond_it(world, watched):
     ],
     ids=["another input between", "another result", "a handler that polls"],
 )
-async def test_what_moves_on_or_is_not_the_models_own_is_legal(world, effects, results):
+async def test_changing_or_handler_calls_are_no_repetition(world, effects, results):
     outcomes, repeats = await run(world, each(world, effects), limits={"max_identical_calls": 3}, results=results)
 
     assert [Value] * 6 == [type(outcome) for outcome in outcomes]
     assert [] == repeats
 
 
-async def test_calls_of_several_tools_are_counted_for_each_and_for_each_run_by_itself(world):
+async def test_repetitions_are_counted_per_tool_and_per_run(world):
     def machine(plan, state):
         if not plan.path:
             yield Gather((Spawn(0, "worker"), Spawn(1, "worker")))
@@ -106,7 +106,7 @@ async def test_calls_of_several_tools_are_counted_for_each_and_for_each_run_by_i
 
 
 @pytest.mark.spec("reliability:MP65")
-async def test_a_run_whose_model_goes_round_in_circles_ends_at_the_limit():
+async def test_looping_model_ends_the_run_at_max_identical_calls():
     @tool(in_thread=False)
     def poll(job: str) -> str:
         """

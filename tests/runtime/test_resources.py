@@ -42,7 +42,7 @@ CALLS = 40
 
 
 @pytest.mark.spec("reliability:TL07")
-async def test_slow_sync_tools_fill_a_pool_of_32_and_leave_the_default_executor_alone():
+async def test_sync_tools_share_32_threads_outside_the_default_executor():
     lock, go, full = threading.Lock(), threading.Event(), threading.Event()
     running = most = 0
     names = set()
@@ -141,7 +141,7 @@ def failing(ctx: StepContext) -> Any:
 
 
 @pytest.mark.spec("reliability:RS07")
-async def test_what_a_handler_was_told_of_failures_holds_no_traceback_and_no_frame():
+async def test_failures_given_to_handlers_hold_no_traceback_or_frame():
     kept, caught = [], []
 
     def lead(ctx: StepContext) -> Any:
@@ -225,7 +225,7 @@ async def growth(steps: int, kept: list[Any] | None) -> int:
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:RS03")
-async def test_a_state_that_the_handler_keeps_costs_less_than_a_kilobyte():
+async def test_kept_handler_state_costs_less_than_a_kilobyte():
     kept: list[Any] = []
     with_all, with_none = await growth(2_000, kept), await growth(2_000, None)
 
@@ -256,7 +256,7 @@ async def looks(seen: Callable[[], None]) -> None:
 
 @pytest.mark.speed
 @pytest.mark.spec("reliability:RS03")
-async def test_the_last_of_ten_thousand_steps_makes_as_many_calls():
+async def test_cost_of_a_step_is_constant_over_ten_thousand_steps():
     calls, marks = 0, []
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -278,7 +278,7 @@ async def test_the_last_of_ten_thousand_steps_makes_as_many_calls():
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:RS03")
-async def test_ten_thousand_steps_keep_only_their_content():
+async def test_memory_of_ten_thousand_steps_grows_only_by_content():
     sizes: list[int] = []
     steps = itertools.count(1)
     tracemalloc.start()
@@ -296,7 +296,7 @@ TEXTS, CHARS = 1_000, 1_000
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:RS03")
-async def test_a_million_events_that_are_shown_to_an_observer_are_not_kept():
+async def test_events_shown_to_an_observer_are_not_kept():
     shown, kept = 0, 0
 
     def watch(event: Any) -> None:
@@ -342,7 +342,7 @@ def descriptors() -> int:
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and descriptors are read from /proc")
 @pytest.mark.spec("reliability:RS02")
-async def test_a_thousand_runs_at_once_finish_within_their_memory():
+async def test_a_thousand_concurrent_runs_stay_within_their_memory():
     begun, all_there = 0, asyncio.Event()
 
     @tool(in_thread=False, requires_permission=False)

@@ -57,7 +57,7 @@ def calls(world, count, *, together=False):
         extra=st.integers(0, 3),
     ),
 )
-def test_a_wait_is_never_negative_never_shorter_than_asked_for_and_never_above_its_cap(asked, attempt, policy):
+def test_retry_wait_is_between_retry_after_and_its_cap(asked, attempt, policy):
     wait = Retries(policy, "seed").next_delay(busy(retry_after=asked), attempt, HERE)
     meant = asked if asked is not None and asked >= 0 else 0
 
@@ -67,7 +67,7 @@ def test_a_wait_is_never_negative_never_shorter_than_asked_for_and_never_above_i
         assert 0 <= meant <= wait <= max(policy.obey, policy.cap)
 
 
-def test_what_is_asked_for_is_spread_so_that_not_all_runs_come_back_at_once():
+def test_retry_after_waits_are_spread():
     waits = [Retries(RetryPolicy(), str(n)).next_delay(busy(retry_after=2), 1, HERE) for n in range(20)]
 
     assert all(2 <= wait <= 2.5 for wait in waits)
@@ -75,7 +75,7 @@ def test_what_is_asked_for_is_spread_so_that_not_all_runs_come_back_at_once():
 
 
 @pytest.mark.spec("reliability:R21")
-def test_a_wait_depends_on_seed_address_and_attempt_and_on_nothing_else():
+def test_retry_wait_depends_only_on_seed_address_and_attempt():
     def waits(seed, address):
         retries = Retries(RetryPolicy(attempts=9, extra=9), seed)
         return [retries.next_delay(busy(), attempt, address) for attempt in range(1, 9)]
@@ -88,7 +88,7 @@ def test_a_wait_depends_on_seed_address_and_attempt_and_on_nothing_else():
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"cap": float("nan")}, {"obey": -1}, {"extra": -1}])
-def test_a_policy_that_cannot_be_followed_is_refused(wrong):
+def test_invalid_retry_policy_raises(wrong):
     with pytest.raises(DefinitionError, match="cannot be followed"):
         RetryPolicy(**wrong)
 
@@ -97,7 +97,7 @@ def test_a_policy_that_cannot_be_followed_is_refused(wrong):
 @pytest.mark.parametrize(
     ("status", "kind", "retryable"), [(400, "http", False), (429, "no_credit", False), (529, "http", True)]
 )
-async def test_only_what_its_provider_calls_transient_is_tried_again(world, status, kind, retryable):
+async def test_only_errors_marked_retryable_are_retried(world, status, kind, retryable):
     provider = world.Provider([busy(status=status, kind=kind, retryable=retryable)])
     finished = await world.tree(calls(world, 1), models=provider, clock=world.JumpingClock()).run()
 
@@ -106,7 +106,7 @@ async def test_only_what_its_provider_calls_transient_is_tried_again(world, stat
 
 
 @pytest.mark.spec("reliability:R21", "reliability:MP12")
-async def test_every_call_has_four_requests_and_the_whole_tree_shares_twenty_more_attempts(world):
+async def test_each_call_has_four_requests_and_the_tree_twenty_retries(world):
     def machine(plan, state):
         if not plan.path:
             yield Gather(tuple([Spawn(seq, "worker") for seq in range(4)]))
@@ -129,7 +129,7 @@ async def test_every_call_has_four_requests_and_the_whole_tree_shares_twenty_mor
 
 
 @pytest.mark.spec("reliability:R21", "reliability:MP30")
-async def test_attempts_are_reported_to_whoever_wraps_the_call_with_what_they_used(world):
+async def test_failed_attempts_are_reported_to_middlewares_with_their_usage(world):
     reported = []
 
     class Recorder:
@@ -173,7 +173,7 @@ async def test_attempts_are_reported_to_whoever_wraps_the_call_with_what_they_us
 @pytest.mark.parametrize(
     ("own", "price", "cost"), [(None, Decimal(1), 27), (Decimal(100), Decimal(1), 107), (Decimal(100), None, None)]
 )
-async def test_the_cost_of_failed_attempts_is_added_and_is_unknown_when_their_price_is(world, own, price, cost):
+async def test_cost_of_failed_attempts_is_added_or_unknown_without_price(world, own, price, cost):
     def pricing(model, usage, at):
         return None if price is None else price * usage.total_tokens
 
@@ -187,7 +187,7 @@ async def test_the_cost_of_failed_attempts_is_added_and_is_unknown_when_their_pr
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-async def test_waits_of_calls_that_run_together_do_not_depend_on_their_order(world, order):
+async def test_retry_waits_of_concurrent_calls_are_independent_of_order(world, order):
     class Slow(world.Provider):
         async def stream(self, request):
             self.requests.append(request)
@@ -205,7 +205,7 @@ async def test_waits_of_calls_that_run_together_do_not_depend_on_their_order(wor
     assert all(wait == alone.next_delay(busy(), n, ("", seq)) for (seq, n), wait in waits.items())
 
 
-async def test_the_seed_of_the_services_decides_the_waits_and_no_other_source_is_used(world):
+async def test_services_seed_alone_decides_the_retry_waits(world):
     async def waits(seed, run_id):
         clock, plan = world.JumpingClock(), world.plan(run_id=run_id)
         before = plan.random().getstate()
@@ -222,7 +222,7 @@ async def test_the_seed_of_the_services_decides_the_waits_and_no_other_source_is
 
 
 @pytest.mark.spec("reliability:MP32")
-async def test_a_wall_clock_that_jumps_back_changes_neither_the_wait_nor_the_time_of_the_run(world, monkeypatch):
+async def test_wall_clock_jump_changes_neither_wait_nor_run_time(world, monkeypatch):
     slept = []
 
     class Clock(SystemClock):

@@ -23,7 +23,7 @@ class Ticking(SystemClock):
         return self.ms
 
 
-def test_the_time_of_a_tree_starts_with_it_and_sleeps_end_as_if_no_process_had_changed():
+def test_tree_time_starts_with_it_and_sleeps_survive_process_changes():
     source = Ticking()
     clock = TreeClock(source, CREATED, since=60_000)
     source.ms += 1_500
@@ -35,7 +35,7 @@ def test_the_time_of_a_tree_starts_with_it_and_sleeps_end_as_if_no_process_had_c
     assert TreeClock(source, CREATED, since=None).seconds_until(70_000, 10_000) == 60
 
 
-async def test_a_call_in_the_loops_own_thread_happens_at_once_and_one_from_elsewhere_in_the_loop():
+async def test_loop_call_is_immediate_in_its_thread_and_scheduled_elsewhere():
     loop, seen = TreeLoop(), []
     loop.call(seen.append, "nowhere")
     assert (loop.is_open, seen) == (False, [])
@@ -48,7 +48,7 @@ async def test_a_call_in_the_loops_own_thread_happens_at_once_and_one_from_elsew
     assert seen == [1, 2]
 
 
-async def test_a_run_is_stopped_here_or_where_another_process_drives_it():
+async def test_run_is_stopped_locally_or_through_its_remote_driver():
     stops = []
     runs = ActiveRuns(SimpleNamespace(path=""), TreeLoop(), [])
     runs.by_path["1"] = SimpleNamespace(stop=lambda stop: stops.append(stop.kind))

@@ -49,7 +49,7 @@ async def run_and_replay(agents: list[AgentDefinition[Any]], path: Path) -> tupl
         return result, await engine.replay(FileJournal(path))
 
 
-async def test_it_is_left_to_its_end_and_the_run_is_replayed_as_it_ended(
+async def test_handler_turn_of_a_stopped_run_finishes_and_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", 3_000.0)
@@ -82,7 +82,7 @@ class CountingExecutor(ThreadPoolExecutor):
         return self.made[-1]
 
 
-async def test_a_result_that_exists_at_the_time_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_result_ready_at_the_turn_time_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", SOON)
     begun, go_on, executor = threading.Event(), threading.Event(), CountingExecutor()
     asyncio.get_running_loop().set_default_executor(executor)
@@ -108,7 +108,7 @@ async def test_a_result_that_exists_at_the_time_limit_counts(tmp_path: Path, mon
     assert (replayed.output, replayed.children) == (result.output, result.children)
 
 
-async def test_it_is_ended_when_it_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handler_turn_over_the_time_limit_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", SOON)
     begun, stopped = threading.Event(), threading.Event()
 

@@ -41,7 +41,7 @@ def block(caplog):
 
 
 @pytest.mark.spec("reliability:TL08")
-async def test_synchronous_code_in_an_async_tool_is_reported_with_the_name_of_the_tool(world, quick, caplog):
+async def test_blocking_async_tool_is_reported_by_name(world, quick, caplog):
     """
     Also when it is the first thing that happens in the loop since the run began, and the last one before it ends.
     """
@@ -68,7 +68,7 @@ async def test_synchronous_code_in_an_async_tool_is_reported_with_the_name_of_th
 
 
 @pytest.mark.spec("reliability:GN05")
-async def test_a_handler_that_does_not_yield_is_reported_with_its_line(world, quick, caplog):
+async def test_non_yielding_handler_is_reported_with_its_line(world, quick, caplog):
     def machine(plan, state):
         block(caplog)
         return world.done(state)
@@ -83,7 +83,7 @@ async def test_a_handler_that_does_not_yield_is_reported_with_its_line(world, qu
     assert "test_watchdog.py:" in warned[0]
 
 
-def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_is_over(world):
+def test_watchdog_names_a_tool_only_while_its_call_runs(world):
     """
     The thread that watches sees a frame as it is just then: before its first line, and emptied by its end.
     """
@@ -99,7 +99,7 @@ def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_i
     assert last in {"", "blocking"}  # from Python 3.12 on, a frame keeps what it had when it is cleared
 
 
-def test_what_is_no_frame_ends_the_look_at_a_thread_that_goes_on_meanwhile() -> None:
+def test_watchdog_ignores_objects_that_are_no_frames() -> None:
     """
     CPython 3.11 gave a lock where a frame had just been.
     """
@@ -116,9 +116,7 @@ def test_what_is_no_frame_ends_the_look_at_a_thread_that_goes_on_meanwhile() -> 
     ],
     ids=["itself", "an SDK", "the client of an SDK"],
 )
-def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_the_loop(
-    caplog, monkeypatch, tmp_path, code, sdk
-):
+def test_watchdog_blames_no_tool_for_engine_and_sdk_work(caplog, monkeypatch, tmp_path, code, sdk):
     """
     The first import of a provider's SDK takes seconds on a cold disk, and its first client reads certificates; a newcomer's
     first run says nothing of it.
@@ -151,7 +149,7 @@ def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_
     assert [] == caplog.records
 
 
-def test_what_the_author_gives_a_model_is_blamed(tmp_path):
+def test_watchdog_blames_the_authors_transport(tmp_path):
     file, found = tmp_path / "transport.py", []
     transport, provider = {"sys": sys}, {}
     exec(compile("def send(look): look(sys._getframe())", str(file), "exec"), transport)
@@ -163,7 +161,7 @@ def test_what_the_author_gives_a_model_is_blamed(tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:TL08")
-async def test_runs_share_one_thread_which_ends_a_moment_after_the_last_of_them(world, monkeypatch):
+async def test_runs_share_one_watchdog_thread_that_ends_after_the_last(world, monkeypatch):
     """
     A thread for each short run would cost a third of it, and without one its first second would not be seen.
     """

@@ -56,7 +56,7 @@ def offered(model: ScriptedModel, call: int = 0) -> tuple[list[str], tuple[Any, 
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_where_the_provider_runs_programs_its_model_has_the_tools_and_elsewhere_run_code() -> None:
+async def test_provider_run_programs_get_tools_and_others_get_run_code() -> None:
     result, model = await ran(buyer(CLAUDE), tool_call("price", {"item": "tea"}), text("end"))
     assert (["price", "book"], (Programs(["price", "book"]),)) == offered(model)
     assert ["30"] == [call.result.text for call in result.tool_calls]
@@ -91,12 +91,12 @@ async def test_where_the_provider_runs_programs_its_model_has_the_tools_and_else
         ("gpt-5.6", False),
     ],
 )
-def test_the_name_of_a_model_tells_whether_its_provider_runs_programs(model: str, runs: bool) -> None:
+def test_model_names_tell_whether_the_provider_runs_programs(model: str, runs: bool) -> None:
     assert runs is runs_programs(model)
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_the_model_in_force_decides_also_of_a_child_and_the_engines_default() -> None:
+async def test_the_model_in_force_decides_for_children_and_defaults() -> None:
     lead = AgentDefinition("lead", model=CLAUDE, spawnable_agents=[buyer(None)], tools=["spawn_agents"])
     spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "buyer", "prompt": "go"}]})
     _, model = await ran(lead, spawn, text("bought"), text("end"))
@@ -110,7 +110,7 @@ async def test_the_model_in_force_decides_also_of_a_child_and_the_engines_defaul
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_what_the_agent_has_itself_and_what_stands_in_direct_the_model_may_call_too() -> None:
+async def test_own_and_direct_tools_are_callable_by_the_model_too() -> None:
     own = AgentDefinition(
         "own",
         model=CLAUDE,
@@ -126,7 +126,7 @@ async def test_what_the_agent_has_itself_and_what_stands_in_direct_the_model_may
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_a_call_of_such_a_program_waits_for_a_person_and_the_journal_replays(tmp_path: Path) -> None:
+async def test_a_provider_program_waits_for_permission_and_replays(tmp_path: Path) -> None:
     path, policy = tmp_path / "run.jsonl", Policy([Rule.allow_tool("price")])
     model = ScriptedModel([tool_call("book", {"item": "tea"}), text("end")])
     async with Engine([buyer(CLAUDE)], models=model, permissions=policy) as engine:
@@ -140,7 +140,7 @@ async def test_a_call_of_such_a_program_waits_for_a_person_and_the_journal_repla
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_a_conversation_goes_on_with_another_model() -> None:
+async def test_a_conversation_continues_with_another_model() -> None:
     model = ScriptedModel(
         [tool_call("price", {"item": "tea"}), text("30"), tool_call("run_code", {"code": "1 + 1"}), text("2")]
     )
@@ -169,7 +169,7 @@ async def test_the_request_says_that_programs_may_call_them(name: str, provider:
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_a_run_that_waited_for_its_turn_in_a_session_knows_the_tools_that_it_has() -> None:
+async def test_a_queued_session_run_knows_its_tools() -> None:
     seen: list[list[str]] = []
 
     def work(ctx: Any) -> Any:
@@ -196,7 +196,7 @@ async def test_where_the_provider_runs_them_no_sandbox_is_needed(monkeypatch: py
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_a_specification_is_the_engines_tool_there_too() -> None:
+async def test_a_tool_spec_means_the_tool_of_the_engine_there() -> None:
     assert isinstance(price.spec, ToolSpec)
     run_code = code_mode(price.spec, where="provider")
     agent = AgentDefinition("a", model=CLAUDE, tools=[run_code])
@@ -206,7 +206,7 @@ async def test_a_specification_is_the_engines_tool_there_too() -> None:
 
 
 @pytest.mark.spec("programs:PG29")
-def test_what_only_programs_here_can_do_is_refused() -> None:
+def test_options_of_local_programs_are_refused_at_a_provider() -> None:
     helper = AgentDefinition("helper", model=CLAUDE)
     for options, said in (
         ({"agents": [helper]}, "agents="),

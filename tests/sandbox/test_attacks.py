@@ -155,7 +155,7 @@ def is_as_meant(came: Any, meant: Any) -> bool:
 @pytest.mark.parametrize(
     "group", [pytest.param(g, marks=[pytest.mark.deep] if g == "endless" else []) for g in GROUPS if g != "chance"]
 )
-async def test_nothing_that_a_stranger_tries_reaches_the_host(group: str, sandbox: MontySandbox) -> None:
+async def test_no_attack_reaches_the_host(group: str, sandbox: MontySandbox) -> None:
     """Each attack is refused with its line, fails with an error of a known type, or gives harmlessly what stands in the table."""
     wrong = []
     for attack in [one for one in attacks.ATTACKS if one.group == group]:
@@ -168,9 +168,7 @@ async def test_nothing_that_a_stranger_tries_reaches_the_host(group: str, sandbo
 
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("attack", [one for one in attacks.ATTACKS if one.group == "chance"], ids=lambda one: one.id)
-async def test_what_a_stranger_finds_out_of_time_and_chance_is_the_same_in_a_replay(
-    attack: Any, sandbox: MontySandbox
-) -> None:
+async def test_time_and_chance_seen_by_a_handler_replay_equal(attack: Any, sandbox: MontySandbox) -> None:
     journal = MemoryJournal()
     agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
     async with engine_of(agent) as engine:
@@ -202,7 +200,7 @@ sandbox.close()
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
-async def test_it_is_the_same_in_a_process_that_hashes_otherwise(
+async def test_chance_is_the_same_under_another_hash_seed(
     sandbox: MontySandbox, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("journals")
@@ -231,7 +229,7 @@ async def test_it_is_the_same_in_a_process_that_hashes_otherwise(
         ("try:\n    while True: yield STEP\nfinally: yield STEP", "went on after its limit was spent and was closed"),
     ],
 )
-async def test_a_handler_that_goes_on_while_it_is_closed_is_ended_and_told_of(
+async def test_a_handler_that_resists_closing_is_ended_with_a_warning(
     text: str, words: str, sandbox: MontySandbox
 ) -> None:
     attack = attacks.Attack("closed", "limits", text, None)
@@ -254,9 +252,7 @@ async def test_a_handler_that_goes_on_while_it_is_closed_is_ended_and_told_of(
     ],
 )
 @pytest.mark.deep
-async def test_a_run_that_is_stopped_or_out_of_time_ends_whatever_its_handler_does_then(
-    text: str, sandbox: MontySandbox
-) -> None:
+async def test_a_stopped_run_ends_despite_a_stubborn_handler(text: str, sandbox: MontySandbox) -> None:
     attack = attacks.Attack("stopped", "limits", text, None)
     agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
     async with engine_of(agent) as engine:
@@ -272,7 +268,7 @@ async def test_a_run_that_is_stopped_or_out_of_time_ends_whatever_its_handler_do
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
-async def test_handlers_that_compute_for_ever_leave_the_workers_to_the_others(sandbox: MontySandbox) -> None:
+async def test_endless_handlers_leave_workers_to_others(sandbox: MontySandbox) -> None:
     """Fifty at once on two workers, and every fifth of them never yields again."""
     agents = []
     for n in range(50):

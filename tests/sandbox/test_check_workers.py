@@ -104,7 +104,7 @@ async def test_nested_functions_are_refused_before_anything_is_compiled(code: st
 @pytest.mark.spec("programs:PG43")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python can read it")
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-async def test_a_program_that_this_python_cannot_read_may_not_nest_deeper_either(end: str) -> None:
+async def test_deep_nesting_in_newer_syntax_is_refused_too(end: str) -> None:
     sandbox = MontySandbox(1)
     answer = await answer_of(NEWER.replace("\n", end), sandbox)
     sandbox.close()
@@ -113,7 +113,7 @@ async def test_a_program_that_this_python_cannot_read_may_not_nest_deeper_either
 
 
 @pytest.mark.spec("programs:PG43")
-async def test_functions_that_are_nested_as_deep_as_may_be_run() -> None:
+async def test_functions_nested_to_the_limit_run() -> None:
     inner = "\n".join([" " * n + f"return f{n}()" for n in reversed(range(1, MOST_FUNCTIONS))])
     code = nested(MOST_FUNCTIONS, last="return 7") + f"\n{inner}\nf0()"
     sandbox = MontySandbox(1)
@@ -131,7 +131,7 @@ def test_an_agent_file_with_nested_functions_is_refused() -> None:
 
 @pytest.mark.speed
 @pytest.mark.spec("programs:PG40", "programs:PG43")
-def test_an_agent_file_with_nested_functions_is_refused_within_a_second() -> None:
+def test_nested_functions_in_an_agent_file_are_refused_quickly() -> None:
     began = time.monotonic()
     with pytest.raises(DefinitionError):
         load_source(AGENT.format(body=nested(25, indent=4)))
@@ -168,7 +168,7 @@ async def test_a_slow_check_ends_and_makes_no_other_program_wait() -> None:
 
 @pytest.mark.speed
 @pytest.mark.spec("programs:PG43")
-async def test_a_slow_check_ends_at_its_limit_and_delays_nobody() -> None:
+async def test_a_slow_check_ends_at_its_limit_without_delaying_others() -> None:
     _, _, seconds, took = await beside_a_slow_check()
 
     assert seconds < SOON
@@ -215,7 +215,7 @@ async def test_runs_that_are_stopped_end_their_checks_at_once(codes: list[str], 
     assert seconds < most
 
 
-def test_a_signal_that_was_given_before_ends_what_begins_later() -> None:
+def test_an_early_stop_signal_ends_later_work() -> None:
     from stepengine.sandbox.check_workers import StopSignal
 
     signal, ended = StopSignal(), list[str]()

@@ -159,7 +159,7 @@ def test_ordinary_programs_are_not_refused():
 
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize("each", [16, pytest.param(1, marks=pytest.mark.deep)])
-def test_the_sandbox_refuses_no_ordinary_program_either_and_runs_all_of_them(pool, each):
+def test_the_sandbox_accepts_and_runs_all_ordinary_programs(pool, each):
     refused = {}
     for program in CORPUS[::each]:
         found = check_with_monty(pool.checkout, program, STUBS)
@@ -204,7 +204,7 @@ FINE = {
 
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
-def test_what_may_be_right_is_let_through(program, pool):
+def test_possibly_correct_programs_are_accepted(program, pool):
     assert () == problems(program, STUBS)
     assert () == check_with_monty(pool.checkout, program, STUBS).refused
 
@@ -220,7 +220,7 @@ def test_names_of_earlier_programs_are_known_and_hide_functions(pool):
 
 
 @pytest.mark.spec("programs:PG24")
-def test_the_names_that_a_program_leaves_are_those_of_its_top():
+def test_defined_names_are_those_of_the_top_level():
     program = (
         "import os.path, json as j\nfrom re import sub\nx, (y, *z) = 1, (2, 3)\n"
         "def f(a):\n    global g\n    g = b = 1\nclass C:\n    m = 1\n[w := i for i in x]\nwith x as v: pass"
@@ -231,7 +231,7 @@ def test_the_names_that_a_program_leaves_are_those_of_its_top():
 
 
 @pytest.mark.spec("programs:PG24")
-def test_every_word_of_a_program_that_a_later_python_reads_may_be_a_name_of_it():
+def test_every_word_of_newer_syntax_counts_as_a_name():
     assert {"d", "found"} <= find_defined_names('d = {"a": 1}\nfound = f"{d["a"]}"')
 
 
@@ -240,7 +240,7 @@ def test_every_word_of_a_program_that_a_later_python_reads_may_be_a_name_of_it()
 
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(("program", "line"), WRONG.items())
-def test_what_certainly_fails_is_refused_at_its_line(program, line):
+def test_a_certain_failure_is_refused_at_its_line(program, line):
     found = problems(program, STUBS)
 
     assert found
@@ -266,14 +266,14 @@ MONTY_TOO = {
 
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(("program", "line"), MONTY_TOO.items())
-def test_the_sandbox_refuses_at_the_line_too_and_has_run_nothing(program, line, pool):
+def test_the_sandbox_refuses_at_the_same_line_without_running(program, line, pool):
     found = check_with_monty(pool.checkout, program, STUBS)
 
     assert [line] == sorted({problem.line for problem in found.refused})
 
 
 @pytest.mark.spec("programs:PG24")
-def test_what_may_be_wrong_alone_is_told_and_refuses_nothing(pool):
+def test_possible_errors_are_reported_without_refusal(pool):
     program = "found = await price('a')\nprint(found['valeu'])\nprint(found + 1)\nawait add('1', 2)"
 
     found = check_with_monty(pool.checkout, program, STUBS)
@@ -290,7 +290,7 @@ def test_a_program_is_not_run_while_it_is_checked(pool):
 
 
 @pytest.mark.spec("programs:PG24")
-def test_stubs_whose_canary_is_not_refused_are_said_to_check_nothing(pool, monkeypatch):
+def test_stubs_with_an_accepted_canary_count_as_unchecked(pool, monkeypatch):
     monkeypatch.setattr("stepengine.sandbox.program_checks._run_checker", lambda *_: [])
     other = corpus.make_stubs(corpus.TOOLS[:1], (), ask=False)
 
@@ -305,7 +305,7 @@ def test_stubs_whose_canary_is_not_refused_are_said_to_check_nothing(pool, monke
 @pytest.mark.parametrize(
     "limits", [{"max_memory": 20_000_000}, {"max_turn_duration_secs": 0.01}], ids=["memory", "time"]
 )
-def test_a_check_that_reaches_its_limits_says_that_it_is_not_whole(monkeypatch, limits):
+def test_a_check_that_reaches_its_limits_is_marked_incomplete(monkeypatch, limits):
     monty = pytest.importorskip("pydantic_monty", reason="needs the extra 'programs'")
     # Its types grow with each line: its check took four times this memory and a hundred times this time where it was measured.
     program = "x = foo = 1\n" + "\n".join([f"if isinstance(x, (int, str)) and x != {n}: x = [x]" for n in range(1_000)])
@@ -335,7 +335,7 @@ def test_a_check_that_reaches_its_limits_says_that_it_is_not_whole(monkeypatch, 
     ],
     ids=["names", "wide", "annotations", "calls", "near"],
 )
-def test_what_is_long_is_looked_at_in_time_that_grows_with_it(line):
+def test_checking_time_grows_linearly_with_length(line):
     began = time.process_time()
 
     problems(line, STUBS)
@@ -344,7 +344,7 @@ def test_what_is_long_is_looked_at_in_time_that_grows_with_it(line):
 
 
 @pytest.mark.spec("programs:PG24")
-def test_a_program_is_read_up_to_a_size_and_a_depth():
+def test_programs_beyond_a_size_or_depth_are_refused():
     too_long = "x = 1\n" * (MAX_PROGRAM_BYTES // 6 + 1)
     deep = [
         "x = " + "(" * 5_000 + ")" * 5_000,
@@ -363,7 +363,7 @@ def test_a_program_is_read_up_to_a_size_and_a_depth():
 @pytest.mark.spec("programs:PG24")
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(CORPUS)).map("\n".join)), st.integers(0, 400), st.text(max_size=3))
-def test_any_text_at_all_is_answered_with_problems_in_their_order(text, place, put):
+def test_any_text_yields_problems_in_order(text, place, put):
     program = text[:place] + put + text[place:]
 
     found = problems(program, STUBS)
@@ -374,7 +374,7 @@ def test_any_text_at_all_is_answered_with_problems_in_their_order(text, place, p
 
 
 @pytest.mark.spec("programs:PG24")
-def test_the_words_say_what_would_have_been_fine():
+def test_problems_suggest_valid_alternatives():
     def said(program):
         return problems(program, STUBS)[0].text
 
@@ -390,7 +390,7 @@ def test_the_words_say_what_would_have_been_fine():
 
 
 @pytest.mark.spec("programs:PG24")
-def test_a_problem_is_shown_with_its_line_and_a_caret_below_its_place():
+def test_a_problem_shows_its_line_and_a_caret():
     program = "x = 1\n\tprint(äöü, zork)\n"
 
     assert "line 2, column 13: there is no such name\n    \tprint(äöü, zork)\n    \t           ^" == format_problems(
@@ -435,7 +435,7 @@ def test_problems_beyond_the_text_are_shown_without_a_line():
 
 
 @pytest.mark.spec("programs:PG24")
-def test_the_table_says_what_the_installed_sandbox_has(pool):
+def test_the_table_lists_the_builtins_of_the_installed_sandbox(pool):
     import pydantic_monty as monty
 
     def has(text):
@@ -475,7 +475,7 @@ def test_the_checker_knows_all_builtins_that_the_sandbox_has(pool):
         ("import asyncio\nx = asyncio.gather(price('a'))[0]", "write `(await asyncio.gather(...))`"),
     ],
 )
-def test_a_call_of_asyncio_without_await_is_named_in_the_problem(program, text):
+def test_an_asyncio_call_without_await_is_named(program, text):
     (found,) = problems(program, STUBS)
 
     assert text in found.text

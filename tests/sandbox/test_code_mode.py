@@ -104,7 +104,7 @@ SHOPPING = """
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG20", "programs:PG22", "programs:PG23", "programs:PG26")
-async def test_a_program_that_asks_a_person_is_suspended_in_its_middle_and_another_engine_goes_on(
+async def test_a_program_that_asks_suspends_and_another_engine_resumes(
     tmp_path: Path,
 ) -> None:
     ledger, path = Ledger(), tmp_path / "run.jsonl"
@@ -123,7 +123,7 @@ async def test_a_program_that_asks_a_person_is_suspended_in_its_middle_and_anoth
 
 
 @pytest.mark.spec("programs:PG22")
-async def test_calls_that_are_gathered_are_carried_out_together_and_in_the_order_of_the_program() -> None:
+async def test_gathered_calls_run_concurrently_in_program_order() -> None:
     begun, ended = list[int](), list[int]()
     over = [asyncio.Event() for _ in range(4)]
 
@@ -148,9 +148,7 @@ async def test_calls_that_are_gathered_are_carried_out_together_and_in_the_order
 
 
 @pytest.mark.spec("programs:PG27")
-async def test_variables_live_on_until_the_model_begins_anew_and_two_programs_of_one_reply_run_one_after_another() -> (
-    None
-):
+async def test_variables_last_until_restart_and_programs_run_one_by_one() -> None:
     agent = analyst(Ledger())
     replies = [
         tool_calls(*programs("x = await price('tea')"), *programs("x += 1\nx")),
@@ -168,7 +166,7 @@ async def test_variables_live_on_until_the_model_begins_anew_and_two_programs_of
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_what_a_call_comes_to_is_an_exception_that_the_program_may_catch() -> None:
+async def test_failures_of_calls_are_exceptions_a_program_can_catch() -> None:
     ledger = Ledger()
     policy = Policy(
         [Rule("deny", Call("book")), *[Rule("allow", Call(name)) for name in ("run_code", "price", "fails")]]
@@ -201,7 +199,7 @@ async def test_what_a_call_comes_to_is_an_exception_that_the_program_may_catch()
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_a_call_that_a_person_must_allow_waits_for_them_and_not_for_the_program(tmp_path: Path) -> None:
+async def test_a_call_that_needs_permission_suspends_and_resumes(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "run.jsonl"
     agent, policy = (
         analyst(ledger),
@@ -220,7 +218,7 @@ async def test_a_call_that_a_person_must_allow_waits_for_them_and_not_for_the_pr
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_who_must_allow_a_call_is_shown_the_program_with_the_waiting_line_marked(tmp_path: Path) -> None:
+async def test_a_permission_question_shows_the_program_with_its_waiting_line(tmp_path: Path) -> None:
     def said_of(given: Any) -> ToolPreview:
         return ToolPreview("Buy it", f"1 {given['item']}")
 
@@ -265,7 +263,7 @@ async def test_who_must_allow_a_call_is_shown_the_program_with_the_waiting_line_
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_a_call_that_takes_too_long_is_a_timeout_that_the_program_may_catch() -> None:
+async def test_a_call_timeout_can_be_caught_by_the_program() -> None:
     @tool(timeout=0.05)
     async def slow() -> str:
         """Take a while."""
@@ -306,7 +304,7 @@ async def test_agents_are_functions_of_a_program() -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
-async def test_a_program_that_sleeps_is_suspended_and_its_clock_and_chance_are_those_of_the_run(tmp_path: Path) -> None:
+async def test_a_sleeping_program_suspends_with_its_runs_clock_and_chance(tmp_path: Path) -> None:
     agent, path = analyst(Ledger()), tmp_path / "run.jsonl"
     code = """
         import asyncio, datetime, random
@@ -346,9 +344,7 @@ async def test_a_program_that_sleeps_is_suspended_and_its_clock_and_chance_are_t
         ("1 / 0", {}, "ZeroDivisionError"),
     ],
 )
-async def test_what_breaks_a_limit_or_reaches_out_is_an_error_result_that_names_it(
-    code: str, limits: dict[str, Any], expected: str
-) -> None:
+async def test_breaking_a_limit_or_escaping_is_a_named_error(code: str, limits: dict[str, Any], expected: str) -> None:
     ledger = Ledger()
     result = await ran(analyst(ledger, limits=ProgramLimits(**limits)), code, "1 + 1", journal=MemoryJournal())
 
@@ -398,7 +394,7 @@ async def test_programs_that_wait_hold_no_worker() -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG25")
-async def test_five_hundred_programs_wait_at_once_on_two_workers_and_each_comes_to_its_own_end() -> None:
+async def test_five_hundred_waiting_programs_share_two_workers() -> None:
     """The second call of each is answered only when all of them wait for theirs, which no two workers could hold."""
     most, arrived, all_wait = 500, Counter[str](), asyncio.Event()
 
@@ -450,7 +446,7 @@ def fed(session: Any, code: str, value: Any = 1) -> Any:
 
 
 @pytest.mark.spec("programs:PG25")
-def test_a_session_does_not_keep_all_that_it_was_ever_told_and_holds_the_same_as_one_that_lost_its_worker() -> None:
+def test_a_session_compacts_its_record_and_survives_losing_its_worker() -> None:
     sandbox = MontySandbox(1)
     limits = {"seconds": 5, "memory": 1 << 26, "printed": 1_000}
     long, evicted, other = [sandbox.open(("look",), seed=7, **limits) for _ in range(3)]
@@ -479,7 +475,7 @@ def test_a_session_does_not_keep_all_that_it_was_ever_told_and_holds_the_same_as
 
 
 @pytest.mark.spec("programs:PG24")
-def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and_names(
+def test_a_checked_program_is_cached_per_functions_and_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[str] = []
@@ -508,7 +504,7 @@ def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and
 
 @pytest.mark.speed
 @pytest.mark.spec("programs:PG25")
-def test_a_turn_of_the_hundredth_program_asks_the_worker_for_no_more_than_one_of_the_second() -> None:
+def test_the_hundredth_program_needs_no_more_turns_than_the_second() -> None:
     sandbox, asked = MontySandbox(1), Counter[str]()
     session = sandbox.open(("look",), seed=1, seconds=5, memory=1 << 26, printed=1_000)
     going = session._run_until_waiting
@@ -529,7 +525,7 @@ def test_a_turn_of_the_hundredth_program_asks_the_worker_for_no_more_than_one_of
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_a_call_with_a_wrong_input_may_be_caught_and_the_next_program_goes_on() -> None:
+async def test_a_wrong_input_can_be_caught_and_later_programs_run() -> None:
     ledger = Ledger()
     code = """
         import asyncio
@@ -584,7 +580,7 @@ async def test_over_thirty_functions_there_is_a_catalogue_that_programs_search()
 
 
 @pytest.mark.spec("programs:PG24")
-async def test_what_cannot_go_well_is_refused_before_anything_of_it_runs() -> None:
+async def test_a_program_that_cannot_succeed_is_refused_before_it_runs() -> None:
     ledger = Ledger()
     result = await ran(
         analyst(ledger),
@@ -609,7 +605,7 @@ async def test_calls_are_counted_by_program_and_not_by_session() -> None:
 
 
 @pytest.mark.spec("programs:PG25")
-def test_a_forked_child_is_told_that_it_runs_no_programs_and_leaves_the_parents_workers() -> None:
+def test_a_forked_child_is_refused_and_spares_the_parents_workers() -> None:
     sandbox = MontySandbox(1)
     session = sandbox.open((), seconds=1, memory=1 << 26, printed=10, seed=1)
     now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -636,7 +632,7 @@ def test_a_forked_child_is_told_that_it_runs_no_programs_and_leaves_the_parents_
 
 
 @pytest.mark.spec("programs:PG20")
-def test_code_mode_is_told_what_programs_may_call() -> None:
+def test_code_mode_refuses_wrong_tools_agents_and_limits() -> None:
     for wrong in (code_mode, lambda: code_mode(len), lambda: code_mode(*Ledger().tools, agents=["x"])):
         with pytest.raises(DefinitionError):
             wrong()
@@ -647,7 +643,7 @@ def test_code_mode_is_told_what_programs_may_call() -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
-async def test_a_journal_that_is_cut_anywhere_goes_on_does_nothing_twice_and_comes_to_the_same(tmp_path: Path) -> None:
+async def test_a_journal_cut_anywhere_resumes_without_repeating_calls(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "run.jsonl"
     agent = analyst(ledger)
     code = """
@@ -723,7 +719,7 @@ asyncio.run(main())
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
-def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp_path: Path, forks: None) -> None:
+def test_another_process_resumes_a_program_killed_in_a_call(tmp_path: Path, forks: None) -> None:
     script, log, path = tmp_path / "process.py", tmp_path / "log", tmp_path / "run.jsonl"
     script.write_text(KILLED)
     words = [sys.executable, str(script), str(path), str(log)]
@@ -736,7 +732,7 @@ def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp
 
 
 @pytest.mark.spec("programs:PG22")
-async def test_programs_that_a_handler_sends_at_once_run_or_are_refused(tmp_path: Path) -> None:
+async def test_concurrent_programs_of_a_handler_run_or_are_refused(tmp_path: Path) -> None:
     """They share a session, in which one runs at a time; a replay comes to the same."""
 
     def handle_steps(ctx: Any) -> Any:
@@ -768,7 +764,7 @@ async def test_programs_that_a_handler_sends_at_once_run_or_are_refused(tmp_path
 
 
 @pytest.mark.spec("programs:PG28")
-def test_a_program_is_stepped_through_and_simulated_as_a_handler_is() -> None:
+def test_a_program_can_be_simulated_like_a_handler() -> None:
     agent = analyst(Ledger())
     replies = [*programs("import asyncio\nsum(await asyncio.gather(price('a'), price('bb')))"), text("end")]
     went = simulate(agent, range(20), replies=replies)
@@ -796,7 +792,7 @@ class Counting(MontySandbox):
 
 
 @pytest.mark.spec("programs:PG27", "programs:PG28")
-def test_whatever_steps_through_a_program_ends_its_session(tmp_path: Path) -> None:
+def test_stepping_through_a_program_always_closes_its_session(tmp_path: Path) -> None:
     sandbox, ledger = Counting(), Ledger()
     run_code = code_mode(*ledger.tools, sandbox=sandbox)
     given = {"code": "print(await price('tea'))\nawait price('milk')"}
@@ -832,7 +828,7 @@ def test_whatever_steps_through_a_program_ends_its_session(tmp_path: Path) -> No
 
 
 @pytest.mark.spec("programs:PG27")
-async def test_a_run_that_goes_on_from_another_one_says_that_its_variables_begin_anew() -> None:
+async def test_a_continued_run_says_that_its_variables_are_gone() -> None:
     agent = analyst(Ledger())
     note = "This run of yours began without variables: those of your programs before it are gone."
     codes = ["tea = await price('tea')", "tea", "tea", "tea = 1", "tea", "tea"]
@@ -858,7 +854,7 @@ async def test_a_run_that_goes_on_from_another_one_says_that_its_variables_begin
 
 
 @pytest.mark.spec("programs:PG20")
-async def test_a_tool_given_as_direct_is_a_function_of_programs_and_a_tool_of_the_model() -> None:
+async def test_a_direct_tool_is_callable_by_programs_and_the_model() -> None:
     ledger = Ledger()
     price, book, _ = ledger.tools
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(price, direct=[book])])
@@ -913,7 +909,7 @@ def price_of(item: str) -> int:
 
 
 @pytest.mark.spec("programs:PG20")
-async def test_a_specification_stands_for_the_tool_of_its_name_that_the_engine_has() -> None:
+async def test_a_tool_spec_means_the_tool_of_the_engine() -> None:
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(price_of.spec)])
     replies = [tool_call("run_code", {"code": "await price_of('tea')"}), text("end")]
     async with Engine([agent], [price_of], ScriptedModel(replies)) as engine:

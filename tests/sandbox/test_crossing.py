@@ -76,9 +76,7 @@ async def error_of(body: str, sandbox: MontySandbox, prompt: str = "go") -> str:
         ("for n in range(100):\n    yield ToolCall('echo', {'value': 'a' * 900_000})", "in all"),
     ],
 )
-async def test_a_handler_that_moves_too_many_bytes_is_ended_with_the_limit(
-    body: str, words: str, sandbox: MontySandbox
-) -> None:
+async def test_a_handler_that_moves_too_many_bytes_is_ended(body: str, words: str, sandbox: MontySandbox) -> None:
     error = await error_of(body, sandbox, prompt="p" * 300_000)
 
     assert error.startswith("HandlerError")
@@ -87,7 +85,7 @@ async def test_a_handler_that_moves_too_many_bytes_is_ended_with_the_limit(
 
 @pytest.mark.memory
 @pytest.mark.spec("programs:PG44")
-async def test_what_the_host_holds_for_a_handler_stays_below_its_limit(sandbox: MontySandbox) -> None:
+async def test_host_memory_for_a_handler_stays_below_its_limit(sandbox: MontySandbox) -> None:
     """Each of the draws is a list in this process, which is kept for a worker that takes over."""
     tracemalloc.start()
     try:
@@ -116,9 +114,7 @@ async def result_of(code: str, sandbox: MontySandbox, journal: Path) -> str:
         "for n in range(200):\n    await echo('a' * 40_000)\n'done'",
     ],
 )
-async def test_a_program_that_moves_too_many_bytes_is_ended_with_the_limit(
-    code: str, sandbox: MontySandbox, tmp_path: Path
-) -> None:
+async def test_a_program_that_moves_too_many_bytes_is_ended(code: str, sandbox: MontySandbox, tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     answer = await result_of(code, sandbox, journal)
 
@@ -161,7 +157,7 @@ async def test_too_many_calls_that_begin_together_end_the_program(value: str, sa
 @pytest.mark.memory
 @pytest.mark.spec("programs:PG44")
 @pytest.mark.parametrize("value", LARGE)
-async def test_calls_that_begin_together_do_not_fill_the_memory_of_the_host(value: str, sandbox: MontySandbox) -> None:
+async def test_concurrent_calls_do_not_fill_the_memory_of_the_host(value: str, sandbox: MontySandbox) -> None:
     """Each call has a copy of its arguments in this process, although they are one value inside."""
     tracemalloc.start()
     try:
@@ -189,7 +185,7 @@ async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox
 @pytest.mark.parametrize(
     "value", ["[10**4_000] * 20_000", "[b'a' * 1_000_000] * 20", "{10**4_000: [b'a' * 9_000_000]}"]
 )
-async def test_large_numbers_and_bytes_of_a_last_line_are_not_written(value: str, sandbox: MontySandbox) -> None:
+async def test_large_numbers_and_bytes_of_a_last_line_are_omitted(value: str, sandbox: MontySandbox) -> None:
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, sandbox=sandbox)])
     script = ScriptedModel([tool_call("run_code", {"code": value}), text("end")])
     async with Engine([agent], models=script) as engine:

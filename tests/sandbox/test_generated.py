@@ -57,7 +57,7 @@ async def expect_nothing_to_show(seed: int, sandbox: MontySandbox, folder: Path)
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG22", "programs:PG23", "programs:PG26", "programs:PG27")
 @pytest.mark.parametrize("part", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, PARTS + 1)]])
-async def test_generated_programs_that_are_cut_off_anywhere_come_to_the_same(
+async def test_generated_programs_cut_anywhere_resume_to_the_same_result(
     part: int, sandbox: MontySandbox, tmp_path: Path
 ) -> None:
     seeds = range(10) if part == 0 else range(10 + part, 10 + MANY, PARTS)
@@ -68,7 +68,7 @@ async def test_generated_programs_that_are_cut_off_anywhere_come_to_the_same(
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 @pytest.mark.parametrize("part", range(2))
-def test_generated_programs_whose_process_is_killed_come_to_the_same_in_another_one(part: int, tmp_path: Path) -> None:
+def test_generated_programs_of_a_killed_process_resume_in_another(part: int, tmp_path: Path) -> None:
     killed = 0
     for seed in range(ALIKE + part, ALIKE + max(8, MANY // 20), 2):
         at = random.Random(seed).randint(1, 6)

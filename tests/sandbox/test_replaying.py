@@ -113,7 +113,7 @@ with Engine([agent], models=model) as engine:
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
-async def test_where_the_sandbox_is_not_installed_a_journal_replays_and_whatever_must_go_on_says_so(
+async def test_without_the_sandbox_finished_runs_replay_and_others_are_refused(
     sandbox: Watched, tmp_path: Path
 ) -> None:
     path, script = tmp_path / "run.jsonl", tmp_path / "elsewhere.py"
@@ -134,9 +134,7 @@ async def test_where_the_sandbox_is_not_installed_a_journal_replays_and_whatever
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_the_intent_of_a_call_holds_the_sandbox_and_a_journal_without_it_replays_as_well(
-    sandbox: Watched, tmp_path: Path
-) -> None:
+async def test_a_call_records_its_sandbox_and_old_journals_replay(sandbox: Watched, tmp_path: Path) -> None:
     path, agent = tmp_path / "run.jsonl", shopper(sandbox)
     result = await recorded(agent, "await price('tea')", journal=path)
     history = FileJournal(path).history()
@@ -165,7 +163,7 @@ def call_line(path: Path) -> int:
 
 
 @pytest.mark.spec("programs:PG26", "programs:PG23")
-async def test_a_replay_makes_again_what_a_program_asked_for_and_runs_none(sandbox: Watched, tmp_path: Path) -> None:
+async def test_a_replay_repeats_denials_and_edits_without_running_programs(sandbox: Watched, tmp_path: Path) -> None:
     """Denials, wrong arguments and outputs leave no effect, and an input that a person edits is another one: the turns tell."""
     policy = Policy(
         [
@@ -222,7 +220,7 @@ await finish(await price("tea"))
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_a_time_limit_that_a_program_would_break_now_does_not_count_where_it_had_ended(sandbox: Watched) -> None:
+async def test_limits_lowered_after_a_program_ended_do_not_break_replay(sandbox: Watched) -> None:
     journal = MemoryJournal()
     code = "n = 0\nfor i in range(200_000):\n    n += i\nawait price('tea')"
     result = await recorded(shopper(sandbox), code, journal=journal)
@@ -235,7 +233,7 @@ async def test_a_time_limit_that_a_program_would_break_now_does_not_count_where_
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_what_was_stopped_while_it_computed_is_replayed_without_computing(sandbox: Watched) -> None:
+async def test_a_program_stopped_while_computing_replays_without_computing(sandbox: Watched) -> None:
     """A program that lost a race never ended, and a replay does not wait for its time limit either."""
     endless = code_mode(price, sandbox=sandbox, limits=ProgramLimits(seconds=5_000))
 
@@ -257,7 +255,7 @@ async def test_what_was_stopped_while_it_computed_is_replayed_without_computing(
 
 
 @pytest.mark.spec("programs:PG26", "programs:PG27")
-async def test_a_program_that_goes_on_finds_what_earlier_ones_have_left_and_those_alone_are_run_again(
+async def test_a_resumed_program_finds_variables_and_only_earlier_programs_rerun(
     sandbox: Watched, tmp_path: Path
 ) -> None:
     codes = (
@@ -308,7 +306,7 @@ def other() -> Iterator[Other]:
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_other_calls_than_the_recorded_ones_are_told_with_the_line_of_the_program_and_the_other_sandbox(
+async def test_a_divergent_call_is_reported_with_line_and_sandbox(
     sandbox: Watched, other: Other, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
@@ -328,9 +326,7 @@ async def test_other_calls_than_the_recorded_ones_are_told_with_the_line_of_the_
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_an_earlier_program_that_cannot_be_brought_back_ends_the_run_and_nothing_else_happens(
-    sandbox: Watched, other: Other, tmp_path: Path
-) -> None:
+async def test_an_irreproducible_earlier_program_ends_the_run(sandbox: Watched, other: Other, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     await recorded(shopper(sandbox), "a = await price('milk')", "a + await price('tea')", journal=path)
     copy = cut_before(path, tmp_path / "open.jsonl", "intent", "3", 0)
@@ -345,9 +341,7 @@ async def test_an_earlier_program_that_cannot_be_brought_back_ends_the_run_and_n
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_variables_that_cannot_be_brought_back_are_shown_nowhere_behind_that_place(
-    sandbox: Watched, other: Other, tmp_path: Path
-) -> None:
+async def test_irreproducible_variables_are_shown_nowhere_later(sandbox: Watched, other: Other, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     await recorded(shopper(sandbox), "a = await price('milk')", "b = 1", "c = 2", journal=path)
     async with Engine([shopper(other)], models=ScriptedModel([])) as engine:
@@ -361,9 +355,7 @@ async def test_variables_that_cannot_be_brought_back_are_shown_nowhere_behind_th
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_a_fork_in_the_middle_of_a_program_runs_it_again_from_there_and_one_behind_it_does_not(
-    sandbox: Watched, tmp_path: Path
-) -> None:
+async def test_only_a_fork_inside_a_program_runs_it_again(sandbox: Watched, tmp_path: Path) -> None:
     path, agent = tmp_path / "run.jsonl", shopper(sandbox)
     await recorded(agent, "a = await price('tea')\nb = await price('milk')\na + b", journal=path)
     sandbox.fed.clear()
@@ -380,7 +372,7 @@ async def test_a_fork_in_the_middle_of_a_program_runs_it_again_from_there_and_on
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_a_journal_that_is_written_anew_keeps_what_its_programs_came_to(sandbox: Watched, tmp_path: Path) -> None:
+async def test_a_rewritten_journal_keeps_the_results_of_programs(sandbox: Watched, tmp_path: Path) -> None:
     def of(item: str) -> AgentDefinition[Any]:
         def work(ctx: Any) -> Any:
             yield ToolCall("run_code", {"code": "await price('tea')"})
@@ -403,9 +395,7 @@ async def test_a_journal_that_is_written_anew_keeps_what_its_programs_came_to(sa
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_what_a_journal_may_not_hold_is_no_difference_when_a_program_is_run_again(
-    sandbox: Watched, tmp_path: Path
-) -> None:
+async def test_redacted_values_are_no_difference_when_a_program_reruns(sandbox: Watched, tmp_path: Path) -> None:
     asked: list[str] = []
 
     @tool(category="read", annotations=ToolAnnotations(read_only=True))
@@ -429,9 +419,7 @@ async def test_what_a_journal_may_not_hold_is_no_difference_when_a_program_is_ru
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_a_program_that_meets_another_answer_halfway_goes_on_with_that_one(
-    sandbox: Watched, tmp_path: Path
-) -> None:
+async def test_a_program_that_meets_another_answer_continues_with_it(sandbox: Watched, tmp_path: Path) -> None:
     """A run is extended with a tool that takes its input otherwise: from that call on its program is run, not told from the record."""
 
     def of(change: Any) -> AgentDefinition[Any]:
@@ -457,7 +445,7 @@ async def test_a_program_that_meets_another_answer_halfway_goes_on_with_that_one
 
 
 @pytest.mark.spec("programs:PG26")
-async def test_turns_that_somebody_made_up_are_refused_whatever_they_hold(sandbox: Watched) -> None:
+async def test_forged_turns_are_refused_or_ignored(sandbox: Watched) -> None:
     agent, journal = shopper(sandbox), MemoryJournal()
     await recorded(agent, "await price('tea')", journal=journal)
     call = {"id": 0, "name": "price", "line": 1, "input": {"item": "tea"}}

@@ -45,12 +45,12 @@ def code_of(body: str) -> str:
         ),
     ],
 )
-def test_what_yields_becomes_what_waits_in_its_own_place(text: str, expected: str) -> None:
+def test_a_yield_becomes_an_await_in_its_place(text: str, expected: str) -> None:
     assert expected == code_of(text)
 
 
 @pytest.mark.spec("programs:PG40")
-def test_a_yield_that_goes_on_behind_the_end_of_a_line_keeps_all_lines() -> None:
+def test_a_yield_continued_over_lines_keeps_all_lines() -> None:
     text = "def f(c):\n    x = yield \\\n        from \\\n        map_agents('a', [])\n    yield STEP\n"
 
     code = code_of(text)
@@ -85,7 +85,7 @@ LINES = st.one_of(
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG40")
 @given(lines=st.lists(LINES, min_size=1, max_size=8))
-def test_whatever_yields_where_the_text_is_python_and_each_statement_stays_in_its_line(lines: list[str]) -> None:
+def test_any_rewritten_text_is_python_with_unchanged_lines(lines: list[str]) -> None:
     body = "\n".join(lines).replace("\n", "\n    ")
     text = f"def g(x):\n    yield x\n\n\ndef h(x, k):\n    return x\n\n\ndef f(ctx, a=0, b=0, turn=0):\n    {body}\n    yield STEP\n"
 
@@ -136,7 +136,7 @@ REFUSED = {
 
 @pytest.mark.spec("programs:PG40")
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_cannot_be_run_there_is_refused_with_file_and_line(text: str) -> None:
+def test_unsupported_code_is_refused_with_file_and_line(text: str) -> None:
     line, why = REFUSED[text]
 
     with pytest.raises(DefinitionError) as refused:
@@ -147,14 +147,14 @@ def test_what_cannot_be_run_there_is_refused_with_file_and_line(text: str) -> No
 
 
 @pytest.mark.spec("programs:PG40")
-def test_what_only_annotations_need_is_not_run() -> None:
+def test_imports_for_annotations_only_are_not_run() -> None:
     text = "from __future__ import annotations\nfrom collections.abc import (\n    Mapping,\n)\nfrom typing import Any, cast as c\n\nx: Any = c('Any', 1)\n"
 
     assert "pass\npass\n\n\nc = cast\n\nx: Any = c('Any', 1)\n" == rewrite_for_sandbox(text, "x.py").code
 
 
 @pytest.mark.spec("programs:PG40")
-def test_schema_classes_keep_their_lines_and_are_no_classes_any_more() -> None:
+def test_schema_classes_are_replaced_and_keep_their_lines() -> None:
     text = 'from pydantic import BaseModel\n\n\nclass A(BaseModel):\n    """Says."""\n\n    x: int = 1\n\n\nB = 2\n'
 
     made = rewrite_for_sandbox(text, "x.py")

@@ -168,7 +168,7 @@ def test_defaults_are_those_of_pydantic(name, monkeypatch):
             assert TypeAdapter(typing.Any).dump_python(wanted, mode="json") == thaw(dict(one.defaults))
 
 
-def test_what_is_equal_in_python_is_told_apart_where_it_is_in_JSON():
+def test_values_equal_in_python_but_not_in_json_stay_distinct():
     text = "class E(Enum):\n A = 1\n B = True\nclass A(BaseModel):\n a: Literal[1, 'x'] | Literal[True, 'x']\n b: E = E.B\n"
     found = thaw(read(HEAD + text)["A"].json_schema)
 
@@ -225,7 +225,7 @@ class Drawn(BaseModel):
 @pytest.mark.spec("programs:PG40")
 @settings(max_examples=400, deadline=None)
 @given(st.lists(ANNOTATIONS, min_size=1, max_size=4))
-def test_whatever_is_annotated_is_read_as_pydantic_writes_it(annotations):
+def test_any_annotation_is_read_as_pydantic_writes_it(annotations):
     text = HEAD + DRAWN + "\n".join([f"    f{number}: {one}" for number, one in enumerate(annotations)]) + "\n"
     with pytest.MonkeyPatch.context() as monkeypatch:
         wanted = of_pydantic(made(text, monkeypatch)["Drawn"])
@@ -304,7 +304,7 @@ def test_the_same_values_fit_as_pydantic_itself_takes(name, monkeypatch):
 # --- what else is told ----------------------------------------------------------------------------------------------
 
 
-def test_it_tells_how_schema_classes_stand_in_a_value():
+def test_schema_classes_inside_values_are_described():
     text = """
 class Item(BaseModel):
     a: int
@@ -336,13 +336,13 @@ class Other(BaseModel):
     ]
 
 
-def test_it_tells_what_fields_are_called_in_JSON():
+def test_json_names_of_fields_are_known():
     found = read(HEAD + CLASSES["aliases of names"])["A"]
 
     assert ({"a": "aA", "b": "bB"}, {"b": None}) == (dict(found.aliases), dict(found.defaults))
 
 
-def test_it_tells_where_classes_stand():
+def test_the_lines_of_classes_are_known():
     found = read(HEAD + "class B(A):\n pass\n\nclass A(BaseModel):\n a: str = (\n  'x'\n )\n")
 
     assert [("B", 1, 2), ("A", 4, 7)] == [(n, one.line - BEFORE, one.end_line - BEFORE) for n, one in found.items()]
@@ -447,7 +447,7 @@ REFUSED = {
 
 @pytest.mark.spec("programs:PG40")
 @pytest.mark.parametrize(("text", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused_with_file_and_line(text, why):
+def test_an_unsupported_schema_is_refused_with_file_and_line(text, why):
     with pytest.raises(DefinitionError, match=rf"(?s)^agent\.py:\d+: .*{why}"):
         read(HEAD + text)
 
@@ -550,7 +550,7 @@ def test_a_hostile_text_is_read_or_refused_within_a_second(text):
     assert time.thread_time() - begin < 1
 
 
-def test_names_that_are_bound_again_are_not_taken_for_what_they_were():
+def test_rebound_names_are_not_taken_for_the_originals():
     for name in (
         "BaseModel is bound again",
         "BaseModel is bound in a function",

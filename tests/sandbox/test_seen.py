@@ -109,7 +109,7 @@ SHOPPING = """
 
 
 @pytest.mark.spec("programs:PG35")
-async def test_each_effect_of_a_program_is_recorded_with_the_line_that_asked_for_it() -> None:
+async def test_each_effect_of_a_program_records_its_line() -> None:
     """Calls, the question whether one may be made, children, questions and waits; what no program asks for has no line."""
     journal = MemoryJournal()
     program = """\
@@ -129,7 +129,7 @@ async def test_each_effect_of_a_program_is_recorded_with_the_line_that_asked_for
     assert lines_of(MemoryJournal(journal.lines())) == asked
 
 
-async def test_a_line_in_a_file_is_read_at_a_glimpse_and_whole(tmp_path: Path) -> None:
+async def test_the_recorded_line_is_equal_in_lazy_and_full_reading(tmp_path: Path) -> None:
     """Whether a record is read at once or only where it is needed, its line is the same."""
     journal = FileJournal(tmp_path / "run.jsonl")
     await ran(SHOPPING, journal=journal)
@@ -142,7 +142,7 @@ async def test_a_line_in_a_file_is_read_at_a_glimpse_and_whole(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("line", ["3", -1, 0, 10**9, 1.5, True])
-async def test_a_line_that_is_none_is_a_damaged_record(line: object) -> None:
+async def test_an_invalid_line_is_a_damaged_record(line: object) -> None:
     """A journal may be anybody's."""
     journal = MemoryJournal()
     await ran('await price("tea")', journal=journal)
@@ -159,7 +159,7 @@ async def test_a_line_that_is_none_is_a_damaged_record(line: object) -> None:
         MemoryJournal(bytes(made)).history()
 
 
-async def test_a_journal_from_before_lines_were_recorded_replays_and_goes_on() -> None:
+async def test_a_journal_without_lines_replays_and_resumes() -> None:
     """Nothing but what people see depends on lines: the calls of an old run are compared without them."""
     journal = MemoryJournal()
     await ran(SHOPPING, journal=journal, answer="")
@@ -177,7 +177,7 @@ async def test_a_journal_from_before_lines_were_recorded_replays_and_goes_on() -
 
 
 @pytest.mark.spec("programs:PG36")
-async def test_a_program_is_shown_by_its_lines_with_each_call_below_the_line_that_made_it() -> None:
+async def test_show_prints_a_program_with_calls_below_their_lines() -> None:
     """Every call has its status and what it gave; the reply that asked for the program does not repeat it."""
     journal = MemoryJournal()
     await ran(SHOPPING, journal=journal, answer="")
@@ -211,7 +211,7 @@ waits for an answer to 1.q3  options "yes", "no"
     )
 
 
-async def test_what_a_program_printed_and_gave_stands_below_it_when_it_has_ended() -> None:
+async def test_show_prints_the_output_below_an_ended_program() -> None:
     """As with any result; no line waits any more."""
     journal = MemoryJournal()
     await ran(SHOPPING, journal=journal)
@@ -224,7 +224,7 @@ async def test_what_a_program_printed_and_gave_stands_below_it_when_it_has_ended
     assert " > " not in told
 
 
-async def test_a_program_of_an_old_journal_is_shown_with_its_calls_below_it() -> None:
+async def test_show_prints_calls_below_a_program_without_lines() -> None:
     """Nobody noted then which line made them."""
     journal = MemoryJournal()
     await ran('print("a")\nawait price("tea")\n', journal=journal)
@@ -235,7 +235,7 @@ async def test_a_program_of_an_old_journal_is_shown_with_its_calls_below_it() ->
     )
 
 
-async def test_what_needs_more_than_a_line_is_shown_as_anywhere_else() -> None:
+async def test_long_values_and_children_are_shown_in_full() -> None:
     """Long inputs, long results, and children with what they did stand whole below the line."""
     journal = MemoryJournal()
     await ran(f'await price("{"x" * 120}")\nawait writer("Thank them.")', journal=journal)
@@ -248,7 +248,7 @@ async def test_what_needs_more_than_a_line_is_shown_as_anywhere_else() -> None:
     assert "                 1.1#0  model test/m  step 1" in told
 
 
-async def test_nothing_in_a_program_steers_a_terminal_or_shifts_its_lines() -> None:
+async def test_a_program_cannot_control_the_terminal_or_shift_lines() -> None:
     """Escapes, carriage returns and separators stay in their line, as text, and in no way look like a line of ours."""
     hostile = "\x1b[2J\x1b]0;title\x07 \u202e \u2028 \r   9  fake"
     program = f'a = """{hostile}"""\nb = await price("tea")\n# {hostile.replace(chr(13), "")}\nawait buy(a)'
@@ -264,7 +264,7 @@ async def test_nothing_in_a_program_steers_a_terminal_or_shifts_its_lines() -> N
     assert "\\x1b[2J" in told
 
 
-async def test_lines_that_end_with_two_characters_are_lines_as_any() -> None:
+async def test_programs_with_crlf_have_correct_lines() -> None:
     """Some models write programs as Windows has its files."""
     journal = MemoryJournal()
     await ran('a = 1\r\nb = await price("tea")\r\n', journal=journal)
@@ -279,7 +279,7 @@ async def test_lines_that_end_with_two_characters_are_lines_as_any() -> None:
     assert (frame.source, lines) == ('b = await price("tea")', [(1, "a = 1"), (2, 'b = await price("tea")')])
 
 
-async def test_of_a_long_program_the_lines_around_its_calls_are_shown_and_all_of_them_where_it_is_asked_for() -> None:
+async def test_show_prints_lines_around_calls_unless_asked_for_all() -> None:
     """What is left out is counted, also in a line that is too long."""
     far = [f"n{n} = {n}" for n in range(1, 301)]
     far[199] = 'await price("tea")  # ' + "x" * 300
@@ -307,7 +307,7 @@ async def test_of_a_long_program_the_lines_around_its_calls_are_shown_and_all_of
     assert "cut:" not in whole
 
 
-async def test_a_secret_that_goes_over_lines_of_a_program_is_not_shown_and_its_calls_are() -> None:
+async def test_a_multiline_secret_is_hidden_and_calls_stay_visible() -> None:
     """Where lines are taken out the others have other numbers, so that calls stand below the program."""
     key = "\n".join(["-----BEGIN PRIVATE KEY-----", *["QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo" + "abcdefgh" * 3] * 5, "-----END PRIVATE KEY-----"])  # fmt: skip
     journal = MemoryJournal(redact="off")
@@ -318,7 +318,7 @@ async def test_a_secret_that_goes_over_lines_of_a_program_is_not_shown_and_its_c
     assert '\n     1#0  tool price  {"item": "tea"} -> 30\n' in told
 
 
-async def test_the_page_of_programs_shows_what_is_printed() -> None:
+async def test_the_documented_output_of_show_is_real() -> None:
     """The run of the example as it waits for its person; calls that are alike are left out there."""
     root = Path(__file__).parents[2]
     block = (root / "docs/programs.md").read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
@@ -338,7 +338,7 @@ async def test_the_page_of_programs_shows_what_is_printed() -> None:
 
 
 @pytest.mark.spec("programs:PG37")
-async def test_the_debugger_stands_at_the_line_of_a_program_that_waits_and_says_what_it_printed() -> None:
+async def test_the_debugger_shows_line_and_output_of_a_waiting_program() -> None:
     """Each call that the line waits for is a position, with the line that made it; both ways."""
     journal = MemoryJournal()
     await ran(SHOPPING, journal=journal, answer="")
@@ -367,7 +367,7 @@ async def test_the_debugger_stands_at_the_line_of_a_program_that_waits_and_says_
 
 
 @pytest.mark.spec("programs:PG37")
-async def test_between_programs_the_debugger_has_their_variables_and_looking_changes_nothing() -> None:
+async def test_the_debugger_shows_variables_without_changing_the_run() -> None:
     """Not even the names of programs in errors, which the model reads: the walk goes on as it was recorded."""
     journal = MemoryJournal()
     codes = ('a = [1, 2]\napi_token = "xyzzyplugh"\nimport math\nb = await price("tea")', "a.append(b)\n1 / 0", "a")
@@ -387,7 +387,7 @@ async def test_between_programs_the_debugger_has_their_variables_and_looking_cha
 
 
 @pytest.mark.deep
-async def test_variables_that_cannot_be_shown_harm_neither_the_look_nor_the_run() -> None:
+async def test_variables_that_cannot_be_shown_do_no_harm() -> None:
     """Their texts are the program's own code: it may raise, never end, or call a tool."""
     journal = MemoryJournal()
     code = """\
@@ -414,7 +414,7 @@ async def test_variables_that_cannot_be_shown_harm_neither_the_look_nor_the_run(
     assert len(found["b"]) <= 200
 
 
-def test_a_session_whose_program_waits_tells_no_variables_and_goes_on() -> None:
+def test_a_session_with_a_waiting_program_shows_no_variables() -> None:
     """The sandbox has none to tell then."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     sandbox = MontySandbox(1)
@@ -493,7 +493,7 @@ the variables of a program are known only after it has ended"""
     assert " printed   (nothing so far)" in done.stdout
 
 
-def test_the_command_debug_tells_variables_between_programs_and_forks_inside_of_one(recorded: Path) -> None:
+def test_debug_shows_variables_and_forks_inside_a_program(recorded: Path) -> None:
     """A fork in the middle of a program goes on with it."""
     agent = recorded.with_name("buyer.py")
     with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
@@ -508,7 +508,7 @@ def test_the_command_debug_tells_variables_between_programs_and_forks_inside_of_
     assert fork.outcome(fork.results["", 1]).value.text == "tea 30\n70"
 
 
-async def test_without_its_sandbox_the_debugger_still_has_the_lines_of_a_program_that_ended(
+async def test_the_debugger_shows_lines_without_the_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it asked for is recorded; what it printed on the way, and its variables, only the sandbox knows."""
@@ -552,7 +552,7 @@ await buy(sorted(found.items(), key=lambda one: one[1])[0][0])
     ("at", "edit", "said"),
     [("1#0", 50, "bought milk"), ("1#1", 5, "bought milk"), ("1#2", "no", "denied"), ("1#3", "sold out", "sold out")],
 )
-async def test_a_fork_goes_on_from_any_effect_of_a_program_with_another_outcome(at: str, edit: Any, said: str) -> None:
+async def test_a_fork_continues_from_any_effect_of_a_program(at: str, edit: Any, said: str) -> None:
     """What comes after it follows from that; what stands before is not asked for again; the fork replays."""
     journal, fork = MemoryJournal(), MemoryJournal()
     await ran(PRICES, journal=journal)
@@ -568,7 +568,7 @@ async def test_a_fork_goes_on_from_any_effect_of_a_program_with_another_outcome(
 
 
 @pytest.mark.spec("programs:PG39")
-async def test_the_result_of_a_program_cannot_be_edited_and_the_error_says_where_to_fork() -> None:
+async def test_editing_the_result_of_a_program_is_refused_with_advice() -> None:
     """It follows from what the program asked for, as that of a child does: a fork would differ at once."""
     journal = MemoryJournal()
     await ran(PRICES, journal=journal)
@@ -587,7 +587,7 @@ async def test_the_result_of_a_program_cannot_be_edited_and_the_error_says_where
     ("code", "is_changed", "served"),
     [(PRICES, False, 3), (LOOPED, False, 3), (PRICES.replace("milk", "gold"), True, 1), ("1 + 1", True, 0)],
 )
-async def test_impact_compares_what_programs_ask_for_and_answers_their_calls_from_the_record(
+async def test_impact_compares_program_calls_and_serves_them_from_the_record(
     code: str, is_changed: bool, served: int
 ) -> None:
     """Another prompt, and the model writes another program: what it asks for decides whether that is another decision."""
@@ -610,7 +610,7 @@ async def test_impact_compares_what_programs_ask_for_and_answers_their_calls_fro
 
 
 @pytest.mark.spec("programs:PG39")
-async def test_blame_takes_what_programs_ask_for_from_the_record() -> None:
+async def test_blame_serves_program_calls_from_the_record() -> None:
     """The second program of this run spoiled it; with the first one of the record in place a better one passes."""
     journal = MemoryJournal()
     codes = ('tea = await price("tea")', "tea * 2")
@@ -634,7 +634,7 @@ async def test_blame_takes_what_programs_ask_for_from_the_record() -> None:
 
 
 @pytest.mark.spec("programs:PG39")
-async def test_the_tools_of_a_check_are_those_that_programs_called_too() -> None:
+async def test_checks_count_tools_called_by_programs() -> None:
     """A check that something must not be called holds for programs."""
     journal = MemoryJournal()
     await ran(PRICES, journal=journal)
@@ -645,7 +645,7 @@ async def test_the_tools_of_a_check_are_those_that_programs_called_too() -> None
     assert not Check.of_expression("'buy' not in tools").apply(result).passed
 
 
-def test_a_pin_of_a_run_with_a_program_fails_until_the_program_does_what_it_has_to(recorded: Path) -> None:
+def test_a_pinned_program_run_fails_until_the_check_passes(recorded: Path) -> None:
     """Its calls come from the kept journal."""
     agent = recorded.with_name("buyer.py")
     with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:

@@ -70,9 +70,7 @@ def busy(sandbox: MontySandbox) -> bool:
 
 @pytest.mark.spec("programs:PG25")
 @pytest.mark.parametrize("limits", [{"memory": 2_000}, {"seconds": 1e-9}])
-def test_a_limit_that_leaves_no_room_to_begin_is_named_and_the_worker_is_there_for_others(
-    one: MontySandbox, limits: dict[str, Any]
-) -> None:
+def test_a_limit_too_small_to_start_is_named(one: MontySandbox, limits: dict[str, Any]) -> None:
     for _ in range(3):
         turn = opened(one, **limits).feed("1", NOW)
         assert isinstance(turn, ProgramRaised)
@@ -90,14 +88,14 @@ def test_a_limit_that_leaves_no_room_to_begin_is_named_and_the_worker_is_there_f
         "while True:\n    look(1)",
     ],
 )
-def test_a_program_that_asks_the_host_for_ever_is_ended_as_one_that_computes_is(one: MontySandbox, loop: str) -> None:
+def test_a_program_that_polls_the_host_forever_is_ended(one: MontySandbox, loop: str) -> None:
     """The sandbox's own clock begins anew with everything that it asks for, if only the time."""
     assert ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True) == opened(one, seconds=0.3).feed(loop, NOW)
     assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
 
 
 @pytest.mark.spec("programs:PG25")
-def test_a_worker_that_dies_while_its_program_waits_is_replaced_and_the_program_goes_on(one: MontySandbox) -> None:
+def test_a_dead_worker_is_replaced_and_its_program_continues(one: MontySandbox) -> None:
     session = opened(one)
     assert ProgramEnded(None) == session.feed("x = 20", NOW)
     first = session.feed("a = await look(1)\nprint(a)\nb = await look(2)\na + b + x", NOW)
@@ -114,7 +112,7 @@ def test_a_worker_that_dies_while_its_program_waits_is_replaced_and_the_program_
 
 
 @pytest.mark.spec("programs:PG21")
-def test_a_session_that_is_closed_while_it_waits_for_a_worker_gives_up_at_once(one: MontySandbox) -> None:
+def test_closing_a_session_that_waits_for_a_worker_ends_it(one: MontySandbox) -> None:
     working, waiting = opened(one), opened(one)
     first, ended = in_thread(lambda: working.feed(ENDLESS, NOW))
     until(lambda: busy(one))
@@ -130,7 +128,7 @@ def test_a_session_that_is_closed_while_it_waits_for_a_worker_gives_up_at_once(o
 
 
 @pytest.mark.spec("programs:PG21")
-def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_worker(
+def test_closing_a_session_during_its_replay_frees_the_worker(
     one: MontySandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, other = opened(one), opened(one)
@@ -160,7 +158,7 @@ def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_wor
 
 @pytest.mark.spec("programs:PG21", "programs:PG25")
 @pytest.mark.parametrize("seed", range(3))
-def test_sessions_that_are_closed_at_any_moment_leave_every_worker_for_others(seed: int) -> None:
+def test_sessions_closed_at_any_moment_free_their_workers(seed: int) -> None:
     sandbox = MontySandbox(2)
     try:
         for step in range(60):
@@ -211,7 +209,7 @@ made.close()
 
 
 @pytest.mark.spec("programs:PG25")
-def test_a_child_runs_programs_when_none_had_run_before_the_fork_and_is_refused_else_whatever_sandbox_it_has() -> None:
+def test_forked_children_are_refused_once_a_program_has_run() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS],
         capture_output=True,
@@ -225,7 +223,7 @@ def test_a_child_runs_programs_when_none_had_run_before_the_fork_and_is_refused_
 
 
 @pytest.mark.spec("programs:PG25")
-def test_a_forked_child_that_closes_a_session_ends_no_turn_of_its_parent(one: MontySandbox) -> None:
+def test_a_forked_child_closing_a_session_ends_no_parent_turn(one: MontySandbox) -> None:
     session = opened(one)
     thread, came = in_thread(lambda: session.feed("n = 0\nwhile n < 3_000_000:\n    n += 1\nn", NOW))
     until(lambda: busy(one))
@@ -240,7 +238,7 @@ def test_a_forked_child_that_closes_a_session_ends_no_turn_of_its_parent(one: Mo
 
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG21")
-async def test_a_run_that_is_stopped_while_its_program_is_looked_at_never_runs_it(
+async def test_a_run_stopped_during_a_check_never_runs_its_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @tool
@@ -279,7 +277,7 @@ async def test_a_run_that_is_stopped_while_its_program_is_looked_at_never_runs_i
 
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG21")
-async def test_limits_are_numbers_that_the_sandbox_can_count_or_are_refused_where_they_are_written() -> None:
+async def test_limits_outside_the_countable_range_are_refused() -> None:
     names = ("calls", "seconds", "memory", "printed", "value")
     for wrong in (0, -1, 10**15 + 1, 2**80, float("inf"), float("nan"), True, "5"):
         for name in names:

@@ -99,7 +99,7 @@ def test_a_bundled_agent_has_an_equal_journal_in_the_sandbox(agent_id: str, tmp_
 
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("agent_id", WHOLE)
-def test_a_bundled_agent_whose_file_is_only_read_has_an_equal_journal(agent_id: str, tmp_path: Path) -> None:
+def test_a_bundled_agent_loaded_from_text_has_an_equal_journal(agent_id: str, tmp_path: Path) -> None:
     path = script.AGENTS / f"{agent_id}.jsonl"
     (agent,) = load_file(ROOT / "agents" / f"{agent_id.replace('-', '_')}.py")
     helpers = [one for one in script.BUNDLED[agent_id].spawnable_agents if not isinstance(one, str)]
@@ -114,9 +114,7 @@ def test_a_bundled_agent_whose_file_is_only_read_has_an_equal_journal(agent_id: 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("agent_id", [*PURE, "context-pruner", "editor", "coder"])
-def test_a_run_with_all_handlers_in_the_sandbox_is_recorded_as_without(
-    agent_id: str, tmp_path: Path, in_the_sandbox: None
-) -> None:
+def test_a_run_with_sandboxed_handlers_is_recorded_equal(agent_id: str, tmp_path: Path, in_the_sandbox: None) -> None:
     again = script.record(agent_id, tmp_path)
 
     assert without_head(script.AGENTS / again.name) == without_head(again)
@@ -128,7 +126,7 @@ def without_head(file: Path) -> bytes:
 
 
 @pytest.mark.parametrize("agent_id", NOT_PURE)
-def test_a_handler_that_uses_the_host_is_refused_with_its_place(agent_id: str) -> None:
+def test_a_handler_that_needs_the_host_is_refused(agent_id: str) -> None:
     file = file_of(agent_id)
 
     with pytest.raises(DefinitionError, match=rf"{file.name}:\d+: "):
@@ -136,7 +134,7 @@ def test_a_handler_that_uses_the_host_is_refused_with_its_place(agent_id: str) -
 
 
 @pytest.mark.parametrize("agent_id", NOT_WHOLE)
-def test_a_file_that_is_more_than_a_definition_and_its_handler_is_refused_with_its_place(agent_id: str) -> None:
+def test_a_file_with_unsupported_parts_is_refused_with_its_line(agent_id: str) -> None:
     file = ROOT / "agents" / f"{agent_id.replace('-', '_')}.py"
 
     with pytest.raises(DefinitionError, match=rf"{file.name}:\d+: "):
@@ -145,7 +143,7 @@ def test_a_file_that_is_more_than_a_definition_and_its_handler_is_refused_with_i
 
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("name", [name for name in ports.PLAYS if name not in PORTS_WITH_HOOKS])
-def test_what_was_ported_from_codebuff_has_an_equal_journal_in_the_sandbox(name: str, tmp_path: Path) -> None:
+def test_agents_ported_from_codebuff_have_equal_journals_in_the_sandbox(name: str, tmp_path: Path) -> None:
     path = ports.PORTS / f"{name}.jsonl"
     (agent,) = load_file(ports.EXAMPLES / f"{name}.py")
     helpers = [script.BUNDLED["best-of-n-selector"]] if name == "editor_multi_prompt" else []
@@ -158,7 +156,7 @@ def test_what_was_ported_from_codebuff_has_an_equal_journal_in_the_sandbox(name:
 
 
 @pytest.mark.spec("programs:PG42")
-def test_the_handler_of_the_page_about_coming_from_codebuff_does_there_what_the_page_says(tmp_path: Path) -> None:
+def test_the_documented_codebuff_handler_works_in_the_sandbox(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "coming-from" / "codebuff.md").read_text(encoding="utf-8")
     file = tmp_path / "page.py"
     file.write_text(source := page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
@@ -248,14 +246,14 @@ def told(agent: AgentDefinition[Any], how: str) -> tuple[Any, ...]:
 @pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("how", ["raises", "helper", "child", "bare", "wrong", "tool", "asks"])
-def test_an_error_has_the_words_and_the_place_that_it_has_outside(how: str, tmp_path: Path) -> None:
+def test_an_error_has_the_same_words_and_place_as_outside(how: str, tmp_path: Path) -> None:
     plain, read = both(tmp_path)
 
     assert told(plain, how) == told(read, how)
 
 
 @pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
-def test_a_child_that_failed_and_is_thrown_away_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_discarded_failed_child_is_logged_as_outside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = []
     for agent in both(tmp_path):
         caplog.clear()
@@ -267,7 +265,7 @@ def test_a_child_that_failed_and_is_thrown_away_is_told_of(tmp_path: Path, caplo
 
 
 @pytest.mark.spec("programs:PG42")
-def test_a_walk_steps_a_handler_in_the_sandbox_as_one_outside(tmp_path: Path) -> None:
+def test_a_walk_steps_a_sandboxed_handler_as_one_outside(tmp_path: Path) -> None:
     seen = []
     for agent in both(tmp_path):
         walk, steps = Walk(agent, "asks", seed=3), []
@@ -298,7 +296,7 @@ print(result.status.value, result.output)
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
-def test_a_question_is_answered_in_another_process_and_the_run_replayed_without_the_sandbox(tmp_path: Path) -> None:
+def test_another_process_answers_and_a_replay_needs_no_sandbox(tmp_path: Path) -> None:
     plain, read = both(tmp_path)
     journal = FileJournal(tmp_path / "run.jsonl")
     with Engine([read], [note], models=ScriptedModel([]), default_model="test/m", clock=Clock()) as engine:
@@ -344,7 +342,7 @@ STATEMENTS = [
 
 
 @pytest.mark.parametrize("text", [*[f"found.append([{one}])" for one in PYTHON], *STATEMENTS])
-def test_python_that_the_sandbox_has_in_another_way_does_there_what_it_does_outside(text: str, tmp_path: Path) -> None:
+def test_python_features_behave_as_outside_the_sandbox(text: str, tmp_path: Path) -> None:
     file = tmp_path / "python.py"
     body = text.replace("\n", "\n    ")
     file.write_text(
@@ -387,7 +385,7 @@ def test_chance_is_drawn_from_the_run_as_outside(tmp_path: Path) -> None:
 @pytest.mark.spec("reliability:LA6")
 @pytest.mark.parametrize("of_host", [None, False, True])
 @pytest.mark.parametrize("of_file", [None, False, True])
-def test_a_strangers_file_asks_people_for_more_where_the_limits_of_its_host_do_and_nowhere_else(of_file, of_host):
+def test_a_file_asks_for_more_only_where_its_host_does(of_file, of_host):
     assert of_host is OwnLimits(max_steps=2, ask=of_file).fill_from(Limits(ask=of_host)).ask
     assert OwnLimits(ask=of_file).fill_from(None).ask is None
 
@@ -407,14 +405,14 @@ agent = AgentDefinition("a", model="t/m", output_mode="structured_output", tools
 
 
 @pytest.mark.spec("generator-contract:G22")
-def test_a_sandboxed_handler_is_told_the_output_of_its_turn():
+def test_a_sandboxed_handler_receives_the_output_of_its_turn():
     (agent,) = load_source(OUTPUTS)
     replies = [tool_call("set_output", {"number": "A1"}), "no"]
     with Engine([agent], models=ScriptedModel(replies)) as engine:
         assert engine.run_sync(agent, "go").output == {"seen": [[{"number": "A1"}] * 2, [None, {"number": "A1"}]]}
 
 
-def test_a_file_of_an_untrusted_author_defines_two_hundred_agents_and_no_more() -> None:
+def test_an_untrusted_file_defines_at_most_200_agents() -> None:
     def agents(number: int) -> str:
         return (
             f"from stepengine import AgentDefinition\nagents = [AgentDefinition(f'a{{n}}') for n in range({number})]\n"
@@ -425,7 +423,7 @@ def test_a_file_of_an_untrusted_author_defines_two_hundred_agents_and_no_more() 
         load_source(agents(201))
 
 
-def test_a_file_is_loaded_once_and_anew_when_its_text_changes(tmp_path: Path) -> None:
+def test_a_file_is_reloaded_only_when_its_text_changes(tmp_path: Path) -> None:
     file = tmp_path / "agent.py"
     file.write_text("from stepengine import AgentDefinition\nagent = AgentDefinition('one')\n")
     first = load_file(file)

@@ -85,15 +85,13 @@ def compare(seeds: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.deep
-def test_in_random_worlds_the_same_happens_to_a_handler_in_the_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_worlds_are_equal_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(range(25), tmp_path, monkeypatch)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(8))
-def test_in_many_more_random_worlds_the_same_happens_to_a_handler_in_the_sandbox(
+def test_many_more_random_worlds_are_equal_in_the_sandbox(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(range(25 + part * MANY // 8, 25 + (part + 1) * MANY // 8), tmp_path, monkeypatch)
@@ -195,17 +193,13 @@ async def replayed(agents: Agents, journal: FileJournal, result: RunResult) -> N
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_run_goes_on_and_is_replayed_with_its_handlers_in_the_sandbox_or_without(
-    seed: int, tmp_path: Path
-) -> None:
+async def test_runs_resume_and_replay_with_and_without_the_sandbox(seed: int, tmp_path: Path) -> None:
     await carry(seed, tmp_path)
 
 
 @pytest.mark.anyio
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(8))
-async def test_many_more_runs_go_on_and_are_replayed_with_their_handlers_in_the_sandbox_or_without(
-    part: int, tmp_path: Path
-) -> None:
+async def test_many_more_runs_resume_and_replay_across_the_sandbox(part: int, tmp_path: Path) -> None:
     for seed in range(12 + part * MANY // 8, 12 + (part + 1) * MANY // 8):
         await carry(seed, tmp_path)

@@ -73,7 +73,7 @@ def test_a_schema_is_shown_as_a_type(schema, shown):
 
 
 @pytest.mark.spec("programs:PG20")
-def test_objects_are_shown_as_classes_with_what_may_be_left_out():
+def test_objects_are_shown_as_classes_with_optional_members():
     inner = {"type": "object", "properties": {"n": INTEGER, "of": TEXT}, "required": ["n"]}
     text = declared({"type": "object", "properties": {"rows": {"type": "array", "items": inner}}, "required": ["rows"]})
 
@@ -82,7 +82,7 @@ def test_objects_are_shown_as_classes_with_what_may_be_left_out():
 
 
 @pytest.mark.spec("programs:PG20")
-def test_a_schema_with_properties_is_shown_as_a_class_even_without_a_type():
+def test_properties_without_a_type_are_shown_as_a_class():
     text = declared({"properties": {"x": {"properties": {"n": INTEGER}, "required": ["n"]}}, "required": ["x"]})
 
     assert "class FindX(TypedDict):\n    n: int" in text
@@ -108,14 +108,14 @@ def test_a_schema_that_refers_to_itself_ends():
 
 
 @pytest.mark.spec("programs:PG20")
-def test_what_must_be_given_stands_before_what_has_a_default():
+def test_required_parameters_come_before_optional_ones():
     schema = tool("x", "", ("item",), deep={"type": "boolean", "default": False}, note=TEXT, item=TEXT).input_schema
 
     assert "async def find(item: str, deep: bool=False, note: str=...) -> Any:" == signature(schema)
 
 
 @pytest.mark.spec("programs:PG20")
-def test_what_a_tool_gives_is_shown_where_it_says_so():
+def test_a_declared_output_is_the_shown_return_type():
     output = {"type": "object", "properties": {"n": INTEGER}, "required": ["n"]}
 
     text = declared({"type": "object", "properties": {}}, outputs={"find": output})
@@ -221,7 +221,7 @@ def test_a_name_that_a_program_has_already_gets_an_ending(name):
 
 
 @pytest.mark.spec("programs:PG20")
-def test_the_sandbox_calls_the_tool_by_the_name_that_it_was_given(pool):
+def test_the_sandbox_calls_each_tool_by_its_given_name(pool):
     """
     The sandbox takes a builtin of its own without a word, so none may have the name of a tool.
     """
@@ -237,7 +237,7 @@ def test_the_sandbox_calls_the_tool_by_the_name_that_it_was_given(pool):
 
 
 @pytest.mark.spec("programs:PG20")
-def test_clashes_are_solved_in_the_same_way_in_whatever_order_tools_come():
+def test_name_clashes_resolve_equally_in_any_tool_order():
     names = ["a-b", "a_b", "a.b", "list", "list_tool", "_x", "tool__x", "3d", "tool_3d"]
 
     def named(order):
@@ -285,7 +285,7 @@ def test_a_person_is_asked_where_that_is_offered():
 
 
 @pytest.mark.spec("programs:PG20")
-def test_the_description_has_the_stubs_and_what_a_program_has_not():
+def test_the_description_lists_stubs_and_missing_features():
     made = corpus.stubs()
 
     assert all(text in made.description for text in made.declarations.values())
@@ -386,7 +386,7 @@ def grown(inner):
 @settings(max_examples=200, deadline=None)
 @given(WORDS, WORDS, schemas(), schemas())
 @pytest.mark.deep
-def test_any_schema_and_any_words_give_stubs_that_hold_what_they_should_and_nothing_else(name, words, schema, output):
+def test_any_schema_and_words_give_only_valid_stubs(name, words, schema, output):
     spec = ToolSpec(name, words, schema if isinstance(schema, dict) else {"type": "object"})
 
     made = make_stubs([spec, ToolSpec("other")], (), ask=False, outputs={name: output})

@@ -34,7 +34,7 @@ async def said(*codes: str, tools: Any = (echo,)) -> list[str]:
 
 
 @pytest.mark.spec("programs:PG27")
-async def test_a_program_that_fails_keeps_what_it_had_set() -> None:
+async def test_a_failed_program_keeps_its_variables() -> None:
     found = await said("x = 1\n1 / 0", "x + 1", "y = await echo(2)\nawait echo()", "y = await echo(2)\n[][0]", "x + y")
 
     assert "ZeroDivisionError" in found[0]
@@ -50,7 +50,7 @@ def found(n: int) -> dict[str, int] | None:
 
 
 @pytest.mark.spec("programs:PG20")
-async def test_what_a_tool_gives_is_none_in_a_program_where_it_gave_nothing() -> None:
+async def test_an_empty_tool_result_is_none_in_a_program() -> None:
     code = "[one is None for one in (await found(0), await found(1), await echo(None), await echo('null'), await echo(''))]"
 
     assert ["[true, false, true, false, false]"] == await said(code, tools=[found, echo])
@@ -73,9 +73,7 @@ NESTED = "x = 1\nfor _ in range({n}):\n    x = [x]\n"
         ("x = 10**5_000", "Exceeds the limit (4300 digits)"),
     ],
 )
-async def test_a_value_that_is_too_large_or_too_deep_is_refused_at_its_call_and_never_written(
-    code: str, expected: str
-) -> None:
+async def test_too_large_or_deep_values_are_refused_at_their_call(code: str, expected: str) -> None:
     caught = "\ntry:\n    await echo(x)\nexcept TypeError as error:\n    print(error)\n'and on'"
     (found,) = await said(code + caught)
 
@@ -94,7 +92,7 @@ async def test_a_value_that_is_too_large_or_too_deep_is_refused_at_its_call_and_
         "[10**5_000]",
     ],
 )
-async def test_a_last_line_whose_value_cannot_be_shown_is_told_beside_what_was_printed(code: str) -> None:
+async def test_an_unshowable_last_value_is_reported_after_the_output(code: str) -> None:
     (found,) = await said(f"print('printed')\n{code}")
 
     assert found.startswith("printed\nThe value of its last line is not shown: ")
@@ -103,7 +101,7 @@ async def test_a_last_line_whose_value_cannot_be_shown_is_told_beside_what_was_p
 
 @pytest.mark.spec("programs:PG21")
 @pytest.mark.deep
-async def test_what_is_given_to_calls_at_once_has_the_room_of_a_program() -> None:
+async def test_concurrent_inputs_share_the_limit_of_one_program() -> None:
     @tool
     def take(x: str) -> str:
         """Take what is given."""
@@ -127,14 +125,14 @@ came = await asyncio.gather(*[one(n) for n in range(70)])
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_a_wait_that_is_no_date_any_more_is_an_error_at_its_line() -> None:
+async def test_an_overlong_sleep_is_an_error_at_its_line() -> None:
     code = "import asyncio\ntry:\n    await asyncio.sleep(10**12)\nexcept ValueError as error:\n    print(error)"
 
     assert ["asyncio.sleep takes seconds, from 0 to a hundred years, not 9223372036.854774"] == await said(code)
 
 
 @pytest.mark.spec("programs:PG21")
-async def test_a_program_receives_a_long_result_whole() -> None:
+async def test_a_program_receives_a_long_result_in_full() -> None:
     code = "found = await echo({'a': ['b' * 98] * 10_000})\n[len(found['a']), len(found['a'][-1])]"
 
     assert ["[10000, 98]"] == await said(code)

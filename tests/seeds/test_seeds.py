@@ -46,7 +46,7 @@ def test_a_script_of_a_seed_runs_offline(script: str, tmp_path: Path) -> None:
     assert ran(ROOT / script, tmp_path).strip()
 
 
-def test_no_script_stands_here_that_is_of_no_seed() -> None:
+def test_every_script_here_belongs_to_a_seed_example() -> None:
     here = {f"tests/seeds/{path.name}" for path in HERE.glob("*.py")} - {"tests/seeds/test_seeds.py"}
 
     assert here == {script for script in SCRIPTS if script.startswith("tests/")}

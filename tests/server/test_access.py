@@ -43,7 +43,7 @@ def behind(tmp_path: Path) -> Behind:
 
 
 @given(st.sets(st.sampled_from(SCOPES), min_size=1), st.sampled_from(SCOPES))
-def test_a_caller_may_what_it_has_a_scope_for_and_who_administrates_may_all(scopes: set[Any], wanted: Any) -> None:
+def test_caller_has_the_rights_of_its_scopes_and_admin_all(scopes: set[Any], wanted: Any) -> None:
     caller = Caller("anna", scopes)
     may = wanted in scopes or "admin" in scopes
 
@@ -65,7 +65,7 @@ def test_a_caller_may_what_it_has_a_scope_for_and_who_administrates_may_all(scop
         (["read", "Admin"], "admin, read, run, answer, debug and 1 more"),
     ],
 )
-def test_a_scope_that_is_none_is_refused_with_the_nearest_five(scopes: Any, fine: str) -> None:
+def test_unknown_scope_raises_with_valid_scopes(scopes: Any, fine: str) -> None:
     with pytest.raises(DefinitionError, match=f"some of {fine} would be fine"):
         Caller("anna", scopes)
 
@@ -74,7 +74,7 @@ def test_a_scope_that_is_none_is_refused_with_the_nearest_five(scopes: Any, fine
 
 
 @pytest.mark.spec("studio:SV4")
-def test_a_token_is_kept_as_a_digest_in_a_file_of_its_owner_alone(tmp_path: Path) -> None:
+def test_token_is_stored_as_a_digest_in_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     before = os.umask(0)
     try:
@@ -91,7 +91,7 @@ def test_a_token_is_kept_as_a_digest_in_a_file_of_its_owner_alone(tmp_path: Path
         assert one not in make_redactor((), {}).text(f"curl -H 'Authorization: x {one}'")
 
 
-def test_what_is_no_token_is_nobodys(tmp_path: Path) -> None:
+def test_invalid_token_finds_no_caller(tmp_path: Path) -> None:
     tokens = Tokens.open(tmp_path / "tokens.json")
     token = tokens.add("anna", ["read"])
 
@@ -100,7 +100,7 @@ def test_what_is_no_token_is_nobodys(tmp_path: Path) -> None:
 
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_a_look_compares_every_digest_in_constant_time_whichever_fits(tmp_path: Path, position: int) -> None:
+def test_token_lookup_compares_every_digest_in_constant_time(tmp_path: Path, position: int) -> None:
     tokens = Tokens.open(tmp_path / "tokens.json")
     made = [tokens.add(name, ["read"]) for name in ("a", "b", "c")]
     import hmac
@@ -113,7 +113,7 @@ def test_a_look_compares_every_digest_in_constant_time_whichever_fits(tmp_path: 
     assert {32} == {len(digest) for call in compared.call_args_list for digest in call.args}
 
 
-def test_a_token_is_worth_nothing_from_the_moment_that_it_expires(tmp_path: Path) -> None:
+def test_token_is_invalid_from_its_expiry(tmp_path: Path) -> None:
     now = datetime(2026, 11, 22, tzinfo=UTC)
     tokens = Tokens.open(tmp_path / "tokens.json", clock=lambda: now)
     token = tokens.add("ci", ["run"], expires=now + timedelta(days=1), owner="anna")
@@ -138,7 +138,7 @@ def test_a_token_is_worth_nothing_from_the_moment_that_it_expires(tmp_path: Path
         ({"name": "b", "expires": datetime(2200, 1, 1)}, "with its time zone"),  # noqa: DTZ001
     ],
 )
-def test_a_token_that_nobody_could_use_or_name_is_not_made(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_token_with_invalid_name_scope_or_expiry_raises(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     tokens = Tokens.open(tmp_path / "tokens.json")
     tokens.add("anna", ["read"])
     with pytest.raises(DefinitionError, match=said):
@@ -147,7 +147,7 @@ def test_a_token_that_nobody_could_use_or_name_is_not_made(tmp_path: Path, given
     assert ["anna"] == [one.name for one in tokens.listed()]
 
 
-def test_a_file_holds_so_many_tokens_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_tokens_in_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.server.access.MAX_TOKENS", 1)
     tokens = Tokens.open(tmp_path / "tokens.json")
     tokens.add("a", ["read"])
@@ -155,7 +155,7 @@ def test_a_file_holds_so_many_tokens_and_no_more(tmp_path: Path, monkeypatch: py
         tokens.add("b", ["read"])
 
 
-def test_a_server_sees_at_once_what_another_process_adds_and_removes(tmp_path: Path) -> None:
+def test_token_changes_by_another_process_apply_at_once(tmp_path: Path) -> None:
     server, person = (Tokens.open(tmp_path / "tokens.json") for _ in range(2))
     token = person.add("anna", ["read"])
     assert server.find(token) is not None
@@ -165,7 +165,7 @@ def test_a_server_sees_at_once_what_another_process_adds_and_removes(tmp_path: P
 
 
 @pytest.mark.deep
-def test_tokens_that_processes_and_threads_add_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+def test_tokens_added_concurrently_are_all_stored(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     code = (
         "import sys, threading; from stepengine.server import Tokens\n"
@@ -186,7 +186,7 @@ def test_tokens_that_processes_and_threads_add_at_the_same_time_are_all_there(tm
 
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
-def test_a_file_that_others_may_read_or_write_lets_nobody_in(tmp_path: Path, mode: int) -> None:
+def test_token_file_readable_or_writable_by_others_raises(tmp_path: Path, mode: int) -> None:
     tokens = Tokens.open(tmp_path / "tokens.json")
     token = tokens.add("anna", ["read"])
     tokens.path.chmod(mode)
@@ -195,7 +195,7 @@ def test_a_file_that_others_may_read_or_write_lets_nobody_in(tmp_path: Path, mod
             use()
 
 
-def test_a_link_a_folder_a_pipe_and_a_folder_of_others_hold_no_tokens(tmp_path: Path) -> None:
+def test_unsafe_token_file_or_folder_raises(tmp_path: Path) -> None:
     Tokens.open(tmp_path / "own.json").add("anna", ["read"])
     (tmp_path / "link").symlink_to("own.json")
     os.mkfifo(tmp_path / "pipe", 0o600)
@@ -222,7 +222,7 @@ def test_a_link_a_folder_a_pipe_and_a_folder_of_others_hold_no_tokens(tmp_path: 
     | st.dictionaries(st.sampled_from(["format", "tokens", "name", "sha256", "scopes"]), inner, max_size=3),
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_of_anything_else_is_refused_and_not_shown(tmp_path: Path, data: bytes) -> None:
+def test_malformed_token_file_raises_without_showing_its_content(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "tokens.json"
     file.write_bytes(data)
     file.chmod(0o600)
@@ -251,7 +251,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_a_command_of_an_agent_on_this_machine_answers_no_question_without_a_token(tmp_path: Path) -> None:
+async def test_local_command_without_token_answers_no_question(tmp_path: Path) -> None:
     """
     It is at loopback, knows the path, and may send whatever a browser sends; it has no token and no cookie.
     """
@@ -294,9 +294,7 @@ CROSS_SITE = [
 
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("headers", CROSS_SITE)
-async def test_a_page_of_another_site_posts_nothing_with_the_cookie_of_an_application(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+async def test_cross_site_post_with_application_cookie_is_rejected(tmp_path: Path, headers: dict[str, str]) -> None:
     """
     Whatever ``SameSite`` is worth in that browser: another port of one host is the same site.
     """
@@ -324,9 +322,7 @@ async def test_a_page_of_another_site_posts_nothing_with_the_cookie_of_an_applic
         ("", 400),
     ],
 )
-async def test_a_name_that_was_made_to_lead_here_is_refused_with_token_and_session(
-    behind: Behind, host: str, status: int
-) -> None:
+async def test_foreign_host_name_is_rejected_despite_credentials(behind: Behind, host: str, status: int) -> None:
     async with behind.browser() as client:
         for headers in ({}, behind.bearer):
             answer = await client.get("/runs", headers={**headers, "host": host})
@@ -342,7 +338,7 @@ async def test_a_name_that_was_made_to_lead_here_is_refused_with_token_and_sessi
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "localhost.:80"])
-async def test_loopback_has_its_names_unless_others_are_given(tmp_path: Path, host: str) -> None:
+async def test_loopback_names_are_the_default_hosts(tmp_path: Path, host: str) -> None:
     behind = Behind(tmp_path)
     guard = Guard(behind.guard.app, tokens=behind.tokens)
     behind.guard, refused = guard, behind.guard
@@ -356,7 +352,7 @@ async def test_loopback_has_its_names_unless_others_are_given(tmp_path: Path, ho
 # --- who is known ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_token_lets_in_and_nothing_that_is_nearly_one(behind: Behind) -> None:
+async def test_only_an_exact_bearer_token_is_accepted(behind: Behind) -> None:
     async with behind.client() as client:
         assert {"caller": "anna"} == (await client.get("/runs", headers=behind.bearer)).json()
         assert 200 == (await client.get("/runs", headers={"authorization": f"bearer  {behind.token} "})).status_code
@@ -376,14 +372,14 @@ async def test_a_token_lets_in_and_nothing_that_is_nearly_one(behind: Behind) ->
     assert 2 == len(behind.reached)
 
 
-async def test_behind_a_proxy_that_looks_at_names_any_name_passes(tmp_path: Path) -> None:
+async def test_wildcard_host_accepts_any_name(tmp_path: Path) -> None:
     behind = Behind(tmp_path, hosts=["*"])
     async with behind.client() as client:
         assert 200 == (await client.get("/runs", headers={**behind.bearer, "host": "anything.example"})).status_code
         assert 401 == (await client.get("/runs", headers={"host": "anything.example"})).status_code
 
 
-async def test_health_alone_is_open_and_says_nothing_of_who_asks(behind: Behind) -> None:
+async def test_only_health_is_open_without_token(behind: Behind) -> None:
     async with behind.client() as client:
         assert 200 == (await client.get("/health", headers={"host": "10.0.0.7:8080"})).status_code
         for path in ("/health/", "/healthy", "//health", "/runs", "/"):
@@ -397,7 +393,7 @@ def code_of(link: str) -> dict[str, str]:
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_a_link_lets_one_browser_in_once_for_a_minute(behind: Behind) -> None:
+async def test_login_link_works_once_for_a_minute(behind: Behind) -> None:
     async with behind.client() as client:
         link = behind.logins.make(Caller("anna", ["read"]))
         entered = await client.post("/login", json=code_of(link))
@@ -417,7 +413,7 @@ async def test_a_link_lets_one_browser_in_once_for_a_minute(behind: Behind) -> N
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_a_session_is_a_header_and_no_cookie_so_no_other_server_of_the_host_is_sent_it(behind: Behind) -> None:
+async def test_session_is_a_header_and_no_cookie(behind: Behind) -> None:
     async with behind.client() as client:
         entered = await client.post("/login", json=code_of(behind.logins.make()))
         token = entered.json()["token"]
@@ -432,7 +428,7 @@ async def test_a_session_is_a_header_and_no_cookie_so_no_other_server_of_the_hos
 
 
 @pytest.mark.spec("studio:SV4", "studio:ST31")
-async def test_another_link_is_for_admins_and_lets_in_as_whoever_asked(behind: Behind) -> None:
+async def test_admin_creates_a_login_link_for_itself(behind: Behind) -> None:
     operator = {"authorization": f"Bearer {behind.logins.make_token()}"}
     async with behind.client() as client:
         refused = await client.post("/login/links", headers=behind.bearer)
@@ -446,14 +442,14 @@ async def test_another_link_is_for_admins_and_lets_in_as_whoever_asked(behind: B
         assert {"caller": "operator"} == (await client.get("/runs", headers=session)).json()
 
 
-async def test_who_logs_out_is_out(behind: Behind) -> None:
+async def test_logout_ends_the_session(behind: Behind) -> None:
     async with behind.browser() as client:
         assert 204 == (await client.post("/logout")).status_code
         assert 401 == (await client.get("/runs")).status_code
         assert 200 == (await client.get("/runs", headers=behind.bearer)).status_code
 
 
-async def test_a_page_without_data_needs_nobody_but_the_name_of_the_server(tmp_path: Path) -> None:
+async def test_page_paths_need_no_token_but_the_right_host(tmp_path: Path) -> None:
     behind = Behind(tmp_path, page_paths=["/", "/studio/"])
     async with behind.client() as client:
         open_ = [await client.get(path) for path in ("/", "/studio/app.js")]
@@ -466,7 +462,7 @@ async def test_a_page_without_data_needs_nobody_but_the_name_of_the_server(tmp_p
     assert 421 == foreign.status_code
 
 
-async def test_a_page_of_another_site_gets_nothing_embedded_but_a_link_to_here_is_followed(tmp_path: Path) -> None:
+async def test_cross_site_embedding_is_rejected_and_navigation_allowed(tmp_path: Path) -> None:
     behind = Behind(tmp_path, authenticate=_by_cookie)
     async with behind.client() as client:
         client.cookies.set("session", "bob")
@@ -478,7 +474,7 @@ async def test_a_page_of_another_site_gets_nothing_embedded_but_a_link_to_here_i
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_the_users_of_an_application_are_known_by_its_own_function(tmp_path: Path, is_async: bool) -> None:
+async def test_authenticate_function_identifies_users(tmp_path: Path, is_async: bool) -> None:
     def authenticate(request: Any) -> Caller | None:
         name = request.cookies.get("session")
         return Caller(name, ["run"]) if name in {"bob", "eve"} else None
@@ -495,7 +491,7 @@ async def test_the_users_of_an_application_are_known_by_its_own_function(tmp_pat
         assert 200 == (await client.post("/runs", headers={"origin": f"http://{HOST}"})).status_code
 
 
-async def test_an_authenticate_that_fails_or_gives_something_else_lets_nobody_in(tmp_path: Path) -> None:
+async def test_failing_or_invalid_authenticate_gives_500(tmp_path: Path) -> None:
     for number, wrong in enumerate([lambda _: "anna", lambda _: True, lambda _: 1 / 0]):
         folder = tmp_path / str(number)
         folder.mkdir(mode=0o700)
@@ -505,7 +501,7 @@ async def test_an_authenticate_that_fails_or_gives_something_else_lets_nobody_in
         assert [] == behind.reached
 
 
-async def test_a_file_of_tokens_that_became_unsafe_lets_nobody_in_and_is_not_described(behind: Behind) -> None:
+async def test_unsafe_token_file_gives_503_without_its_path(behind: Behind) -> None:
     behind.tokens.path.chmod(0o644)
     async with behind.client() as client:
         answer = await client.get("/runs", headers=behind.bearer)
@@ -514,7 +510,7 @@ async def test_a_file_of_tokens_that_became_unsafe_lets_nobody_in_and_is_not_des
     assert str(behind.tokens.path) not in answer.text
 
 
-async def test_who_is_known_by_nothing_has_no_caller() -> None:
+async def test_request_without_caller_raises_401() -> None:
     with pytest.raises(Problem) as refused:
         caller_of({"type": "http"})
 
@@ -531,14 +527,14 @@ async def test_who_is_known_by_nothing_has_no_caller() -> None:
         ({"cors": ["https://example.com/"]}, "without a path"),
     ],
 )
-def test_a_guard_that_would_let_nobody_in_or_everybody_is_refused(options: dict[str, Any], said: str) -> None:
+def test_guard_with_unusable_options_raises(options: dict[str, Any], said: str) -> None:
     ways = {"authenticate": lambda _: None} if options else {}
     with pytest.raises(DefinitionError, match=said):
         Guard(lambda *_: None, **ways, **options)
 
 
 @pytest.mark.parametrize("given", [{"body": 0}, {"rate": -1}, {"burst": True}, {"body_seconds": float("nan")}])
-def test_a_cap_is_a_number_above_zero(given: dict[str, Any]) -> None:
+def test_cap_must_be_above_zero(given: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match="above 0"):
         Caps(**given)
 
@@ -547,7 +543,7 @@ def test_a_cap_is_a_number_above_zero(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_every_answer_keeps_browsers_from_showing_running_and_storing_it(behind: Behind) -> None:
+async def test_every_answer_has_security_headers(behind: Behind) -> None:
     async with behind.client() as client:
         for path, headers in (("/runs", behind.bearer), ("/runs", {}), ("/health", {}), ("/fails", behind.bearer)):
             said = (await client.get(path, headers=headers)).headers
@@ -557,7 +553,7 @@ async def test_every_answer_keeps_browsers_from_showing_running_and_storing_it(b
             assert not [name for name in said if name.startswith("access-control")]
 
 
-async def test_an_answer_that_says_so_itself_keeps_its_own_headers(tmp_path: Path) -> None:
+async def test_headers_set_by_the_application_are_kept(tmp_path: Path) -> None:
     async def page(scope: Any, receive: Any, send: Any) -> None:
         own = [(b"Content-Security-Policy", b"default-src 'self'"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": own})
@@ -573,7 +569,7 @@ async def test_an_answer_that_says_so_itself_keeps_its_own_headers(tmp_path: Pat
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_pages_of_other_origins_that_were_named_may_call_with_a_token_and_no_others(tmp_path: Path) -> None:
+async def test_named_cors_origins_may_call_with_a_token(tmp_path: Path) -> None:
     behind = Behind(tmp_path, cors=["https://app.example.com"])
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     async with behind.browser() as client:
@@ -590,7 +586,7 @@ async def test_pages_of_other_origins_that_were_named_may_call_with_a_token_and_
         assert "Origin" == (await client.get("/health")).headers["vary"]
 
 
-async def test_a_page_of_an_origin_that_was_named_may_call_in_the_way_that_the_application_knows(
+async def test_named_cors_origins_may_call_with_application_credentials(
     tmp_path: Path,
 ) -> None:
     def authenticate(request: Any) -> Caller | None:
@@ -604,7 +600,7 @@ async def test_a_page_of_an_origin_that_was_named_may_call_in_the_way_that_the_a
                 assert status == (await client.request(method, "/runs", headers=asks)).status_code
 
 
-async def test_an_answer_that_breaks_off_is_seen_to_be_broken(behind: Behind) -> None:
+async def test_exception_during_a_response_propagates(behind: Behind) -> None:
     async def breaks(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -617,7 +613,7 @@ async def test_an_answer_that_breaks_off_is_seen_to_be_broken(behind: Behind) ->
             await client.get("/runs", headers=behind.bearer)
 
 
-async def test_what_the_application_fails_at_is_told_without_its_inside_and_logged(
+async def test_internal_error_is_logged_and_hidden_from_the_client(
     behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with behind.client() as client:
@@ -630,7 +626,7 @@ async def test_what_the_application_fails_at_is_told_without_its_inside_and_logg
     assert "hunter2" in caplog.text
 
 
-async def test_web_sockets_are_refused(behind: Behind) -> None:
+async def test_websockets_are_rejected(behind: Behind) -> None:
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -648,7 +644,7 @@ async def test_web_sockets_are_refused(behind: Behind) -> None:
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_a_caller_that_floods_is_told_when_to_come_back_and_others_are_not_hindered(tmp_path: Path) -> None:
+async def test_flooding_caller_gets_429_and_others_are_unaffected(tmp_path: Path) -> None:
     behind = Behind(tmp_path, caps=Caps(rate=0.5, burst=3))
     other = behind.tokens.add("bob", ["read"])
     async with behind.client() as client:
@@ -669,7 +665,7 @@ def test_a_caller_without_a_name_is_refused(name: Any) -> None:
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_a_page_of_another_site_uses_up_no_tries_of_a_login(tmp_path: Path) -> None:
+async def test_page_of_another_site_uses_no_login_attempt(tmp_path: Path) -> None:
     behind = Behind(tmp_path, caps=Caps(failures=3, failure_seconds=60))
     foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
     async with behind.client() as client:
@@ -681,7 +677,7 @@ async def test_a_page_of_another_site_uses_up_no_tries_of_a_login(tmp_path: Path
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_an_address_that_guesses_is_slowed_down_and_locks_nobody_out_who_has_a_token(tmp_path: Path) -> None:
+async def test_guessing_address_is_throttled_but_valid_tokens_pass(tmp_path: Path) -> None:
     behind = Behind(tmp_path, caps=Caps(failures=3, failure_seconds=60))
     wrong = {"authorization": "Bearer guess"}
     async with behind.client() as client, behind.client(address="203.0.113.8") as elsewhere:
@@ -695,7 +691,7 @@ async def test_an_address_that_guesses_is_slowed_down_and_locks_nobody_out_who_h
         assert 401 == (await client.get("/runs", headers=wrong)).status_code
 
 
-async def test_an_address_that_guesses_reaches_the_applications_own_function_no_more(tmp_path: Path) -> None:
+async def test_guessing_address_no_longer_reaches_authenticate(tmp_path: Path) -> None:
     asked = []
     behind = Behind(tmp_path, authenticate=asked.append, caps=Caps(failures=3))
     addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::ffff:3", "2001:db8:0:0:8::4", "2001:db8::5"]
@@ -706,7 +702,7 @@ async def test_an_address_that_guesses_reaches_the_applications_own_function_no_
     assert 3 == len(asked)
 
 
-async def test_requests_of_one_caller_that_are_answered_at_the_same_time_are_counted(tmp_path: Path) -> None:
+async def test_concurrent_requests_of_one_caller_are_bounded(tmp_path: Path) -> None:
     behind = Behind(tmp_path, caps=Caps(at_once=2))
     go_on, arrived = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -753,7 +749,7 @@ class Wire:
 
 
 @pytest.mark.spec("studio:SV4")
-async def test_bodies_that_are_too_large_too_slow_or_cut_never_reach_the_application(tmp_path: Path) -> None:
+async def test_oversized_slow_or_cut_bodies_never_reach_the_application(tmp_path: Path) -> None:
     behind = Behind(tmp_path, hosts=["127.0.0.1"], caps=Caps(body=1_000, body_seconds=0.3))
     chunk = b"%x\r\n%b\r\n" % (600, b"x" * 600)
     async with behind.served() as port:
@@ -778,7 +774,7 @@ async def test_bodies_that_are_too_large_too_slow_or_cut_never_reach_the_applica
     assert [1000, 600, 2] == [len(body) for *_, body in behind.reached]
 
 
-async def test_a_client_that_leaves_is_told_to_the_application_behind(tmp_path: Path) -> None:
+async def test_client_disconnect_reaches_the_application(tmp_path: Path) -> None:
     behind = Behind(tmp_path, hosts=["127.0.0.1"])
     left = asyncio.Event()
 
@@ -827,7 +823,7 @@ REQUESTS = st.fixed_dictionaries(
 @given(request=REQUESTS, is_named=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @pytest.mark.spec("studio:SV4")
-async def test_whatever_bytes_a_request_is_made_of_it_is_refused_and_nothing_breaks(
+async def test_any_request_bytes_are_rejected_without_a_server_error(
     behind: Behind, request: dict[str, Any], is_named: bool
 ) -> None:
     request = {**request, "headers": [*request["headers"], *([(b"host", HOST.encode())] if is_named else [])]}
@@ -844,7 +840,7 @@ async def test_whatever_bytes_a_request_is_made_of_it_is_refused_and_nothing_bre
 # --- folders --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_ones_own_is_trusted_and_so_are_a_database_and_a_link_to_it(tmp_path: Path) -> None:
+def test_own_folder_database_and_link_to_them_are_trusted(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir(mode=0o755)
     (runs / "runs.db").touch(0o644)
@@ -857,9 +853,7 @@ def test_a_folder_of_ones_own_is_trusted_and_so_are_a_database_and_a_link_to_it(
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 @pytest.mark.parametrize("way", ["itself", "above", "linked", "link in it", "file"])
-def test_a_folder_that_others_may_write_is_refused_by_whichever_way_it_is_reached(
-    tmp_path: Path, mode: int, way: str
-) -> None:
+def test_folder_writable_by_others_raises_by_any_path(tmp_path: Path, mode: int, way: str) -> None:
     others, own = tmp_path / "others", tmp_path / "own"
     (others / "runs").mkdir(parents=True)
     own.mkdir(mode=0o700)
@@ -881,7 +875,7 @@ def test_a_folder_that_others_may_write_is_refused_by_whichever_way_it_is_reache
 
 
 @pytest.mark.spec("studio:SV4")
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_user_raises(tmp_path: Path) -> None:
     check_folder(tmp_path)
     with (
         mock.patch("stepengine.server.access.os.geteuid", return_value=os.geteuid() + 1),
@@ -891,7 +885,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("studio:SV4")
-def test_a_folder_below_one_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_folder_below_one_of_another_user_raises(tmp_path: Path) -> None:
     """
     As root the folder is given away; everybody else is taken for another user.
     """
@@ -907,7 +901,7 @@ def test_a_folder_below_one_of_another_user_is_refused(tmp_path: Path) -> None:
         check_folder(above / "runs")
 
 
-def test_a_way_back_out_of_a_link_is_told_where_it_really_leads(tmp_path: Path) -> None:
+def test_parent_of_a_link_resolves_to_its_real_folder(tmp_path: Path) -> None:
     for folder in ("a/runs", "b/deep", "b/runs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "a" / "link").symlink_to(tmp_path / "b" / "deep")
@@ -915,7 +909,7 @@ def test_a_way_back_out_of_a_link_is_told_where_it_really_leads(tmp_path: Path) 
         check_folder(f"{tmp_path}/a/link/../runs")
 
 
-def test_what_is_not_there_loops_or_is_no_folder_is_told(tmp_path: Path) -> None:
+def test_missing_looping_or_irregular_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     os.mkfifo(tmp_path / "pipe")
@@ -926,7 +920,7 @@ def test_what_is_not_there_loops_or_is_no_folder_is_told(tmp_path: Path) -> None
             check_folder(tmp_path / name)
 
 
-def test_a_guard_without_the_extra_says_which_one_it_needs(behind: Behind) -> None:
+def test_guard_without_the_extra_names_it(behind: Behind) -> None:
     with (
         mock.patch("stepengine.server.extra.find_spec", return_value=None),
         pytest.raises(DefinitionError, match=r"stepengine\[serve\]"),

@@ -106,9 +106,7 @@ def check_nothing_of_the_inside(house: House, answer: httpx2.Response) -> None:
     assert [] == [word for word in inside if word in text]
 
 
-def test_an_unknown_question_beside_an_open_one_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_question_with_an_open_one_is_rejected_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Only a question that the record has, and the run has no more, is waited for.
     """
@@ -276,7 +274,7 @@ def asked(client: httpx2.Client, request: dict[str, Any]) -> httpx2.Response:
 @named(OURS)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_more_of_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_refused(
+def test_many_more_requests_are_answered_as_documented_or_as_problems(
     house: House, document: dict[str, Any], operation: Any, data: st.DataObject
 ) -> None:
     own = TARGETS.setdefault(operation.name, [])
@@ -311,9 +309,7 @@ TARGETS: dict[str, list[str]] = {}
 @pytest.mark.parametrize(
     "data", [b"{}", b"{", b'{"text":"x","at":0,"reason":"x","topic":"go","result":1,"answers":{"q":"x"}}']
 )
-def test_a_run_of_somebody_else_cannot_be_told_from_one_that_is_not_there(
-    house: House, beside: str, operation: Any, data: bytes
-) -> None:
+def test_run_of_another_owner_looks_like_a_missing_run(house: House, beside: str, operation: Any, data: bytes) -> None:
     told = []
     with house.client("anna") as client:
         for run in (beside, MISSING):
@@ -331,7 +327,7 @@ def test_a_run_of_somebody_else_cannot_be_told_from_one_that_is_not_there(
 
 
 @pytest.mark.spec("studio:SV2")
-def test_lists_show_nothing_of_somebody_else_by_whatever_cursor(house: House, beside: str) -> None:
+def test_lists_and_cursors_show_no_run_of_other_owners(house: House, beside: str) -> None:
     with house.client("bob") as bob, house.client("anna") as anna:
         started(bob, "quick")
         cursor = bob.get("/runs", params={"limit": 1}).json()["next"]
@@ -341,7 +337,7 @@ def test_lists_show_nothing_of_somebody_else_by_whatever_cursor(house: House, be
 
 
 @pytest.mark.spec("studio:SV4")
-def test_whoever_has_no_token_that_holds_reaches_nothing(house: House) -> None:
+def test_request_without_valid_token_gets_401_everywhere(house: House) -> None:
     good = house.tokens["bob"]
     wrong = [
         {}, {"authorization": f"Bearer {house.tokens['old']}"}, {"authorization": f"Bearer {good}x"}, {"authorization": f"Bearer {good[:-1]}"},
@@ -360,7 +356,7 @@ def test_whoever_has_no_token_that_holds_reaches_nothing(house: House) -> None:
         assert before == house.files()
 
 
-def test_a_token_that_is_removed_holds_no_longer_than_until_the_next_request(house: House) -> None:
+def test_removed_token_is_rejected_by_the_next_request(house: House) -> None:
     from stepengine.server import Tokens
 
     tokens = Tokens.open(house.folder / "tokens.json")
@@ -377,7 +373,7 @@ def test_a_token_that_is_removed_holds_no_longer_than_until_the_next_request(hou
 
 
 @named(WITH_BODY)
-def test_a_body_that_is_too_large_is_refused_before_it_is_read_said_or_not(house: House, operation: Any) -> None:
+def test_oversized_body_gets_413_with_or_without_length(house: House, operation: Any) -> None:
     path = path_for(operation, MISSING)
     with house.client() as client:
         for content in (b"[" * 300_000, iter([b'{"a":"'] + [b"a" * 1_000] * 300 + [b'"}'])):
@@ -407,9 +403,7 @@ FINE = {
 
 @named(WITH_BODY)
 @pytest.mark.parametrize("broken", sorted(BREAKS))
-def test_what_is_no_json_or_not_one_json_is_refused_with_where_and_why(
-    house: House, operation: Any, broken: str
-) -> None:
+def test_malformed_json_gets_422_with_issues(house: House, operation: Any, broken: str) -> None:
     # Most clients send no body there: then it is the missing run that is refused.
     is_optional = broken == "nothing" and operation.name in ("cancel_run", "undo_run")
     content = BREAKS[broken](json.dumps(FINE[operation.name], separators=(",", ":")).encode())
@@ -423,7 +417,7 @@ def test_what_is_no_json_or_not_one_json_is_refused_with_where_and_why(
     assert is_optional or told["issues"]
 
 
-def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
+def test_bodies_used_for_malformed_json_are_valid_unbroken(house: House) -> None:
     with house.client("root") as client:
         for operation in WITH_BODY:
             agent = {"post_message": "listener", "give_tool_result": "booker"}.get(operation.name, "asker")
@@ -441,7 +435,7 @@ def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
 
 
 @pytest.mark.parametrize("at", [-3, 7, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
-def test_a_fork_at_a_place_that_is_none_is_refused_and_names_no_file(house: House, at: Any) -> None:
+def test_fork_at_an_invalid_place_gets_422_without_file_names(house: House, at: Any) -> None:
     with house.client("root") as client:
         run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
         answer = client.post(f"/runs/{run}/fork", json={"at": at})
@@ -451,7 +445,7 @@ def test_a_fork_at_a_place_that_is_none_is_refused_and_names_no_file(house: Hous
 
 
 @pytest.mark.parametrize("topic", ["", "\0", "a b", "\u0663", "a" * 201, "go\n", "go?", 7, None])
-def test_a_topic_that_is_none_is_refused_for_runs_that_wait_and_that_have_ended(house: House, topic: Any) -> None:
+def test_invalid_topic_gets_422(house: House, topic: Any) -> None:
     with house.client("root") as client:
         heard = RUNS.get("heard") or RUNS.setdefault("heard", started(client, "listener"))
         answer = client.post(f"/runs/{heard}/messages", json={"topic": topic, "value": 1})
@@ -460,7 +454,7 @@ def test_a_topic_that_is_none_is_refused_for_runs_that_wait_and_that_have_ended(
     assert check_refused(house, answer)["issues"][0].startswith("topic: ")
 
 
-def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: House, document: dict[str, Any]) -> None:
+def test_conflicting_requests_get_the_documented_409(house: House, document: dict[str, Any]) -> None:
     with house.client("root") as client:
         done, booked = str(ended(client, started(client, "quick"))["run_id"]), started(client, "booker")
         until(lambda: client.get(f"/runs/{booked}").json()["phase"] == "executing_tool")
@@ -488,9 +482,7 @@ def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: Hous
 @pytest.mark.parametrize(
     ("at", "said"), [("9999", "no step 9999"), ("x", "'x'"), ("../etc", "'../etc'"), ("\0", "\\x00")]
 )
-def test_a_place_that_is_none_is_told_to_the_page_that_looks_for_it_and_names_no_file(
-    house: House, at: str, said: str
-) -> None:
+def test_invalid_place_is_reported_to_the_edit_page(house: House, at: str, said: str) -> None:
     with house.client("root") as client:
         run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
         with client.stream("GET", f"/runs/{run}/edits", params={"at": at}) as stream:
@@ -513,9 +505,7 @@ RUNS: dict[str, str] = {}
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx", "text/json"])  # fmt: skip
 @named(WITH_BODY)
-def test_a_body_of_another_type_is_refused_as_a_form_of_another_site_could_send_it(
-    house: House, operation: Any, kind: str
-) -> None:
+def test_wrong_content_type_gets_415(house: House, operation: Any, kind: str) -> None:
     with house.client("root") as client:
         run = RUNS.get("run") or RUNS.setdefault("run", started(client))
         path = path_for(operation, run)
@@ -534,7 +524,7 @@ def test_a_body_of_another_type_is_refused_as_a_form_of_another_site_could_send_
         "/runs/%zz",
     ],
 )  # fmt: skip
-def test_a_path_that_is_none_is_not_found_and_leads_nowhere_else(house: House, path: str) -> None:
+def test_unknown_path_gets_404_or_405(house: House, path: str) -> None:
     with house.client("root") as client:
         for method in ("GET", "POST", "DELETE"):
             answer = client.request(method, f"{house.url}{path}")
@@ -543,7 +533,7 @@ def test_a_path_that_is_none_is_not_found_and_leads_nowhere_else(house: House, p
 
 
 @pytest.mark.parametrize("method", ["DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO", "A" * 200])
-def test_a_method_that_is_none_is_refused(house: House, method: str) -> None:
+def test_unknown_method_gets_405_with_allow(house: House, method: str) -> None:
     with house.client() as client:
         answer = client.request(method, "/runs")
 
@@ -572,7 +562,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in QUERIES.items() for value in values])
-def test_a_parameter_that_cannot_be_used_is_refused_with_its_name(house: House, name: str, value: str) -> None:
+def test_invalid_query_parameter_gets_422_with_its_name(house: House, name: str, value: str) -> None:
     lists = ["/runs"] if name == "status" else ["/runs", "/sessions", "/reports"]
     with house.client() as client:
         for path in lists:
@@ -585,7 +575,7 @@ def test_a_parameter_that_cannot_be_used_is_refused_with_its_name(house: House, 
 
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize(("method", "path"), [("GET", "/runs"), ("GET", "/sessions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s")])  # fmt: skip
-def test_what_belongs_to_somebody_else_is_asked_for_by_an_admin_alone(house: House, method: str, path: str) -> None:
+def test_other_owners_data_needs_the_admin_scope(house: House, method: str, path: str) -> None:
     with house.client("bob") as bob, house.client("anna") as anna, house.client("root") as root:
         if "s" not in [one["session_id"] for one in bob.get("/sessions").json()["sessions"]]:
             body = {"agent": "quick", "session_id": "s"}
@@ -606,7 +596,7 @@ def test_what_belongs_to_somebody_else_is_asked_for_by_an_admin_alone(house: Hou
      "a" * 5_000, "%ff%fe", "\u202e", "tried/one/results.json", "'; DROP TABLE served; --"],
 )  # fmt: skip
 @pytest.mark.parametrize("list_", ["sessions", "reports"])
-def test_a_conversation_or_report_that_is_none_is_not_found(house: House, list_: str, name: str) -> None:
+def test_unknown_session_or_report_gets_404(house: House, list_: str, name: str) -> None:
     with house.client("root") as client:
         answer = client.get(f"{house.url}/{list_}/{name}")
         assert 404 == answer.status_code
@@ -614,7 +604,7 @@ def test_a_conversation_or_report_that_is_none_is_not_found(house: House, list_:
 
 
 @pytest.mark.parametrize("at", [-3, 7, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
-def test_an_undo_from_a_place_that_is_none_is_refused_and_names_no_file(house: House, at: Any) -> None:
+def test_undo_from_an_invalid_place_gets_422_without_file_names(house: House, at: Any) -> None:
     with house.client("root") as client:
         run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
         answer = client.post(f"/runs/{run}/undo", json={"at": at})
@@ -627,9 +617,7 @@ def test_an_undo_from_a_place_that_is_none_is_refused_and_names_no_file(house: H
     "after", ["x", "-1", "00000000-", "00000000-99999999999999999999", "\0", "00000000-\u0663", "a" * 30_000]
 )
 @pytest.mark.parametrize("place", ["header", "query"])
-def test_a_place_in_the_events_that_is_none_is_refused_for_runs_under_way_and_at_rest(
-    house: House, beside: str, after: str, place: str
-) -> None:
+def test_invalid_last_event_id_gets_422(house: House, beside: str, after: str, place: str) -> None:
     with house.client("bob") as client:
         done = RUNS.get("done") or RUNS.setdefault("done", str(ended(client, started(client, "quick"))["run_id"]))
         for run in (beside, done):
@@ -643,7 +631,7 @@ def test_a_place_in_the_events_that_is_none_is_refused_for_runs_under_way_and_at
 
 
 @pytest.mark.parametrize("key", [b"a" * 256, b"", b"a\tb"])
-def test_an_idempotency_key_that_is_none_starts_nothing(house: House, key: bytes) -> None:
+def test_invalid_idempotency_key_starts_no_run(house: House, key: bytes) -> None:
     with house.client() as client:
         before = client.get("/runs").json()
         answer = client.post("/runs", json={"agent": "quick"}, headers={"idempotency-key": key})
@@ -693,7 +681,7 @@ def read(made: socket.socket) -> bytes:
 
 @pytest.mark.deep
 @named(WITH_BODY)
-def test_half_of_a_body_starts_and_says_nothing(house: House, operation: Any) -> None:
+def test_incomplete_body_gets_408_and_starts_nothing(house: House, operation: Any) -> None:
     with house.client("anna") as client:
         run = started(client)
         before = kept(client), question_of(client, run)
@@ -725,7 +713,7 @@ def kept(client: httpx2.Client) -> list[str]:
         b"GET /runs HTTP/1.1\r\n\r\n", b"GET /runs HTTP/1.0\r\nHost: other.example\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )  # fmt: skip
-def test_bytes_that_are_no_request_get_a_4xx_and_the_connection_ends(house: House, data: bytes) -> None:
+def test_invalid_http_bytes_get_4xx_and_a_closed_connection(house: House, data: bytes) -> None:
     with connected(house) as made:
         try:
             made.sendall(data)
@@ -741,7 +729,7 @@ def test_bytes_that_are_no_request_get_a_4xx_and_the_connection_ends(house: Hous
     assert str(house.folder).encode() not in told
 
 
-def test_readers_who_read_nothing_hold_nobody_up_and_get_later_what_there_was_or_are_told_that_some_is_gone(
+def test_stalled_readers_block_no_run_and_miss_no_event_unreported(
     house: House,
 ) -> None:
     with house.client("anna") as client, ExitStack() as stack:
@@ -764,7 +752,7 @@ def events_of(told: bytes) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
-def test_one_reader_more_than_a_run_may_have_is_told_to_come_back_later(house: House) -> None:
+def test_reader_beyond_the_limit_gets_429(house: House) -> None:
     with house.client("anna") as client, ExitStack() as stack:
         run = started(client, "booker")
         for _ in range(100):
@@ -793,7 +781,7 @@ def test_one_reader_more_than_a_run_may_have_is_told_to_come_back_later(house: H
         "5d0c2a17-0~,",
     ],
 )
-def test_an_id_that_no_event_has_is_told_apart_from_one_that_it_could_have(house: House, after: str) -> None:
+def test_malformed_event_id_gets_422_and_an_unknown_one_200(house: House, after: str) -> None:
     with house.client("anna") as client:
         run = started(client, "quick")
         ended(client, run)
@@ -807,7 +795,7 @@ def test_an_id_that_no_event_has_is_told_apart_from_one_that_it_could_have(house
 
 
 @pytest.mark.deep
-def test_thousands_who_connect_and_say_nothing_or_half_or_watch_leave_the_server_to_the_others(house: House) -> None:
+def test_thousands_of_idle_connections_block_no_other_client(house: House) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Both ends of a connection are descriptors of this process.
     count = min(4_000, (soft - 1_000) // 2)
@@ -837,7 +825,7 @@ def test_thousands_who_connect_and_say_nothing_or_half_or_watch_leave_the_server
         ("image/bmp", b"BM", 422),
     ],
 )
-def test_pictures_are_taken_by_the_type_of_their_bytes(house, stated, data, status):
+def test_image_type_is_detected_from_its_bytes(house, stated, data, status):
     picture = {"mime_type": stated, "data": b64encode(data).decode()}
     with house.client("bob") as bob:
         answer = bob.post("/runs", json={"agent": "asker", "prompt": "hi", "images": [picture]})

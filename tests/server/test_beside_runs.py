@@ -46,7 +46,7 @@ def kind_of(answer: httpx2.Response) -> str:
 
 
 @pytest.mark.spec("studio:SV2", "studio:SV4")
-def test_what_a_run_wrote_is_brought_back_by_an_admin_alone(house: House) -> None:
+def test_undo_restores_files_and_needs_the_admin_scope(house: House) -> None:
     plan = house.work / "plan.txt"
     plan.write_text("before")
     with house.client() as anna, house.client("root") as root:
@@ -66,7 +66,7 @@ def test_what_a_run_wrote_is_brought_back_by_an_admin_alone(house: House) -> Non
 
 
 @pytest.mark.spec("studio:SV2")
-def test_an_undo_over_what_somebody_changed_since_does_nothing_and_names_the_files_unless_these_may_stay(
+def test_undo_over_changed_files_is_refused_unless_partial(
     house: House,
 ) -> None:
     plan = house.work / "plan.txt"
@@ -84,7 +84,7 @@ def test_an_undo_over_what_somebody_changed_since_does_nothing_and_names_the_fil
     assert "by hand" == plan.read_text()
 
 
-def test_a_run_that_is_under_way_is_not_undone(house: House) -> None:
+def test_undo_of_a_running_run_is_refused(house: House) -> None:
     with house.client("root") as root:
         run = started(root, "booker")
         until(lambda: root.get(f"/runs/{run}").json()["phase"] == "executing_tool")
@@ -94,7 +94,7 @@ def test_a_run_that_is_under_way_is_not_undone(house: House) -> None:
     assert (409, "under_way") == (refused.status_code, kind_of(refused))
 
 
-def test_a_server_that_knows_no_folder_of_its_agents_or_has_lost_it_undoes_nothing_and_does_not_say_where_that_was(
+def test_undo_without_known_folder_is_refused_without_its_path(
     tmp_path: Path,
 ) -> None:
     told = []
@@ -125,7 +125,7 @@ def parent_steps(ctx: Any) -> Any:
 
 
 @pytest.mark.spec("studio:SV2")
-def test_what_a_run_spent_is_told_by_agent_and_by_model_while_it_waits_and_when_it_has_ended(tmp_path: Path) -> None:
+def test_cost_is_reported_by_agent_and_model(tmp_path: Path) -> None:
     agents = [AgentDefinition("parent", model=SONNET, handle_steps=parent_steps, spawnable_agents=["child"])]
     agents += [AgentDefinition("child", model=HAIKU), AgentDefinition("idle", handle_steps=idle_steps)]
     house = House(tmp_path, wait_for_answers=0)
@@ -172,9 +172,7 @@ def said(client: httpx2.Client, session: str, prompt: str = "Hello", agent: str 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV2")
 @pytest.mark.parametrize("name", ["1", "a/b", "Grüße, 你好?", "x" * 200, "%2F", "..", "a b?c#d"])
-def test_a_conversation_is_listed_with_its_runs_read_and_forgotten_whatever_it_is_called(
-    tmp_path: Path, name: str
-) -> None:
+def test_session_is_listed_read_and_deleted_under_any_name(tmp_path: Path, name: str) -> None:
     from urllib.parse import quote
 
     house = House(tmp_path)
@@ -207,7 +205,7 @@ def test_a_conversation_is_listed_with_its_runs_read_and_forgotten_whatever_it_i
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\0", "\u202e", "x" * 201, 7, ["s"]])
-def test_a_conversation_has_a_name_that_can_stand_in_an_address(house: House, name: Any) -> None:
+def test_invalid_session_id_gets_422(house: House, name: Any) -> None:
     with house.client() as anna:
         answer = anna.post("/runs", json={"agent": "quick", "session_id": name})
 
@@ -216,7 +214,7 @@ def test_a_conversation_has_a_name_that_can_stand_in_an_address(house: House, na
 
 
 @pytest.mark.spec("studio:SV2")
-def test_lists_of_conversations_and_reports_go_on_by_their_cursors_and_miss_and_repeat_none(tmp_path: Path) -> None:
+def test_session_and_report_cursors_visit_each_entry_once(tmp_path: Path) -> None:
     house = House(tmp_path)
     long = "長" * 199
     with house.open(), house.client() as anna, house.client("root") as root:
@@ -240,7 +238,7 @@ def test_lists_of_conversations_and_reports_go_on_by_their_cursors_and_miss_and_
 
 
 @pytest.mark.deep
-def test_a_conversation_whose_run_waits_is_not_forgotten_and_one_that_is_kept_nowhere_cannot_be(tmp_path: Path) -> None:
+def test_session_with_waiting_run_or_without_deletion_is_kept(tmp_path: Path) -> None:
     class Plain:
         """A store of histories, which deletes nothing."""
 
@@ -284,7 +282,7 @@ def test_a_conversation_whose_run_waits_is_not_forgotten_and_one_that_is_kept_no
     } == told
 
 
-def test_a_run_that_begins_while_its_conversation_is_being_forgotten_keeps_it(tmp_path: Path) -> None:
+def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
     from stepengine.errors import InputError
     from stepengine.server.ledger import RunRow, make_detach_act, make_register_act
 
@@ -305,7 +303,7 @@ def test_a_run_that_begins_while_its_conversation_is_being_forgotten_keeps_it(tm
 
 
 @pytest.mark.spec("studio:SV2")
-def test_a_report_is_shown_with_the_ids_of_its_runs_to_whoever_may_read(house: House) -> None:
+def test_report_lists_its_run_ids_to_readers(house: House) -> None:
     folder = written(house)
     run = json.loads((folder / "rome" / "base-1.jsonl").read_text().splitlines()[0])["run"]
     with house.client("reader") as reader:
@@ -320,7 +318,7 @@ def test_a_report_is_shown_with_the_ids_of_its_runs_to_whoever_may_read(house: H
     assert [{"mean": None}] == told["summary"]
 
 
-def test_what_is_no_report_is_not_shown_and_nothing_that_a_link_leads_to(house: House, tmp_path: Path) -> None:
+def test_invalid_and_linked_reports_are_not_listed(house: House, tmp_path: Path) -> None:
     folder = written(house)
     fine = (folder / "results.json").read_text()
     broken = {
@@ -372,7 +370,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("journal", ODD)
-def test_a_report_names_no_run_of_what_is_no_journal_below_it(house: House, journal: str) -> None:
+def test_report_links_no_run_outside_its_folder(house: House, journal: str) -> None:
     one, folder = written(house), written(house, "tried/odd")
     for link, to in (("rome/link.jsonl", one / "rome" / "base-1.jsonl"), ("linked", one / "rome")):
         if not (folder / link).is_symlink():
@@ -392,7 +390,7 @@ def test_a_report_names_no_run_of_what_is_no_journal_below_it(house: House, jour
     assert [True, False] == [sample.run_id is None for case in found.cases for sample in case.samples]
 
 
-def test_a_folder_of_reports_is_one_that_nobody_else_writes_and_may_come_later(tmp_path: Path) -> None:
+def test_report_folder_must_be_private_and_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -407,7 +405,7 @@ def test_a_folder_of_reports_is_one_that_nobody_else_writes_and_may_come_later(t
         app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=shared)
 
 
-def test_the_report_that_a_folder_itself_is_has_the_name_of_the_folder(house: House) -> None:
+def test_report_in_the_folder_itself_has_the_folder_name(house: House) -> None:
     folder = written(house)
     found = Reports(folder)
 
@@ -416,7 +414,7 @@ def test_the_report_that_a_folder_itself_is_has_the_name_of_the_folder(house: Ho
 
 
 @pytest.mark.spec("studio:SV33")
-def test_a_list_of_reports_reads_each_version_of_a_file_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_list_parses_each_file_version_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(house, "tried/often")
     file = folder / "results.json"
     told = json.loads(file.read_text())
@@ -436,7 +434,7 @@ def test_a_list_of_reports_reads_each_version_of_a_file_once(house: House, monke
 
 
 @pytest.mark.spec("studio:SV33")
-def test_the_agents_of_a_list_are_summarized_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_summaries_are_computed_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def summarize_nothing(_: Any) -> Any:
         raise AssertionError
 

@@ -106,7 +106,7 @@ THREE_TENTHS = ConnectionLimits(connections=20, header_seconds=0.3, body_seconds
 
 @pytest.mark.spec("studio:SV15")
 @UNENDED
-def test_what_is_not_sent_to_its_end_is_closed(sent: bytes) -> None:
+def test_unfinished_request_closes_the_connection(sent: bytes) -> None:
     with served(THREE_TENTHS) as (port, table):
         assert rest(connected(port, sent)) == b""
         until(lambda: len(table) == 0)
@@ -115,7 +115,7 @@ def test_what_is_not_sent_to_its_end_is_closed(sent: bytes) -> None:
 @pytest.mark.speed
 @pytest.mark.spec("studio:SV15")
 @UNENDED
-def test_what_is_not_sent_to_its_end_is_closed_after_its_time(sent: bytes) -> None:
+def test_unfinished_request_is_closed_within_its_time(sent: bytes) -> None:
     with served(THREE_TENTHS) as (port, _):
         began = time.monotonic()
         rest(connected(port, sent))
@@ -124,7 +124,7 @@ def test_what_is_not_sent_to_its_end_is_closed_after_its_time(sent: bytes) -> No
 
 
 @pytest.mark.spec("studio:SV15")
-def test_bytes_that_drip_do_not_start_the_time_anew() -> None:
+def test_dripping_bytes_do_not_extend_the_header_timeout() -> None:
     with served(ConnectionLimits(connections=20, header_seconds=0.5)) as (port, _):
         began = time.monotonic()
         connection = connected(port, b"GET / HTTP/1.1\r\n")
@@ -148,7 +148,7 @@ def test_idle_connections_make_room_for_a_request() -> None:
 
 
 @pytest.mark.spec("studio:SV15")
-def test_a_connection_that_a_token_let_in_is_not_closed_for_others() -> None:
+def test_authenticated_connection_is_not_closed_for_others() -> None:
     with (
         served(ConnectionLimits(connections=20)) as (port, _),
         httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
@@ -169,9 +169,7 @@ def test_a_connection_that_a_token_let_in_is_not_closed_for_others() -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [("/health", 200), ("/nowhere", 401), ("/often", 429), ("/", 503), ("/strange", 421)]
 )
-def test_a_token_that_was_not_verified_keeps_no_connection_whatever_the_answer_is(
-    path: str, status: int, tmp_path: Path
-) -> None:
+def test_connection_with_unverified_token_is_closed_first(path: str, status: int, tmp_path: Path) -> None:
     """A request can be answered before its token was looked at, or without looking at it."""
     file = tmp_path / "tokens.json"
     tokens = Tokens.open(file)
@@ -207,7 +205,7 @@ def address(answer: httpx2.Response) -> object:
 
 
 @pytest.mark.spec("studio:SV15")
-def test_content_length_together_with_transfer_encoding_closes_the_connection() -> None:
+def test_content_length_with_transfer_encoding_closes_the_connection() -> None:
     both = b"POST /open HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     with served(ConnectionLimits(connections=20)) as (port, _):
         answer = rest(connected(port, both + b"GET /open HTTP/1.1\r\nHost: x\r\n\r\n"))
@@ -218,7 +216,7 @@ def test_content_length_together_with_transfer_encoding_closes_the_connection() 
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV15")
-def test_a_client_that_does_not_read_is_closed_after_its_time() -> None:
+def test_client_that_does_not_read_is_closed() -> None:
     with served(ConnectionLimits(connections=20, read_seconds=0.3)) as (port, table):
         connection = connected(port, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         until(lambda: len(table) == 1)
@@ -227,7 +225,7 @@ def test_a_client_that_does_not_read_is_closed_after_its_time() -> None:
 
 
 @pytest.mark.spec("studio:SV15")
-def test_an_address_may_have_so_many_that_wait_and_others_are_not_closed_for_it() -> None:
+def test_waiting_connections_per_address_are_bounded() -> None:
     table, closed = ConnectionTable(ConnectionLimits(connections=100, per_address=3)), list[str]()
     for name, address in (("a", "192.0.2.1"), ("b", "192.0.2.2"), *[(f"c{n}", "192.0.2.1") for n in range(4)]):
         table.add(name, address, lambda name=name: closed.append(name))
@@ -240,7 +238,7 @@ def test_an_address_may_have_so_many_that_wait_and_others_are_not_closed_for_it(
 
 
 @pytest.mark.spec("studio:SV15")
-def test_connections_whose_requests_are_complete_are_kept_and_the_newest_is_refused() -> None:
+def test_busy_connections_are_kept_and_the_newest_is_refused() -> None:
     table, closed = ConnectionTable(ConnectionLimits(connections=3)), list[str]()
     for name in "abc":
         table.add(name, "::1", lambda name=name: closed.append(name))
@@ -253,7 +251,7 @@ def test_connections_whose_requests_are_complete_are_kept_and_the_newest_is_refu
 
 
 @pytest.mark.spec("studio:SV15")
-def test_the_connection_that_is_idle_longest_makes_room_for_a_new_one() -> None:
+def test_longest_idle_connection_makes_room() -> None:
     table, closed = ConnectionTable(ConnectionLimits(connections=3)), list[str]()
     for name in "abc":
         table.add(name, "::1", lambda name=name: closed.append(name))
@@ -268,7 +266,7 @@ def test_the_connection_that_is_idle_longest_makes_room_for_a_new_one() -> None:
 
 
 @pytest.mark.spec("studio:SV15")
-def test_connections_kept_by_one_token_are_not_all_there_are() -> None:
+def test_one_token_cannot_keep_all_connections() -> None:
     with served(ConnectionLimits(connections=5)) as (port, _), contextlib.ExitStack() as stack:
         for _ in range(10):
             client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False))
@@ -278,7 +276,7 @@ def test_connections_kept_by_one_token_are_not_all_there_are() -> None:
 
 
 @pytest.mark.spec("studio:SV15")
-def test_files_are_left_for_runs() -> None:
+def test_connection_limits_leave_files_for_runs() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = []
     try:
@@ -292,7 +290,7 @@ def test_files_are_left_for_runs() -> None:
     assert found == [(256, 64), (768, 64), (6_144, 512)]
 
 
-def test_a_message_of_a_log_comes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_log_message_is_emitted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     only, now = OncePerSecond(), 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     record = logging.LogRecord("asyncio", logging.ERROR, "", 1, "out of files", (), None)

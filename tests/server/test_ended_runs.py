@@ -38,7 +38,7 @@ def eight_large_runs(client: httpx2.Client) -> list[str]:
 
 
 @pytest.mark.spec("studio:SV16")
-def test_large_runs_that_were_let_go_are_still_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_large_runs_are_read_from_their_journals(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
     excess = EndedRuns.list_excess_runs
     monkeypatch.setattr(EndedRuns, "list_excess_runs", lambda kept: gone.extend(found := excess(kept)) or found)
@@ -52,7 +52,7 @@ def test_large_runs_that_were_let_go_are_still_shown(house: House, monkeypatch: 
 
 @pytest.mark.memory
 @pytest.mark.spec("studio:SV16")
-def test_large_runs_that_ended_do_not_stay_in_memory(house: House) -> None:
+def test_ended_large_runs_are_freed_from_memory(house: House) -> None:
     before = handles()
     with house.client() as client:
         eight_large_runs(client)
@@ -60,7 +60,7 @@ def test_large_runs_that_ended_do_not_stay_in_memory(house: House) -> None:
 
 
 @pytest.mark.spec("studio:SV16")
-def test_the_oldest_are_over_the_bound_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_ended_runs_exceed_the_bound_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_runs, "KEPT", 3)
     monkeypatch.setattr(ended_runs, "KEPT_BYTES", 10)
     kept, handle = EndedRuns(), object()
@@ -81,7 +81,7 @@ def test_the_oldest_are_over_the_bound_first(monkeypatch: pytest.MonkeyPatch) ->
     assert kept.get("e") is handle
 
 
-def test_the_events_of_a_run_with_a_damaged_journal_are_refused_for_the_journal_and_not_for_the_request(
+def test_events_of_a_damaged_journal_get_409_journal_corrupt(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path)

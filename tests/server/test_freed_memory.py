@@ -26,7 +26,7 @@ def steps(ctx: Any) -> Any:
 
 
 @pytest.mark.spec("studio:SV16")
-async def test_memory_is_returned_after_a_run_has_ended_and_only_then() -> None:
+async def test_memory_is_trimmed_only_after_a_run_ended() -> None:
     trimmed, calls = asyncio.Event(), list[str]()
     loop = asyncio.get_running_loop()
 
@@ -45,7 +45,7 @@ async def test_memory_is_returned_after_a_run_has_ended_and_only_then() -> None:
 
 
 @pytest.mark.spec("studio:SV16")
-def test_a_server_returns_the_memory_of_its_ended_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_trims_memory_after_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(freed_memory, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(freed_memory, "trim_memory", lambda: calls.append("trim"))
@@ -54,7 +54,7 @@ def test_a_server_returns_the_memory_of_its_ended_runs(tmp_path: Path, monkeypat
         until(lambda: calls)
 
 
-def test_a_c_library_without_such_a_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_malloc_trim_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     freed_memory._find_malloc_trim.cache_clear()
     try:
@@ -66,7 +66,7 @@ def test_a_c_library_without_such_a_function_is_left_alone(monkeypatch: pytest.M
 @pytest.mark.memory
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file of Linux")
 @pytest.mark.spec("studio:SV16")
-async def test_a_server_is_small_again_after_many_large_runs(tmp_path: Path) -> None:
+async def test_server_shrinks_after_many_large_runs(tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs")
     server.start()
     headers = {"authorization": f"Bearer {server.token('anna')}"}

@@ -94,9 +94,7 @@ async def seen_by(client: Client, run: str, url: str) -> list[tuple[str | None, 
 
 
 @pytest.mark.spec("studio:SV7", "interfaces:IF18")
-async def test_every_server_shows_what_happens_at_once_in_one_order_and_with_the_same_ids(
-    servers: list[Served], tmp_path: Path, db: str
-) -> None:
+async def test_all_servers_stream_equal_events_in_one_order(servers: list[Served], tmp_path: Path, db: str) -> None:
     servers += [Served(tmp_path, db, environment={"SLOW": "0.05"}) for _ in range(3)]
     for server in servers[:2]:
         server.start()
@@ -122,7 +120,7 @@ async def test_every_server_shows_what_happens_at_once_in_one_order_and_with_the
 
 
 @pytest.mark.spec("studio:SV7", "interfaces:IF18")
-async def test_who_comes_from_a_faster_server_is_not_told_that_its_event_was_not_yet(db: str) -> None:
+async def test_event_id_from_a_faster_server_is_waited_for(db: str) -> None:
     asks = AgentDefinition("asks", handle_steps=asking)
     async with DurableEngine([asks], db=db, polling=0.1) as engine:
         await create_register_tables(engine.setting.url)
@@ -151,9 +149,7 @@ async def test_who_comes_from_a_faster_server_is_not_told_that_its_event_was_not
 
 
 @pytest.mark.spec("studio:SV7", "interfaces:IF18")
-async def test_who_comes_back_just_after_an_answer_is_not_told_that_nothing_more_comes(
-    db: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answered_run_is_not_reported_as_resting(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = AgentDefinition("asks", handle_steps=asking)
     async with DurableEngine([asks], db=db, polling=0.1) as engine:
         await create_register_tables(engine.setting.url)
@@ -179,7 +175,7 @@ async def test_who_comes_back_just_after_an_answer_is_not_told_that_nothing_more
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_nothing_is_lost_by_workers_that_are_killed_while_the_servers_do_no_work(
+async def test_killed_workers_lose_nothing_while_servers_do_no_work(
     servers: list[Served], tmp_path: Path, db: str, workers: Any
 ) -> None:
     servers += [Served(tmp_path, db, options=["--no-work"]) for _ in range(2)]
@@ -214,7 +210,7 @@ async def test_nothing_is_lost_by_workers_that_are_killed_while_the_servers_do_n
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_nothing_is_lost_under_load_by_two_servers_that_are_killed_fifteen_times(
+async def test_fifteen_kills_of_two_loaded_database_servers_lose_nothing(
     servers: list[Served], tmp_path: Path, db: str
 ) -> None:
     servers += [Served(tmp_path, db, patience=0.5) for _ in range(2)]
@@ -226,7 +222,7 @@ async def test_nothing_is_lost_under_load_by_two_servers_that_are_killed_fifteen
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_a_run_that_was_promised_by_a_server_that_died_is_submitted_by_the_next(
+async def test_run_registered_by_a_dead_server_is_submitted_by_another(
     servers: list[Served], tmp_path: Path, db: str
 ) -> None:
     server = Served(tmp_path, db)
@@ -252,9 +248,7 @@ async def test_a_run_that_was_promised_by_a_server_that_died_is_submitted_by_the
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_a_run_of_code_that_no_worker_has_waits_until_somebody_lets_it_go_on_with_the_servers(
-    servers: list[Served], tmp_path: Path, db: str
-) -> None:
+async def test_run_of_an_unknown_release_waits_for_resume(servers: list[Served], tmp_path: Path, db: str) -> None:
     server = Served(tmp_path, db)
     servers.append(server)
     server.start()
@@ -280,7 +274,7 @@ async def test_a_run_of_code_that_no_worker_has_waits_until_somebody_lets_it_go_
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_what_was_submitted_past_the_servers_is_seen_by_an_admin_alone(
+async def test_run_submitted_outside_the_servers_is_visible_to_admins_only(
     servers: list[Served], tmp_path: Path, db: str
 ) -> None:
     server = Served(tmp_path, db)
@@ -309,7 +303,7 @@ async def test_what_was_submitted_past_the_servers_is_seen_by_an_admin_alone(
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_states_are_listed_as_runs_are_shown(servers: list[Served], tmp_path: Path, db: str) -> None:
+async def test_runs_are_listed_by_their_shown_status(servers: list[Served], tmp_path: Path, db: str) -> None:
     server = Served(tmp_path, db)
     servers.append(server)
     server.start()
@@ -346,9 +340,7 @@ async def test_states_are_listed_as_runs_are_shown(servers: list[Served], tmp_pa
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_what_no_database_stores_is_a_problem_and_no_traceback(
-    servers: list[Served], tmp_path: Path, db: str
-) -> None:
+async def test_values_the_database_cannot_store_are_problems(servers: list[Served], tmp_path: Path, db: str) -> None:
     server = Served(tmp_path, db)
     servers.append(server)
     server.start()
@@ -386,9 +378,7 @@ async def test_what_no_database_stores_is_a_problem_and_no_traceback(
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_a_database_that_is_stopped_is_told_and_what_was_under_way_goes_on_when_it_is_back(
-    servers: list[Served], tmp_path: Path
-) -> None:
+async def test_database_outage_gives_503_and_runs_continue_afterwards(servers: list[Served], tmp_path: Path) -> None:
     with warnings.catch_warnings():
         # It looks for a folder for its lock, and tells everybody where there is none.
         warnings.simplefilter("ignore")
@@ -443,7 +433,7 @@ async def test_a_database_that_is_stopped_is_told_and_what_was_under_way_goes_on
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_a_second_server_under_the_executor_of_another_and_one_without_a_database_say_so_and_leave(
+async def test_used_executor_and_missing_database_end_the_server(
     servers: list[Served], tmp_path: Path, db: str
 ) -> None:
     first, second, lost = [
@@ -464,7 +454,7 @@ async def test_a_second_server_under_the_executor_of_another_and_one_without_a_d
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_an_engine_that_only_submits_makes_the_tables_and_shows_that_nothing_is_done(
+async def test_submitting_only_engine_creates_tables_and_starts_no_work(
     tmp_path: Path, postgres_url: str, db: str
 ) -> None:
     from starlette.testclient import TestClient

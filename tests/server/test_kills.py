@@ -124,9 +124,7 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV3")
-async def test_nothing_in_a_database_is_lost_by_kills_of_its_server(
-    servers: list[Served], tmp_path: Path, db: str
-) -> None:
+async def test_kills_of_a_database_server_lose_nothing(servers: list[Served], tmp_path: Path, db: str) -> None:
     servers.append(Served(tmp_path, db, patience=0.3))
 
     for client in await under_load(servers, clients=4, kills=3, seed=7):
@@ -135,9 +133,7 @@ async def test_nothing_in_a_database_is_lost_by_kills_of_its_server(
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides_it(
-    servers: list[Served], tmp_path: Path
-) -> None:
+async def test_client_decides_a_call_in_doubt_after_a_kill(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", environment={"SLOW": "1"})
     servers.append(server)
     server.start()
@@ -156,9 +152,7 @@ async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_server_is_killed_in_the_middle_of_that(
-    servers: list[Served], tmp_path: Path
-) -> None:
+async def test_kill_after_an_answer_loses_no_answered_run(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", patience=0.0, environment={"SLOW": "1"})
     servers.append(server)
     server.start()
@@ -180,7 +174,7 @@ async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_s
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_what_was_said_to_a_run_or_ends_it_is_not_lost_by_a_kill(servers: list[Served], tmp_path: Path) -> None:
+async def test_input_and_cancellation_survive_a_kill(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", environment={"SLOW": "0.2"})
     servers.append(server)
     server.start()
@@ -203,7 +197,7 @@ async def test_what_was_said_to_a_run_or_ends_it_is_not_lost_by_a_kill(servers: 
 @pytest.mark.spec("studio:SV3", "studio:SV11")
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.deep
-async def test_a_page_whose_server_was_killed_comes_back_to_its_run_and_is_asked_what_nobody_knows(
+async def test_page_reconnects_after_a_kill_and_decides_the_doubtful_call(
     servers: list[Served], tmp_path: Path, place: str
 ) -> None:
     server = Served(tmp_path, tmp_path / place, environment={"SLOW": "1"})
@@ -243,7 +237,7 @@ async def test_a_page_whose_server_was_killed_comes_back_to_its_run_and_is_asked
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.spec("studio:SV3", "interfaces:IF16")
 @pytest.mark.deep
-async def test_the_result_of_a_deferred_tool_is_not_lost_when_it_was_given_to_another_server_than_the_one_that_is_killed(
+async def test_deferred_result_given_to_another_server_survives_a_kill(
     servers: list[Served], tmp_path: Path, place: str
 ) -> None:
     holder, other = (Served(tmp_path, tmp_path / place) for _ in range(2))
@@ -280,9 +274,7 @@ def server_waits(server: Served, run: str) -> bool:
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_a_cancelled_run_whose_server_was_killed_before_it_took_note_of_that_is_not_gone_on_with(
-    servers: list[Served], tmp_path: Path
-) -> None:
+async def test_cancelled_run_is_not_resumed_after_a_kill(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs")
     servers.append(server)
     server.start()
@@ -310,7 +302,7 @@ async def test_a_cancelled_run_whose_server_was_killed_before_it_took_note_of_th
 @pytest.mark.deep
 @pytest.mark.parametrize("place", ["runs.db"])
 @pytest.mark.spec("studio:SV3")
-async def test_of_two_servers_of_one_place_one_is_killed_and_the_other_goes_on(
+async def test_killed_server_leaves_its_runs_to_the_other_server(
     servers: list[Served], tmp_path: Path, where: Path | str
 ) -> None:
     servers += [Served(tmp_path, where, patience=0.3) for _ in range(2)]
@@ -322,7 +314,7 @@ async def test_of_two_servers_of_one_place_one_is_killed_and_the_other_goes_on(
 @pytest.mark.deep
 @pytest.mark.parametrize(("place", "number"), [("runs.db", 1), ("runs", 2)])
 @pytest.mark.spec("studio:SV3")
-async def test_nothing_is_lost_under_load_by_kills_of_servers(
+async def test_kills_of_loaded_servers_lose_nothing(
     servers: list[Served], tmp_path: Path, place: str, number: int
 ) -> None:
     servers += [Served(tmp_path, tmp_path / place, patience=0.5) for _ in range(number)]
@@ -336,9 +328,7 @@ async def test_nothing_is_lost_under_load_by_kills_of_servers(
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_a_server_that_finds_more_under_way_than_it_may_have_is_ready_at_once(
-    servers: list[Served], tmp_path: Path
-) -> None:
+async def test_server_with_too_many_active_runs_is_ready_at_once(servers: list[Served], tmp_path: Path) -> None:
     many, few = (Served(tmp_path, tmp_path / "runs", options=["--max-live", most]) for most in ("8", "2"))
     servers += [many, few]
     many.start()
@@ -360,7 +350,7 @@ async def test_a_server_that_finds_more_under_way_than_it_may_have_is_ready_at_o
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_what_ends_while_a_server_that_is_told_to_stop_waits_has_ended_and_the_rest_goes_on_at_the_next_start(
+async def test_draining_server_finishes_runs_and_the_rest_continues_later(
     servers: list[Served], tmp_path: Path
 ) -> None:
     server = Served(tmp_path, tmp_path / "runs", options=["--drain", "2"], environment={"SLOW": "0.3"})
@@ -386,7 +376,7 @@ async def test_what_ends_while_a_server_that_is_told_to_stop_waits_has_ended_and
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_what_a_stop_cuts_off_is_in_doubt_at_the_next_start(servers: list[Served], tmp_path: Path) -> None:
+async def test_call_cut_off_by_shutdown_is_in_doubt_afterwards(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", options=["--drain", "0"], environment={"SLOW": "3"})
     servers.append(server)
     server.start()
@@ -408,7 +398,7 @@ async def test_what_a_stop_cuts_off_is_in_doubt_at_the_next_start(servers: list[
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_a_journal_that_no_server_registered_is_never_gone_on_with_though_somebody_put_a_yes_beside_it(
+async def test_unregistered_journal_with_prepared_answers_is_never_resumed(
     servers: list[Served], tmp_path: Path
 ) -> None:
     first, other = Served(tmp_path, tmp_path / "first", patience=0.0), Served(tmp_path, tmp_path / "other")
@@ -442,9 +432,7 @@ async def test_a_journal_that_no_server_registered_is_never_gone_on_with_though_
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_a_journal_that_is_cut_behind_its_yes_and_put_there_under_another_name_is_not_gone_on_with(
-    servers: list[Served], tmp_path: Path
-) -> None:
+async def test_truncated_copy_of_a_journal_is_not_resumed(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", patience=0.0)
     servers.append(server)
     server.start()
@@ -471,7 +459,7 @@ async def test_a_journal_that_is_cut_behind_its_yes_and_put_there_under_another_
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.spec("studio:SV3", "studio:SV4")
-def test_a_place_that_others_can_write_is_refused(servers: list[Served], tmp_path: Path, place: str) -> None:
+def test_run_folder_writable_by_others_stops_the_server(servers: list[Served], tmp_path: Path, place: str) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     there = folder if place == "runs" else folder / place
@@ -485,7 +473,7 @@ def test_a_place_that_others_can_write_is_refused(servers: list[Served], tmp_pat
 
 
 @pytest.mark.spec("studio:SV3", "studio:SV4")
-def test_a_database_that_others_can_write_is_refused(servers: list[Served], tmp_path: Path) -> None:
+def test_run_database_writable_by_others_stops_the_server(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs.db")
     servers.append(server)
     server.place.touch()

@@ -35,7 +35,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return made
 
 
-def test_a_run_that_has_ended_stays_so_whatever_is_said_of_it_later(ledger: Ledger) -> None:
+def test_ended_status_is_final(ledger: Ledger) -> None:
     ledger.write([make_status_act("one", "suspended", 2.0)])
     ledger.write([make_status_act("one", "completed", 3.0)])
 
@@ -45,7 +45,7 @@ def test_a_run_that_has_ended_stays_so_whatever_is_said_of_it_later(ledger: Ledg
     ledger.close()
 
 
-def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
+def test_decision_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
     yes, no = Answer(selected=("yes",)), Answer(selected=("no",))
     ledger.write([make_status_act("one", "suspended", 2.0)])
 
@@ -62,7 +62,7 @@ def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -
 
 
 @pytest.mark.spec("studio:SV3")
-def test_what_comes_while_a_run_lies_down_keeps_it_under_way_until_somebody_has_looked(ledger: Ledger) -> None:
+def test_message_during_suspension_keeps_the_run_active(ledger: Ledger) -> None:
     ledger.write([make_status_act("one", "running", 2.0)])
     before = ledger.woken("one")
     ledger.write([make_message_arrived_act("one")])
@@ -76,9 +76,7 @@ def test_what_comes_while_a_run_lies_down_keeps_it_under_way_until_somebody_has_
     ledger.close()
 
 
-def test_calls_that_race_for_the_first_use_and_with_the_close_leave_no_connection_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_use_and_close_leave_no_connection_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, connect = [], sqlite3.connect
     monkeypatch.setattr(
         sqlite3, "connect", lambda *args, **options: opened.append(connect(*args, **options)) or opened[-1]

@@ -64,7 +64,7 @@ def value(found: dict[Any, float], name: str, **labels: str) -> float:
 
 
 @pytest.mark.spec("studio:SV14")
-def test_what_runs_do_is_counted_as_somebody_elses_parser_reads_it(house: House) -> None:
+def test_run_metrics_parse_as_openmetrics(house: House) -> None:
     before = scraped(house)
     with house.client() as client:
         done = started(client, "quick")
@@ -92,7 +92,7 @@ def test_what_runs_do_is_counted_as_somebody_elses_parser_reads_it(house: House)
 
 
 @pytest.mark.spec("studio:SV14")
-def test_no_name_that_a_request_brings_becomes_a_label(house: House) -> None:
+def test_request_data_never_becomes_a_metric_label(house: House) -> None:
     with house.client() as client:
         run = started(client, "quick", prompt="xx-prompt")
         ended(client, run)
@@ -115,7 +115,7 @@ def test_no_name_that_a_request_brings_becomes_a_label(house: House) -> None:
 
 
 @pytest.mark.spec("studio:SV14")
-def test_the_numbers_of_everybody_are_shown_to_nobody_without_the_scope_for_them(house: House) -> None:
+def test_metrics_require_the_metrics_scope(house: House) -> None:
     told = {}
     for who in (None, "anna", "reader", "scraper", "root"):
         with house.client(who) as client:
@@ -127,7 +127,7 @@ def test_the_numbers_of_everybody_are_shown_to_nobody_without_the_scope_for_them
     assert [403, 403] == others
 
 
-async def test_models_are_counted_by_calls_tokens_and_cost_as_long_as_they_are_not_too_many(tmp_path: Path) -> None:
+async def test_model_metrics_count_calls_tokens_and_cost_with_bounded_labels(tmp_path: Path) -> None:
     from stepengine.server import metrics
 
     token = Tokens.open(tmp_path / "tokens.json").add("root", ["admin"])
@@ -164,7 +164,7 @@ async def test_models_are_counted_by_calls_tokens_and_cost_as_long_as_they_are_n
 
 
 @pytest.mark.skipif(shutil.which(PROMTOOL) is None, reason=f"needs the command {PROMTOOL} of Prometheus on PATH")
-def test_the_tool_of_prometheus_finds_nothing_wrong_with_its_older_text(house: House) -> None:
+def test_promtool_accepts_the_text_format(house: House) -> None:
     with house.client() as client:
         ended(client, started(client, "quick"))
     with house.client("scraper") as client:

@@ -85,14 +85,14 @@ def check_answer(document: dict[str, Any], name: str, answer: httpx2.Response) -
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV1")
-def test_a_validator_of_somebody_else_finds_the_document_valid(document: dict[str, Any]) -> None:
+def test_openapi_document_is_valid(document: dict[str, Any]) -> None:
     openapi_spec_validator.validate(document)
 
     assert "3.1.0" == document["openapi"]
 
 
 @pytest.mark.spec("studio:SV1")
-def test_every_route_stands_in_the_document_with_its_scope_and_nothing_else_does(document: dict[str, Any]) -> None:
+def test_document_lists_exactly_the_routes_and_scopes(document: dict[str, Any]) -> None:
     there = {(one.path, one.method.lower(), one.name, one.scope) for one in OPERATIONS}
     said = {
         (path, method, one["operationId"], one.get("x-scope"))
@@ -105,7 +105,7 @@ def test_every_route_stands_in_the_document_with_its_scope_and_nothing_else_does
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
-def test_an_operation_needs_the_scope_that_the_document_names(operation: Any, tmp_path: Path, house: House) -> None:
+def test_operation_requires_the_documented_scope(operation: Any, tmp_path: Path, house: House) -> None:
     from stepengine.server import Tokens
 
     tokens = Tokens.open(house.folder / "tokens.json")
@@ -132,7 +132,7 @@ def test_an_operation_needs_the_scope_that_the_document_names(operation: Any, tm
 
 
 @pytest.mark.spec("studio:SV33")
-def test_the_document_is_made_once_for_all_requests(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_is_generated_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_nothing(*_: Any, **__: Any) -> Any:
         raise AssertionError
 
@@ -146,7 +146,7 @@ def test_the_document_is_made_once_for_all_requests(house: House, monkeypatch: p
 
 @pytest.mark.spec("studio:SV33")
 @pytest.mark.parametrize("tags", ["{}", "W/{}", '"another", {}'])
-def test_a_client_that_has_the_document_gets_no_second_one(house: House, tags: str) -> None:
+def test_matching_etag_gets_304(house: House, tags: str) -> None:
     with house.client(None) as client:
         etag = client.get("/openapi.json").headers["etag"]
         known = client.get("/openapi.json", headers={"if-none-match": tags.format(etag)})
@@ -156,7 +156,7 @@ def test_a_client_that_has_the_document_gets_no_second_one(house: House, tags: s
     assert 200 == other.status_code
 
 
-def test_the_document_names_the_path_of_its_mount() -> None:
+def test_document_names_its_mount_path() -> None:
     document = openapi.OpenApiDocument(OPERATIONS, version="1")
     root, mounted = [document.encode(base) for base in ("", '/a"b')]
 
@@ -323,9 +323,7 @@ def asked_to_look(house: House) -> Iterator[tuple[str, httpx2.Response]]:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV1")
-def test_every_operation_answers_with_a_status_and_a_body_that_the_document_names(
-    house: House, document: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_operation_answers_as_documented(house: House, document: dict[str, Any], tmp_path: Path) -> None:
     seen: dict[str, set[int]] = {name: set() for name in NAMES}
     for name, answer in (
         *asked(house),
@@ -341,9 +339,7 @@ def test_every_operation_answers_with_a_status_and_a_body_that_the_document_name
     assert gives == {name: seen[name] & gives[name] for name in NAMES}
 
 
-async def test_what_is_not_open_yet_says_that_it_is_not_ready_as_the_document_has_it(
-    tmp_path: Path, document: dict[str, Any]
-) -> None:
+async def test_unopened_server_reports_not_ready_as_documented(tmp_path: Path, document: dict[str, Any]) -> None:
     house = House(tmp_path)
     async with house.engine() as engine:
         served = app(engine, runs=tmp_path / "runs", tokens=house.folder / "tokens.json")
@@ -355,7 +351,7 @@ async def test_what_is_not_open_yet_says_that_it_is_not_ready_as_the_document_ha
     assert (503, "stopping") == (answer.status_code, answer.json()["status"])
 
 
-def test_a_path_says_all_of_its_methods_to_who_takes_another_one(house: House, document: dict[str, Any]) -> None:
+def test_wrong_method_gets_405_with_all_allowed_methods(house: House, document: dict[str, Any]) -> None:
     with house.client() as client:
         for path, ways in document["paths"].items():
             answer = client.request("PATCH", re.sub(r"\{\w+\}", "nothing", path))
@@ -415,7 +411,7 @@ def test_a_generated_client_starts_watches_and_answers_a_run(
 @pytest.mark.skipif(
     shutil.which(GENERATOR) is None, reason=f"needs the command {GENERATOR} on PATH, from an environment of its own"
 )
-def test_the_version_of_the_generator_that_is_named_as_supported_is_what_is_tried() -> None:
+def test_named_generator_version_is_the_installed_one() -> None:
     said = subprocess.run([GENERATOR, "--version"], capture_output=True, text=True, check=True).stdout
 
     assert said.split()[-1] == COUNTERPARTS[0][1]

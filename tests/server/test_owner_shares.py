@@ -52,7 +52,7 @@ def kind_of(answer: httpx2.Response) -> str:
 
 
 @given(st.integers(1, 60), st.floats(0, 0.9), st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=200))
-def test_an_owner_without_a_slot_gets_one_while_any_is_free(
+def test_owner_without_slot_gets_one_while_any_is_free(
     slots: int, reserve: float, acts: list[tuple[str, bool]]
 ) -> None:
     shares, held = OwnerShares(slots, reserve), {name: list[ExitStack]() for name in "abcd"}
@@ -71,7 +71,7 @@ def test_an_owner_without_a_slot_gets_one_while_any_is_free(
 
 
 @pytest.mark.parametrize(("slots", "reserve", "most"), [(768, 0.25, 576), (16, 0.25, 12), (16, 0, 16), (1, 0.25, 1)])
-def test_an_owner_alone_uses_all_slots_but_the_reserve(slots: int, reserve: float, most: int) -> None:
+def test_single_owner_uses_all_slots_but_the_reserve(slots: int, reserve: float, most: int) -> None:
     shares, used = OwnerShares(slots, reserve), 0
     with ExitStack() as stack:
         while shares.has_room("anna"):
@@ -82,7 +82,7 @@ def test_an_owner_alone_uses_all_slots_but_the_reserve(slots: int, reserve: floa
 
 
 @pytest.mark.parametrize("reserve", [-0.1, 1, float("nan"), True, "0.5"])
-def test_a_reserve_that_is_no_part_is_refused(reserve: Any) -> None:
+def test_invalid_reserve_raises(reserve: Any) -> None:
     with pytest.raises(Exception, match="from 0 up to 1"):
         Caps(reserve=reserve)
 
@@ -104,7 +104,7 @@ STREAMED = {
 
 @pytest.mark.spec("studio:SV34")
 @pytest.mark.parametrize("protocol", STREAMED)
-def test_streams_over_a_share_are_refused_before_anything_happens(house: House, protocol: str) -> None:
+def test_streams_above_an_owner_share_are_rejected_without_effect(house: House, protocol: str) -> None:
     method, path, body = STREAMED[protocol]
     with house.client() as client, house.client("bob") as other:
         run = started(client)
@@ -122,7 +122,7 @@ def test_streams_over_a_share_are_refused_before_anything_happens(house: House, 
 
 
 @pytest.mark.spec("studio:SV34")
-def test_a_caller_with_all_of_its_streams_still_cancels_its_runs(house: House) -> None:
+def test_caller_with_all_streams_open_can_cancel_runs(house: House) -> None:
     with house.client() as client:
         run = started(client)
         with streams(client, run, SHARE):
@@ -132,7 +132,7 @@ def test_a_caller_with_all_of_its_streams_still_cancels_its_runs(house: House) -
 
 
 @pytest.mark.spec("studio:SV34")
-def test_a_closed_stream_makes_room_for_another_one(house: House) -> None:
+def test_closed_stream_frees_its_slot(house: House) -> None:
     with house.client() as client:
         run = started(client)
         with streams(client, run, SHARE):
@@ -146,7 +146,7 @@ def test_a_closed_stream_makes_room_for_another_one(house: House) -> None:
 
 
 @pytest.mark.spec("studio:SV34")
-def test_a_caller_without_a_request_among_others_gets_503(tmp_path: Path) -> None:
+def test_request_without_free_slot_gets_503(tmp_path: Path) -> None:
     with House(tmp_path, caps=Caps(at_once=1)).open() as house, house.client() as client, house.client("bob") as other:
         run = started(client)
         with streams(client, run, 1):
@@ -156,7 +156,7 @@ def test_a_caller_without_a_request_among_others_gets_503(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("studio:SV32")
-def test_event_streams_over_their_quota_are_refused(tmp_path: Path) -> None:
+def test_event_streams_above_their_quota_are_rejected(tmp_path: Path) -> None:
     with House(tmp_path, quotas=Quotas(event_streams=2)).open() as house, house.client() as client:
         run = started(client)
         with streams(client, run, 2):
@@ -205,7 +205,7 @@ async def test_streams_of_one_token_leave_connections_for_others(tmp_path: Path)
 
 
 @pytest.mark.spec("interfaces:IF13")
-def test_waiting_runs_of_one_owner_leave_room_for_those_of_others(tmp_path: Path) -> None:
+def test_waiting_runs_of_one_owner_leave_room_for_others(tmp_path: Path) -> None:
     with House(tmp_path, max_live=8).open() as house, house.client() as client, house.client("bob") as other:
         runs = [started(client) for _ in range(6)]
         refused = client.post("/runs", json={"agent": "asker"})
@@ -343,9 +343,7 @@ def test_long_searches_of_one_owner_leave_threads_to_others(tmp_path: Path, monk
 
 
 @pytest.mark.spec("studio:SV12")
-def test_an_owner_that_opens_many_mcp_sessions_ends_its_own_oldest(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mcp_session_above_the_limit_closes_the_owners_oldest(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned_sessions, "SESSIONS_PER_OWNER", 4)
     with house.client() as client, house.client("bob") as other:
         of_bob, first, second = opened_session(other), opened_session(client), opened_session(client)

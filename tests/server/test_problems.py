@@ -50,14 +50,14 @@ def document_of(error: Exception, **members: Any) -> dict[str, Any]:
 
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("kind", ALL)
-def test_every_error_of_ours_is_a_problem_with_a_kind_of_its_own(kind: type[StepEngineError]) -> None:
+def test_every_error_class_has_its_own_problem_kind(kind: type[StepEngineError]) -> None:
     document = document_of(kind("what was wrong"))
 
     assert 400 <= document["status"] < 600
     assert kind.__name__.lower() == document["type"].removeprefix("urn:stepengine:problem:").replace("_", "")
 
 
-def test_what_who_runs_the_server_can_mend_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_configuration_error_is_logged_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
     document = document_of(MissingKey("ANTHROPIC_API_KEY is not set"))
 
     assert "ANTHROPIC_API_KEY" not in json.dumps(document)
@@ -84,9 +84,7 @@ def test_what_who_runs_the_server_can_mend_is_logged_and_not_told(caplog: pytest
         (HTTPException(418), 418, {"type": "urn:stepengine:problem:http_418"}),
     ],
 )
-def test_an_error_is_told_with_its_status_and_what_a_client_needs_to_go_on(
-    error: Exception, status: int, said: dict[str, Any]
-) -> None:
+def test_errors_map_to_status_and_members(error: Exception, status: int, said: dict[str, Any]) -> None:
     document = document_of(error, **({"open": [{"id": "q4"}]} if isinstance(error, AnswerRejected) else {}))
 
     assert status == document["status"]
@@ -98,7 +96,7 @@ def test_an_error_is_told_with_its_status_and_what_a_client_needs_to_go_on(
 @pytest.mark.parametrize(
     "error", [KeyError("hunter2"), HandlerError("hunter2", location="/srv/a.py:3"), OSError(2, "hunter2")]
 )
-def test_what_failed_inside_is_logged_and_not_told(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_is_logged_and_hidden(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     document = document_of(error)
 
     assert 500 == document["status"]
@@ -109,7 +107,7 @@ def test_what_failed_inside_is_logged_and_not_told(error: Exception, caplog: pyt
 @pytest.mark.parametrize(
     ("wait", "header"), [(1.2, "2"), (0, "0"), (None, None), (-1, None), (float("inf"), None), (float("nan"), None)]
 )
-def test_how_long_a_provider_wants_to_be_left_alone_is_passed_on(wait: float | None, header: str | None) -> None:
+def test_provider_retry_after_is_forwarded(wait: float | None, header: str | None) -> None:
     problem = problem_of(ModelError("key sk-1 is over its quota", retry_after=wait))
 
     assert (502, header) == (problem.status, problem.headers.get("Retry-After"))
@@ -124,14 +122,14 @@ FOREIGN = st.recursive(
 
 
 @given(st.text(), st.dictionaries(st.text(max_size=10), FOREIGN, max_size=5))
-def test_a_problem_is_a_document_whatever_its_words_and_values_are(message: str, members: dict[str, Any]) -> None:
+def test_problem_is_valid_json_for_any_text_and_members(message: str, members: dict[str, Any]) -> None:
     document = document_of(Problem(message, status=409, kind="odd", members=members))
 
     assert ("urn:stepengine:problem:odd", 409) == (document["type"], document["status"])
     assert document["detail"] == visible(document["detail"])
 
 
-def test_a_problem_is_of_a_bounded_size() -> None:
+def test_problem_size_is_bounded() -> None:
     deep: Any = []
     for _ in range(1_000):
         deep = [deep]
@@ -142,7 +140,7 @@ def test_a_problem_is_of_a_bounded_size() -> None:
     assert len(bytes(huge.response().body)) < 3_000_000
 
 
-def test_what_a_problem_says_of_itself_is_not_overwritten_by_what_was_sent() -> None:
+def test_members_do_not_override_problem_fields() -> None:
     made = Problem("no", status=409, kind="odd", members={"status": 200, "type": "x", "detail": "y"})
 
     assert (409, "urn:stepengine:problem:odd", "no") == tuple(made.document()[k] for k in ("status", "type", "detail"))
@@ -150,7 +148,7 @@ def test_what_a_problem_says_of_itself_is_not_overwritten_by_what_was_sent() -> 
 
 
 @pytest.mark.spec("replay:J51", "studio:SV4")
-def test_a_damaged_journal_is_a_conflict_that_names_the_record_and_no_path(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_journal_is_409_with_its_record_and_no_path(caplog: pytest.LogCaptureFixture) -> None:
     document = document_of(
         JournalCorrupt("record 7 (byte 90) of /home/me/runs/a.jsonl is nested deeper than 232 levels")
     )

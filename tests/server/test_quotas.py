@@ -41,7 +41,7 @@ OVER = "urn:stepengine:problem:quota_exceeded"
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV32")
-def test_one_token_cannot_write_hundreds_of_megabytes(tmp_path: Path) -> None:
+def test_one_token_cannot_store_hundreds_of_megabytes(tmp_path: Path) -> None:
     """Six waiting runs, 25 messages of 0.9 MB each: 135 MB in mailboxes without a quota. A run copies what it reads into its journal."""
     with House(tmp_path).open() as house, house.client() as client:
         runs = [started(client, "listener") for _ in range(6)]
@@ -59,7 +59,7 @@ def test_one_token_cannot_write_hundreds_of_megabytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("studio:SV32")
-def test_messages_and_starts_over_the_bytes_of_a_minute_are_refused(tmp_path: Path, places: dict[str, Any]) -> None:
+def test_messages_and_starts_above_bytes_per_minute_are_rejected(tmp_path: Path, places: dict[str, Any]) -> None:
     with House(tmp_path, quotas=Quotas(bytes_per_minute=100_000), **places).open() as house, house.client() as client:
         run = started(client, "listener")
         message = {"topic": "other", "value": "x" * 30_000}
@@ -79,7 +79,7 @@ def test_messages_and_starts_over_the_bytes_of_a_minute_are_refused(tmp_path: Pa
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV32")
-def test_stored_bytes_are_those_of_journals_mailboxes_and_requests(tmp_path: Path, places: dict[str, Any]) -> None:
+def test_stored_bytes_count_journals_mailboxes_and_requests(tmp_path: Path, places: dict[str, Any]) -> None:
     with House(tmp_path, quotas=Quotas(stored_bytes=200_000), **places).open() as house, house.client() as client:
         # Its journal holds the prompt several times.
         run = started(client, "quick", "x" * 60_000)
@@ -96,7 +96,7 @@ def test_stored_bytes_are_those_of_journals_mailboxes_and_requests(tmp_path: Pat
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV32", "studio:SV7")
-def test_waiting_runs_count_as_open_and_are_never_refused_their_answers(tmp_path: Path, places: dict[str, Any]) -> None:
+def test_waiting_runs_count_as_open_and_accept_answers(tmp_path: Path, places: dict[str, Any]) -> None:
     limits = Quotas(open_runs=3, bytes_per_minute=2_000)
     with House(tmp_path, quotas=limits, wait_for_answers=0, **places).open() as house, house.client() as client:
         runs = [started(client, "asker") for _ in range(3)]
@@ -123,7 +123,7 @@ def test_waiting_runs_count_as_open_and_are_never_refused_their_answers(tmp_path
 
 @pytest.mark.spec("studio:SV32")
 @pytest.mark.parametrize("options", [{"quotas": Quotas(open_runs=1)}, {"max_live": 1}])
-def test_a_repeated_start_is_answered_over_a_quota_and_while_the_server_is_full(
+def test_repeated_start_is_answered_despite_quota_or_full_server(
     tmp_path: Path, places: dict[str, Any], options: dict[str, Any]
 ) -> None:
     with House(tmp_path, **options, **places).open() as house, house.client() as client:
@@ -138,7 +138,7 @@ def test_a_repeated_start_is_answered_over_a_quota_and_while_the_server_is_full(
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV32", "studio:SV7")
-def test_runs_of_a_database_have_the_same_quotas(db: str, tmp_path: Path) -> None:
+def test_quotas_hold_for_runs_in_a_database(db: str, tmp_path: Path) -> None:
     house = House(tmp_path)
     agents = [one for one in AGENTS if one.id in ("asker", "listener")]
     engine = DurableEngine(agents, db=db, polling=0.1)
@@ -169,7 +169,7 @@ def test_runs_of_a_database_have_the_same_quotas(db: str, tmp_path: Path) -> Non
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV7")
-def test_a_nul_in_a_run_of_a_database_breaks_no_list(db: str, tmp_path: Path) -> None:
+def test_nul_in_a_database_run_breaks_no_list(db: str, tmp_path: Path) -> None:
     house = House(tmp_path)
     engine = DurableEngine([one for one in AGENTS if one.id in ("asker", "listener")], db=db, polling=0.1)
     with (
@@ -192,7 +192,7 @@ def test_a_nul_in_a_run_of_a_database_breaks_no_list(db: str, tmp_path: Path) ->
 
 
 @pytest.mark.spec("studio:SV32")
-def test_a_message_that_is_there_already_is_not_counted_again(tmp_path: Path) -> None:
+def test_repeated_message_is_not_counted_again(tmp_path: Path) -> None:
     with House(tmp_path, quotas=Quotas(bytes_per_minute=100_000)).open() as house, house.client() as client:
         run = started(client, "listener")
         message = {"topic": "other", "value": "x" * 30_000, "id": "one"}
@@ -222,7 +222,7 @@ def test_refusals_are_counted_by_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("studio:SV32")
-async def test_bytes_of_a_minute_come_back_after_it_and_one_large_fork_is_admitted() -> None:
+async def test_bytes_per_minute_recover_and_admit_one_large_request() -> None:
     now, measured = [100.0], [0]
 
     async def measure(_: str) -> QuotaUsage:
@@ -244,7 +244,7 @@ async def test_bytes_of_a_minute_come_back_after_it_and_one_large_fork_is_admitt
 
 
 @pytest.mark.spec("studio:SV32")
-async def test_what_fails_is_not_counted_and_what_is_not_stored_yet_is() -> None:
+async def test_failed_requests_are_not_counted_and_pending_ones_are() -> None:
     async def measure(_: str) -> QuotaUsage:
         return QuotaUsage(stored_bytes=50)
 
@@ -264,7 +264,7 @@ async def test_what_fails_is_not_counted_and_what_is_not_stored_yet_is() -> None
 
 
 @pytest.mark.spec("studio:SV32")
-def test_quotas_are_written_with_units_and_others_are_refused_with_what_would_do() -> None:
+def test_quota_options_parse_units_and_reject_others() -> None:
     assert Quotas() == parse_quotas([])
     assert Quotas(open_runs=7, stored_bytes=2 * 1024 * MIB, bytes_per_minute=None) == parse_quotas(
         ["open-runs=7", "stored-bytes=2GiB", "bytes-per-minute=none"]
@@ -276,7 +276,7 @@ def test_quotas_are_written_with_units_and_others_are_refused_with_what_would_do
         parse_quotas(["open-runs=0"])
 
 
-def test_defaults_are_above_a_thousand_runs_at_once() -> None:
+def test_default_quotas_allow_a_thousand_concurrent_runs() -> None:
     limits = Quotas()
 
     assert limits.open_runs is not None

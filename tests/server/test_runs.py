@@ -174,7 +174,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF13")
-def test_a_run_of_a_database_that_is_suspended_shows_what_it_asks_however_its_looks_fall(
+def test_suspended_database_run_always_shows_its_questions(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -195,7 +195,7 @@ def test_a_run_of_a_database_that_is_suspended_shows_what_it_asks_however_its_lo
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV7")
-def test_a_run_of_a_database_shows_what_it_gave_also_when_nobody_could_say_that_it_was_submitted(
+def test_database_run_shows_its_output_without_submission_note(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -212,7 +212,7 @@ def test_a_run_of_a_database_shows_what_it_gave_also_when_nobody_could_say_that_
 
 
 @pytest.mark.spec("interfaces:IF13", "interfaces:IF15", "interfaces:IF18")
-def test_a_run_is_started_watched_answered_and_read_whatever_it_is_kept_in(server: Server) -> None:
+def test_run_is_started_watched_answered_and_read(server: Server) -> None:
     with server.running():
         path = server.start("asking", "Rome")
         waiting = server.look(path, until="suspended")
@@ -235,7 +235,7 @@ def test_a_run_is_started_watched_answered_and_read_whatever_it_is_kept_in(serve
     assert "deployed to Rome on Friday" == again[-1]["output"]
 
 
-def test_what_has_been_read_to_its_end_is_read_no_further(server: Server) -> None:
+def test_events_after_the_last_id_give_204(server: Server) -> None:
     with server.running():
         path = server.start("sleeping")
         server.look(path, until="completed")
@@ -249,7 +249,7 @@ def test_what_has_been_read_to_its_end_is_read_no_further(server: Server) -> Non
 
 
 @pytest.mark.spec("interfaces:IF13", "studio:SV3")
-def test_an_idempotency_key_is_one_run_over_a_restart_and_not_for_another_request(server: Server) -> None:
+def test_idempotency_key_names_one_run_across_restarts(server: Server) -> None:
     key = {"idempotency-key": "order-17"}
     with server.running():
         first, second = server.start("receiving", "Rome", **key), server.start("receiving", "Rome", **key)
@@ -264,7 +264,7 @@ def test_an_idempotency_key_is_one_run_over_a_restart_and_not_for_another_reques
 
 
 @pytest.mark.spec("studio:SV3")
-def test_what_was_under_way_goes_on_at_the_next_start_and_a_strange_journal_does_not(server: Server) -> None:
+def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: Server) -> None:
     with server.running():
         path = server.start("receiving", "Rome", of="ann")
         server.look(path, until="suspended")
@@ -290,7 +290,7 @@ def test_what_was_under_way_goes_on_at_the_next_start_and_a_strange_journal_does
 
 
 @pytest.mark.spec("studio:SV4", "interfaces:IF13")
-def test_the_runs_of_others_are_not_there(server: Server) -> None:
+def test_runs_of_other_owners_are_hidden(server: Server) -> None:
     with server.running():
         path = server.start("asking", "Rome")
         question = server.look(path, until="suspended")["questions"][0]["id"]
@@ -311,7 +311,7 @@ def test_the_runs_of_others_are_not_there(server: Server) -> None:
 
 
 @pytest.mark.spec("interfaces:IF15")
-def test_answers_are_taken_all_or_none_and_once(server: Server) -> None:
+def test_answers_are_accepted_all_or_none_and_once(server: Server) -> None:
     with server.running():
         path = server.start("asking", "Rome")
         question = server.look(path, until="suspended")["questions"][0]["id"]
@@ -327,7 +327,7 @@ def test_answers_are_taken_all_or_none_and_once(server: Server) -> None:
 
 
 @pytest.mark.spec("studio:SV4")
-def test_of_many_who_answer_at_once_one_is_taken_and_the_others_are_told(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_answers_is_accepted(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     server = Server(tmp_path)
@@ -349,7 +349,7 @@ def test_of_many_who_answer_at_once_one_is_taken_and_the_others_are_told(tmp_pat
 
 
 @pytest.mark.spec("interfaces:IF16")
-def test_a_run_is_cancelled_once_and_for_all_and_what_has_ended_takes_nothing(server: Server) -> None:
+def test_cancel_is_idempotent_and_ended_runs_accept_nothing(server: Server) -> None:
     with server.running():
         # In a database no call of a deferred tool waits.
         path, talking = server.start("receiving"), server.start("receiving" if server.db else "talking")
@@ -369,7 +369,7 @@ def test_a_run_is_cancelled_once_and_for_all_and_what_has_ended_takes_nothing(se
 
 
 @pytest.mark.spec("interfaces:IF13")
-def test_one_run_more_than_may_be_under_way_is_refused_until_one_has_ended(tmp_path: Path) -> None:
+def test_run_above_max_live_is_rejected_until_one_ends(tmp_path: Path) -> None:
     server = Server(tmp_path, max_live=2)
     with server.running():
         talking = [server.start("talking"), server.start("talking")]
@@ -383,7 +383,7 @@ def test_one_run_more_than_may_be_under_way_is_refused_until_one_has_ended(tmp_p
 
 
 @pytest.mark.spec("studio:SV4")
-def test_what_is_for_good_or_edits_a_call_needs_the_scope_admin(tmp_path: Path) -> None:
+def test_permanent_and_editing_operations_need_the_admin_scope(tmp_path: Path) -> None:
     server = Server(tmp_path)
     with server.running():
         path = server.start("asking", "Rome")
@@ -403,7 +403,7 @@ def test_what_is_for_good_or_edits_a_call_needs_the_scope_admin(tmp_path: Path) 
 
 
 @pytest.mark.spec("studio:SV2")
-def test_a_fork_goes_on_from_the_middle_as_a_run_of_its_own(server: Server) -> None:
+def test_fork_continues_from_the_middle_as_a_new_run(server: Server) -> None:
     with server.running():
         path = server.start("asking", "Rome")
         question = server.look(path, until="suspended")["questions"][0]["id"]
@@ -448,7 +448,7 @@ def test_an_ended_run_has_the_warnings_of_its_children(server: Server) -> None:
 
 
 @pytest.mark.spec("studio:SV31")
-def test_a_run_that_waits_reports_what_it_waits_for_and_when_it_wakes(server: Server) -> None:
+def test_waiting_run_reports_its_waits_and_wake_time(server: Server) -> None:
     with server.running():
         for_message = server.look(server.start("receiving", "x"), until="suspended")
         path = server.start("dozing")
@@ -470,7 +470,7 @@ def test_a_run_that_waits_reports_what_it_waits_for_and_when_it_wakes(server: Se
 
 
 @pytest.mark.spec("studio:ST2")
-def test_the_model_of_a_run_is_chosen_by_an_admin_alone_and_stands_in_its_record(server: Server) -> None:
+def test_model_choice_needs_admin_and_is_recorded(server: Server) -> None:
     wanted = {"agent": "saying", "model": "test/other"}
     with server.running():
         refused = server.ask("POST", "/runs", wanted)
@@ -488,7 +488,7 @@ def test_the_model_of_a_run_is_chosen_by_an_admin_alone_and_stands_in_its_record
 
 @pytest.mark.spec("studio:SV4", "interfaces:IF13")
 @pytest.mark.parametrize("agent", ["../sleeping", "./sleeping", "sleep_ing", "Sleeping", " sleeping", "sleeping@1", ""])
-def test_only_what_the_list_of_agents_says_is_the_name_of_one(tmp_path: Path, agent: str) -> None:
+def test_only_listed_agent_ids_start_runs(tmp_path: Path, agent: str) -> None:
     server = Server(tmp_path)
     engine = Engine([*AGENTS, AgentDefinition("sleep-ing", handle_steps=sleeping)])
     with TestClient(app(engine, tokens=server.tokens, runs=tmp_path / "runs"), base_url="http://localhost") as client:
@@ -502,7 +502,7 @@ def test_only_what_the_list_of_agents_says_is_the_name_of_one(tmp_path: Path, ag
 
 
 @pytest.mark.spec("studio:SV4")
-def test_what_is_cut_off_is_done_again_only_when_an_admin_says_so(tmp_path: Path) -> None:
+def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
     server = Server(tmp_path)
     DONE.clear()
     with server.running():
@@ -536,7 +536,7 @@ def test_what_is_cut_off_is_done_again_only_when_an_admin_says_so(tmp_path: Path
     assert (202, "deployed to Rome on Friday") == (agreed, done["output"])
 
 
-def test_conversations_of_two_callers_who_name_them_alike_are_two(tmp_path: Path) -> None:
+def test_equal_session_names_of_two_callers_are_separate_sessions(tmp_path: Path) -> None:
     from stepengine.sessions import MemorySessions
 
     seen: list[int] = []
@@ -570,7 +570,7 @@ def test_conversations_of_two_callers_who_name_them_alike_are_two(tmp_path: Path
 
 
 @pytest.mark.spec("studio:SV4")
-def test_who_may_not_answer_says_nothing_in_a_conversation_where_what_is_said_may_be_an_answer(tmp_path: Path) -> None:
+def test_caller_without_answer_scope_cannot_speak_in_sessions(tmp_path: Path) -> None:
     from stepengine.sessions import MemorySessions
 
     tokens = Tokens.open(tmp_path / "tokens.json")
@@ -587,7 +587,7 @@ def test_who_may_not_answer_says_nothing_in_a_conversation_where_what_is_said_ma
     assert [403, 202, 202, 202] == told
 
 
-def test_users_of_an_application_come_in_by_its_own_check(tmp_path: Path) -> None:
+def test_application_check_identifies_users(tmp_path: Path) -> None:
     def known(request: Any) -> Caller | None:
         name = request.headers.get("x-user")
         return Caller(name, {"read", "run"}) if name in ("ann", "bob") else None
@@ -603,7 +603,7 @@ def test_users_of_an_application_come_in_by_its_own_check(tmp_path: Path) -> Non
     assert [200, 404, 401] == found
 
 
-def test_two_servers_of_one_place_pass_on_what_is_said(tmp_path: Path) -> None:
+def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> None:
     """
     The second one has no run in hands: it shows them from their journals.
     """
@@ -647,7 +647,7 @@ def test_two_servers_of_one_place_pass_on_what_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("studio:SV3", "interfaces:IF16")
-def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_another_one(tmp_path: Path) -> None:
+def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path) -> None:
     tokens = Tokens.open(tmp_path / "tokens.json")
     headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
     made = [
@@ -670,7 +670,7 @@ def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_
 
 
 @pytest.mark.speed
-def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:
+def test_concurrent_starts_are_registered_in_one_write(tmp_path: Path) -> None:
     written: list[int] = []
     write = Ledger.write
 
@@ -741,7 +741,7 @@ async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) ->
 
 
 @pytest.mark.spec("studio:SV13")
-def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_read(tmp_path: Path) -> None:
+def test_ended_run_is_completed_even_while_its_row_is_read(tmp_path: Path) -> None:
     from stepengine.server.run_requests import StartRequest
     from stepengine.server.runs import Runs
 
@@ -784,7 +784,7 @@ def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_r
 
 
 @pytest.mark.deep
-def test_an_answer_that_comes_while_a_run_is_suspended_for_want_of_it_is_taken_at_whatever_moment(
+def test_answer_is_accepted_at_any_moment_of_suspension(
     tmp_path: Path,
 ) -> None:
     with House(tmp_path, wait_for_answers=0.03, max_live=1_000).open() as house, house.client() as client:

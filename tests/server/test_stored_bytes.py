@@ -108,7 +108,7 @@ SENT = [
 @pytest.mark.spec("studio:SV35")
 @pytest.mark.parametrize("size", [5_000, 40_000])
 @pytest.mark.parametrize("what", SENT)
-def test_a_text_that_was_sent_is_stored_at_most_three_times(house: House, what: str, size: int) -> None:
+def test_sent_text_is_stored_at_most_three_times(house: House, what: str, size: int) -> None:
     marked = text_of(size)
     with house.client() as client:
         send(client, what, marked)
@@ -130,7 +130,7 @@ def stored_texts(house: House) -> list[str]:
 
 
 @pytest.mark.spec("studio:SV35")
-def test_other_scripts_take_their_bytes_and_are_found(house: House) -> None:
+def test_non_latin_text_is_stored_unescaped_and_found(house: House) -> None:
     with house.client() as client:
         name = run(client, prompt="Ärger mit \u0434\u043e\u043c\u043e\u043c")
         found = [one["run_id"] for one in client.get("/runs", params={"search": "\u0434\u043e\u043c"}).json()["runs"]]
@@ -140,7 +140,7 @@ def test_other_scripts_take_their_bytes_and_are_found(house: House) -> None:
 
 
 @pytest.mark.spec("studio:SV11", "studio:SV35")
-def test_a_conversation_continues_with_its_long_texts(house: House) -> None:
+def test_session_continues_with_its_long_texts(house: House) -> None:
     first, second = text_of(40_000), text_of(3_000)
     with house.client() as client:
         say(client, "t", first)
@@ -153,7 +153,7 @@ def test_a_conversation_continues_with_its_long_texts(house: House) -> None:
 
 
 @pytest.mark.spec("studio:SV32")
-def test_what_a_conversation_left_counts_as_stored(house: House) -> None:
+def test_stored_session_state_counts_as_stored_bytes(house: House) -> None:
     with house.client() as client:
         run(client, session_id="s", turn=True)
     place = Path(house.options.get("runs", house.folder / "runs"))
@@ -183,7 +183,7 @@ TEXTS = st.one_of(
     st.dictionaries(st.sampled_from(["$blob", "$obj", "a"]), TEXTS),
     st.lists(TEXTS, max_size=3),
 )
-def test_a_state_is_the_same_whether_its_journal_has_its_texts_or_not(
+def test_state_roundtrips_with_or_without_its_texts_in_the_journal(
     said: list[str], context: dict[str, str], recorded: list[str]
 ) -> None:
     messages = [UserMessage(text) if number % 2 == 0 else AssistantMessage(text) for number, text in enumerate(said)]
@@ -205,14 +205,14 @@ class FakeJournal:
         return json.dumps({"kind": "blob", "data": {"texts": self.texts}}).encode()
 
 
-def test_a_state_is_stored_whole_beside_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
+def test_state_is_stored_whole_without_a_readable_journal(tmp_path: Path) -> None:
     state = AgentState.from_messages([UserMessage("a" * 1_000)])
     journal = FileJournal(tmp_path / "missing.jsonl")
 
     assert state == decode_state(encode_state(state, journal), journal)
 
 
-def test_a_state_whose_text_is_gone_from_its_journal_is_refused() -> None:
+def test_state_with_a_missing_text_raises() -> None:
     state, journal = AgentState.from_messages([UserMessage("a" * 1_000)]), FakeJournal(["a" * 1_000])
     stored = encode_state(state, journal)  # type: ignore[arg-type]
     journal.texts = []
@@ -230,7 +230,7 @@ OVERHEAD = 8_000_000
 @pytest.mark.memory
 @pytest.mark.spec("studio:SV35")
 @pytest.mark.parametrize("what", SENT)
-async def test_a_server_stores_at_most_three_times_the_bytes_that_came_in(tmp_path: Path, what: str) -> None:
+async def test_server_stores_at_most_three_times_the_received_bytes(tmp_path: Path, what: str) -> None:
     agents = tmp_path / "agents.py"
     agents.write_text(AGENTS_FILE)
     server = Served(tmp_path, tmp_path / "runs", options=["--share", "note"], agents=agents)

@@ -97,7 +97,7 @@ def id_after(events: list[Event]) -> str | None:
     return place
 
 
-def test_who_saw_any_part_of_a_run_live_gets_from_its_journal_what_is_missing_and_nothing_twice() -> None:
+def test_live_reader_gets_the_missing_events_from_the_journal_once() -> None:
     journal = MemoryJournal()
     live = recorded(journal)
     told = asyncio.run(all_of(follow_events(journal)))
@@ -111,7 +111,7 @@ def test_who_saw_any_part_of_a_run_live_gets_from_its_journal_what_is_missing_an
         assert keys == Counter([make_event_key(one) for one in (*seen, *past.new) if is_in_both_streams(one)]), count
 
 
-def test_who_saw_any_part_of_the_journal_gets_the_rest_live_and_nothing_twice() -> None:
+def test_journal_reader_gets_the_remaining_events_live_once() -> None:
     journal = MemoryJournal()
     live = recorded(journal)
 
@@ -179,7 +179,7 @@ def give_result(client: httpx2.Client, run: str, call: str) -> None:
 WHOLE = ["run_started", "tool_started", "tool_finished", "run_finished"]
 
 
-def test_the_first_who_watches_a_run_that_went_on_after_a_stop_sees_what_was_before_and_no_end_in_between(
+def test_watcher_after_restart_sees_earlier_events_and_one_end(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path)
@@ -211,7 +211,7 @@ def houses(tmp_path: Path) -> Iterator[list[House]]:
         yield [stack.enter_context(one.open()) for one in (first, copy(first))]
 
 
-def test_who_asks_two_servers_by_turns_sees_each_event_once(houses: list[House]) -> None:
+def test_reader_alternating_between_servers_sees_each_event_once(houses: list[House]) -> None:
     clients = [one.client() for one in houses]
     run = started(clients[0], "booker")
     has_it = read(clients[0], run, None, "tool_started")
@@ -235,9 +235,7 @@ def test_who_asks_two_servers_by_turns_sees_each_event_once(houses: list[House])
     assert "events_dropped" not in [event["type"] for _, event in seen]
 
 
-def test_all_who_follow_a_journal_share_what_was_made_of_it_until_nobody_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_followers_share_one_journal_reader_until_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.jsonl"
     recorded(FileJournal(path))
     lines = path.read_bytes().splitlines(keepends=True)
@@ -277,9 +275,7 @@ def test_all_who_follow_a_journal_share_what_was_made_of_it_until_nobody_does(
     assert found[0] == [event.id for event in asyncio.run(all_of(follow_events(FileJournal(path))))]
 
 
-def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everything_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A thread cannot be cancelled: it reads on when its reader has gone, and beside it nobody may.
     """
@@ -323,9 +319,7 @@ def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everyt
     assert [event.id for event in asyncio.run(all_of(follow_events(journal)))] == [event.id for event in found]
 
 
-def test_who_comes_late_gets_what_is_not_kept_any_more_from_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     recorded(journal)
     whole = asyncio.run(all_of(follow_events(journal)))
@@ -353,9 +347,7 @@ def test_who_comes_late_gets_what_is_not_kept_any_more_from_the_journal(
     asyncio.run(main())
 
 
-def test_who_comes_back_to_what_is_kept_does_not_read_the_journal_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_of_kept_events_does_not_reread_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     recorded(journal)
     whole = asyncio.run(all_of(follow_events(journal)))
@@ -385,7 +377,7 @@ def test_who_comes_back_to_what_is_kept_does_not_read_the_journal_again(
 
 
 @pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
-def test_whether_somebody_has_a_run_is_known_without_reading_it(tmp_path: Path, place: str) -> None:
+def test_held_journal_is_detected_without_reading_it(tmp_path: Path, place: str) -> None:
     path = tmp_path / place
     journal = SqliteJournal(path, "one") if place == "runs.db" else FileJournal(path)
     before = journal.is_held()
@@ -402,7 +394,7 @@ def _is_begun(journal: Any) -> bool:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
-def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
+def test_start_taken_over_by_another_server_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """
@@ -429,9 +421,7 @@ def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
 
 
 @pytest.mark.deep
-def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_is_not_read_while_another_server_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_by: list[str] = []
     ended_of = run_launcher.find_recorded_end
     monkeypatch.setattr(
@@ -458,7 +448,7 @@ def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gon
     assert 1 == len(read_by)
 
 
-def test_who_watches_without_the_scope_debug_is_shown_what_tools_gave_and_no_final_state() -> None:
+def test_stream_without_debug_scope_omits_the_final_state() -> None:
     tool_result = ToolFinished(tool_name="t", result=ToolResult.text("given"), run_id="r", epoch="00000000", index=1)
     finished = RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState()))
 
@@ -470,7 +460,7 @@ def test_who_watches_without_the_scope_debug_is_shown_what_tools_gave_and_no_fin
     assert ("result" in shown(finished, full=True), "result" in shown(finished, full=False)) == (True, False)
 
 
-async def test_events_that_are_there_go_out_together() -> None:
+async def test_ready_events_are_sent_in_one_piece() -> None:
     shown = [RunStarted(own_id="r", agent_id="a", run_id="r", epoch="00000000", index=number) for number in range(20)]
 
     async def events() -> Any:
@@ -494,7 +484,7 @@ async def test_events_that_are_there_go_out_together() -> None:
     "key", ["shop-0123456789abcdef", 'shop-"01234\\56789', "shop-01234\n56789", "shop-0123é456789"]
 )
 @pytest.mark.parametrize("around", ["{}", "it is {}."])
-async def test_no_event_shows_a_key_that_the_process_knows(key: str, around: str) -> None:
+async def test_events_show_no_known_key(key: str, around: str) -> None:
     async def events() -> Any:
         yield RunStarted(own_id="r", agent_id="a", prompt=around.format(key), run_id="r", epoch="00000000")
         yield RunStarted(

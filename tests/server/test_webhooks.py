@@ -86,7 +86,7 @@ def sent(
 
 
 @pytest.mark.spec("studio:SV13")
-def test_a_signature_is_the_one_that_anybody_makes_by_its_description() -> None:
+def test_signature_is_hmac_sha256_over_time_and_body() -> None:
     made = hmac.new(b"secret", b"1700000000." + b'{"a":1}', hashlib.sha256).hexdigest()
 
     assert f"t=1700000000,v1={made}" == sign("secret", b'{"a":1}', 1_700_000_000)
@@ -94,7 +94,7 @@ def test_a_signature_is_the_one_that_anybody_makes_by_its_description() -> None:
 
 @given(st.binary(max_size=200), st.text(min_size=1, max_size=20), st.integers(0, 10**11), st.integers(-400, 400))
 @pytest.mark.spec("studio:SV13")
-def test_what_was_signed_is_verified_for_five_minutes_both_ways(body: bytes, secret: str, t: int, late: int) -> None:
+def test_signature_verifies_within_five_minutes(body: bytes, secret: str, t: int, late: int) -> None:
     header = sign([secret, "another"], body, t)
 
     assert (abs(late) <= TOLERANCE) == verify(secret, body, header, t + late)
@@ -103,7 +103,7 @@ def test_what_was_signed_is_verified_for_five_minutes_both_ways(body: bytes, sec
 
 
 @pytest.mark.spec("studio:SV13")
-def test_old_and_new_secrets_are_fine_while_one_takes_the_place_of_the_other() -> None:
+def test_old_and_new_secrets_verify_during_rotation() -> None:
     both = sign(["old", "new"], b"{}", 1_000)
 
     assert [True, True, False] == [verify(known, b"{}", both, 1_000) for known in ("old", "new", "none")]
@@ -120,7 +120,7 @@ def test_old_and_new_secrets_are_fine_while_one_takes_the_place_of_the_other() -
     ids=numbered,
 )  # fmt: skip
 @pytest.mark.spec("studio:SV13")
-def test_whatever_else_stands_in_the_header_verifies_nothing(header: str) -> None:
+def test_malformed_signature_header_verifies_nothing(header: str) -> None:
     right = sign("secret", b"{}", 1_000).partition("v1=")[2]
 
     assert verify("secret", b"{}", f"t=1000,v1={right}", 1_000)
@@ -131,7 +131,7 @@ def test_whatever_else_stands_in_the_header_verifies_nothing(header: str) -> Non
 
 
 @pytest.mark.spec("studio:SV13")
-def test_a_signed_event_reaches_the_run_that_receives_and_the_same_one_again_is_none(house: House) -> None:
+def test_signed_event_reaches_the_receiving_run_once(house: House) -> None:
     with house.client() as client:
         run = started(client, "listener")
         body = json.dumps({"id": "evt_1", "paid": 35}).encode()
@@ -145,7 +145,7 @@ def test_a_signed_event_reaches_the_run_that_receives_and_the_same_one_again_is_
 
 
 @pytest.mark.spec("studio:SV13")
-def test_the_owner_of_a_run_sends_no_message_for_a_signed_event(house: House) -> None:
+def test_owner_cannot_forge_a_signed_event(house: House) -> None:
     with house.client() as client, house.client("root") as root:
         run = started(client, "listener")
         until(lambda: client.get(f"/runs/{run}").json()["status"] == "suspended")
@@ -160,7 +160,7 @@ def test_the_owner_of_a_run_sends_no_message_for_a_signed_event(house: House) ->
 
 
 @pytest.mark.spec("studio:SV13")
-def test_an_event_that_is_sent_again_before_its_run_takes_it_is_there_once(house: House) -> None:
+def test_repeated_event_is_stored_once(house: House) -> None:
     with house.client() as client:
         run = started(client, "asker")
         question_of(client, run)
@@ -175,7 +175,7 @@ def test_an_event_that_is_sent_again_before_its_run_takes_it_is_there_once(house
 
 
 @pytest.mark.spec("studio:SV13")
-def test_an_event_that_names_its_run_finds_it_by_one_address_for_all_as_stripe_has_it(house: House) -> None:
+def test_event_finds_its_run_by_the_configured_pointer(house: House) -> None:
     with house.client() as client:
         run = started(client, "asker")
         question_of(client, run)
@@ -191,7 +191,7 @@ def test_an_event_that_names_its_run_finds_it_by_one_address_for_all_as_stripe_h
 
 
 @pytest.mark.spec("studio:SV13")
-def test_what_the_library_of_standard_webhooks_signs_reaches_a_run(house: House) -> None:
+def test_standardwebhooks_signatures_are_accepted(house: House) -> None:
     library, now, body = Webhook(STANDARD_KEY), datetime.now(UTC), '{"type": "order.paid", "data": {"eur": 35}}'
 
     def signed(at: datetime, id_: str = "msg_1", key: Webhook = library) -> dict[str, str]:
@@ -221,7 +221,7 @@ def test_what_the_library_of_standard_webhooks_signs_reaches_a_run(house: House)
 
 
 @pytest.mark.spec("studio:SV13")
-def test_who_cannot_sign_is_told_the_same_bytes_whatever_there_is(house: House) -> None:
+def test_unsigned_requests_get_identical_answers_for_any_address(house: House) -> None:
     with house.client() as client:
         done, waits, asks = started(client, "quick"), started(client, "listener"), started(client, "asker")
         ended(client, done)
@@ -256,7 +256,7 @@ def test_who_cannot_sign_is_told_the_same_bytes_whatever_there_is(house: House) 
     ids=numbered,
 )  # fmt: skip
 @pytest.mark.spec("studio:SV13")
-def test_what_is_signed_and_no_json_is_a_problem_and_reaches_nobody(house: House, body: bytes) -> None:
+def test_signed_body_that_is_no_json_gets_422(house: House, body: bytes) -> None:
     with house.client() as client:
         run = started(client, "listener")
         until(lambda: client.get(f"/runs/{run}").json()["phase"])
@@ -268,7 +268,7 @@ def test_what_is_signed_and_no_json_is_a_problem_and_reaches_nobody(house: House
 
 
 @pytest.mark.spec("studio:SV13")
-def test_a_body_over_the_cap_is_refused_before_it_is_looked_at(house: House) -> None:
+def test_oversized_webhook_body_gets_413(house: House) -> None:
     body = b'"' + b"a" * (1024 * 1024) + b'"'
 
     assert 413 == sent(house, "/hooks/go/nothing", body).status_code
@@ -276,7 +276,7 @@ def test_a_body_over_the_cap_is_refused_before_it_is_looked_at(house: House) -> 
 
 
 @pytest.mark.spec("studio:SV13")
-def test_two_signatures_of_one_request_are_none(house: House) -> None:
+def test_two_signature_headers_are_rejected(house: House) -> None:
     body, now = b"{}", int(time.time())
     right = ("stepengine-signature", sign(KEY, body, now))
     with house.client(None) as client:
@@ -295,9 +295,7 @@ def test_two_signatures_of_one_request_are_none(house: House) -> None:
     ),
     st.binary(max_size=50),
 )
-def test_headers_of_any_text_are_looked_at_without_a_failure_and_sign_nothing(
-    headers: dict[str, list[str]], body: bytes
-) -> None:
+def test_any_header_text_signs_nothing_without_failing(headers: dict[str, list[str]], body: bytes) -> None:
     topic = Topic.model_validate({"secrets": (KEY, STANDARD_KEY, "whsec_no base64 at all!")})
 
     assert topic.signed(headers, body, time.time()) is None
@@ -317,13 +315,13 @@ def written(folder: Path, content: object, mode: int = 0o600) -> Path:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
 @pytest.mark.spec("studio:SV13")
-def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_webhook_file_readable_or_writable_by_others_raises(tmp_path: Path, mode: int) -> None:
     with pytest.raises(DefinitionError, match="may be read or written by others"):
         Webhooks.open(written(tmp_path, FILE, mode))
 
 
 @pytest.mark.spec("studio:SV13")
-def test_a_file_that_is_a_link_or_missing_or_in_a_folder_of_everybody_is_refused(tmp_path: Path) -> None:
+def test_linked_missing_or_shared_webhook_file_raises(tmp_path: Path) -> None:
     there = written(tmp_path, FILE)
     (tmp_path / "link.json").symlink_to(there)
     with pytest.raises(DefinitionError):
@@ -351,9 +349,7 @@ def test_a_file_that_is_a_link_or_missing_or_in_a_folder_of_everybody_is_refused
     ids=numbered,
 )  # fmt: skip
 @pytest.mark.spec("studio:SV13")
-def test_a_file_with_anything_else_in_it_is_refused_without_showing_what_stands_there(
-    tmp_path: Path, content: object
-) -> None:
+def test_invalid_webhook_file_raises_without_showing_secrets(tmp_path: Path, content: object) -> None:
     with pytest.raises(DataError, match="not a file of webhooks") as raised:
         Webhooks.open(written(tmp_path, content))
 
@@ -362,7 +358,7 @@ def test_a_file_with_anything_else_in_it_is_refused_without_showing_what_stands_
     assert KEY not in shown
 
 
-def test_a_server_with_a_file_that_others_may_read_does_not_start(tmp_path: Path) -> None:
+def test_server_with_a_readable_webhook_file_does_not_start(tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", options=["--webhooks", str(written(tmp_path, FILE, 0o644))])
     try:
         server.start()
@@ -458,9 +454,7 @@ def waiting(house: House, client: httpx2.Client) -> str:
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
-def test_a_question_of_a_run_that_is_suspended_and_its_end_are_told_signed_and_once(
-    tmp_path: Path, listener: Listener
-) -> None:
+def test_question_and_end_are_sent_signed_and_once(tmp_path: Path, listener: Listener) -> None:
     with House(tmp_path, webhooks=listener.file(), wait_for_answers=0.0).open() as house, house.client() as client:
         run = waiting(house, client)
         until(lambda: len(listener.got) == 1)
@@ -486,9 +480,7 @@ def test_a_question_of_a_run_that_is_suspended_and_its_end_are_told_signed_and_o
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
-def test_a_question_that_is_still_open_when_its_run_is_suspended_again_is_not_told_again(
-    tmp_path: Path, listener: Listener
-) -> None:
+def test_open_question_is_not_sent_again_after_another_suspension(tmp_path: Path, listener: Listener) -> None:
     with House(tmp_path, webhooks=listener.file(), wait_for_answers=0.0).open() as house, house.client() as client:
         run = waiting(house, client)
         until(lambda: len(listener.got) == 1)
@@ -505,7 +497,7 @@ def test_a_question_that_is_still_open_when_its_run_is_suspended_again_is_not_to
 
 @pytest.mark.spec("interfaces:IF19")
 @pytest.mark.deep
-def test_what_is_not_taken_is_sent_again_after_a_while_under_the_same_id(
+def test_failed_webhook_is_retried_under_the_same_id(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     retries_after(monkeypatch, 0.1, 0.1, 0.1)
@@ -532,7 +524,7 @@ def test_what_is_not_taken_is_sent_again_after_a_while_under_the_same_id(
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
-def test_what_nobody_took_is_sent_at_the_next_start_and_who_is_new_hears_what_is_open_and_no_old_ends(
+def test_undelivered_webhook_is_sent_at_the_next_start(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     retries_after(monkeypatch)
@@ -561,7 +553,7 @@ def test_what_nobody_took_is_sent_at_the_next_start_and_who_is_new_hears_what_is
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
-async def test_of_two_servers_of_a_place_one_tells(tmp_path: Path, listener: Listener) -> None:
+async def test_one_of_two_servers_sends_each_webhook(tmp_path: Path, listener: Listener) -> None:
     webhooks, tokens = listener.file(), tmp_path / "tokens.json"
     headers = {"authorization": f"Bearer {Tokens.open(tokens).add('anna', ['run', 'read'])}"}
     options: dict[str, Any] = {
@@ -590,9 +582,7 @@ async def test_of_two_servers_of_a_place_one_tells(tmp_path: Path, listener: Lis
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.spec("interfaces:IF19")
 @pytest.mark.deep
-async def test_a_server_that_is_killed_before_its_message_was_taken_sends_it_when_it_starts_again(
-    tmp_path: Path, place: str, listener: Listener
-) -> None:
+async def test_webhook_is_sent_after_a_kill_before_delivery(tmp_path: Path, place: str, listener: Listener) -> None:
     out = {"url": listener.url, "secrets": [STANDARD_KEY], "public_url": "http://127.0.0.1"}
     hooks = written(tmp_path, {**FILE, "out": out})
     listener.statuses = [503] * 2
@@ -635,9 +625,7 @@ async def test_a_server_that_is_killed_before_its_message_was_taken_sends_it_whe
 
 
 @pytest.mark.spec("interfaces:IF19")
-def test_nothing_that_a_request_says_changes_where_messages_go(
-    house: House, tmp_path: Path, listener: Listener
-) -> None:
+def test_requests_cannot_set_the_webhook_address(house: House, tmp_path: Path, listener: Listener) -> None:
     with house.client() as client:
         answer = client.post("/runs", json={"agent": "asker", "webhook": listener.url})
         hidden = client.post("/runs", json={"agent": "asker", "metadata": {"webhook": {"url": listener.url}}})
@@ -646,7 +634,7 @@ def test_nothing_that_a_request_says_changes_where_messages_go(
     assert [] == listener.got
 
 
-async def test_a_file_by_its_path_is_what_an_application_takes_too(tmp_path: Path) -> None:
+async def test_application_accepts_a_webhook_file_path(tmp_path: Path) -> None:
     async with Engine(FEW) as engine:
         House(tmp_path)
         served = app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json", webhooks=written(tmp_path, FILE))
@@ -658,7 +646,7 @@ async def test_a_file_by_its_path_is_what_an_application_takes_too(tmp_path: Pat
             )
 
 
-def test_a_line_of_an_event_is_what_the_route_sends(house: House) -> None:
+def test_sse_line_equals_the_line_of_the_route(house: House) -> None:
     from stepengine.data.events import RunStarted
 
     event = RunStarted(run_id="r", path="", seq=0, own_id="r", agent_id="a")

@@ -44,7 +44,7 @@ def session(history=HISTORY):
     )
 
 
-async def test_a_store_that_keeps_states_gives_back_what_the_last_run_left() -> None:
+async def test_store_with_states_returns_the_last_saved_state() -> None:
     store, whole = SessionStoreAdapter(States()), session()
 
     await store.save(whole)
@@ -55,7 +55,7 @@ async def test_a_store_that_keeps_states_gives_back_what_the_last_run_left() -> 
 
 
 @pytest.mark.parametrize("history", [[UserMessage("Ho.")], CUT], ids=["another", "mended"])
-async def test_a_state_that_is_not_of_the_history_that_is_loaded_is_left_out(history) -> None:
+async def test_state_that_does_not_match_the_loaded_history_is_dropped(history) -> None:
     store = SessionStoreAdapter(States())
     await store.save(session())
     store.store.kept["u:1"] = history
@@ -67,7 +67,7 @@ async def test_a_state_that_is_not_of_the_history_that_is_loaded_is_left_out(his
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-async def test_a_store_that_waits_for_a_disk_is_called_in_a_thread_and_any_other_on_the_loop(blocking) -> None:
+async def test_blocking_store_runs_in_a_thread_others_on_the_loop(blocking) -> None:
     store = States(blocking=blocking)
 
     await SessionStoreAdapter(store).save(session())

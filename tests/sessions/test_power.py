@@ -27,7 +27,7 @@ def talk(letters: str) -> Transcript:
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS02", "requirements:L11")
 @pytest.mark.parametrize("with_state", [False, True])
-def test_whenever_the_power_goes_a_saved_session_is_there_and_loads(with_state: bool, tmp_path: Path) -> None:
+def test_saved_sessions_survive_power_loss_at_any_point(with_state: bool, tmp_path: Path) -> None:
     saved = [0]
     (tmp_path / "disk").mkdir()
     with Power(tmp_path / "disk", lambda: saved[-1]) as power:

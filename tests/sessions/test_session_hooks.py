@@ -44,7 +44,7 @@ async def talk(store, replies, words, **options):
 
 
 @pytest.mark.spec("requirements:H16", "requirements:L4")
-async def test_a_run_goes_on_from_what_the_last_one_left(store):
+async def test_run_continues_the_conversation_of_the_previous_run(store):
     first, _, _ = await talk(store, [text("Hello.")], "Hi.", user_id="ann", metadata={"lang": "de"})
     second, model, _ = await talk(store, [text("You said hi.")], "What did I say?")
     session = store.load("u:1")
@@ -58,7 +58,7 @@ async def test_a_run_goes_on_from_what_the_last_one_left(store):
 
 
 @pytest.mark.spec("requirements:H16", "requirements:L1")
-async def test_two_methods_are_enough():
+async def test_store_needs_only_two_methods():
     store = Histories()
     await talk(store, [text("Hello.")], "Hi.")
     _, model, _ = await talk(store, [text("Again.")], "And now?")
@@ -67,7 +67,7 @@ async def test_two_methods_are_enough():
 
 
 @pytest.mark.spec("requirements:L4")
-async def test_a_run_without_an_id_begins_a_conversation_that_its_run_id_names():
+async def test_run_without_session_id_starts_one_named_by_run_id():
     store = MemorySessions()
     result, _, _ = await talk(store, [text("Hello.")], "Hi.", session_id=None)
 
@@ -83,7 +83,7 @@ async def test_a_run_without_an_id_begins_a_conversation_that_its_run_id_names()
     assert recorded.session_id in {info.session_id for info in store.list()}
 
 
-async def test_the_engine_and_the_hooks_keep_the_same_session():
+async def test_engine_and_hooks_share_a_session():
     """
     A conversation that hooks began goes on in an engine with sessions, and the other way round.
     """
@@ -97,7 +97,7 @@ async def test_the_engine_and_the_hooks_keep_the_same_session():
     assert 3 == store.load("u:1").turns
 
 
-async def test_only_what_the_run_added_counts_as_added():
+async def test_ctx_added_holds_only_the_messages_of_this_run():
     seen = []
     store = MemorySessions()
     await talk(store, [text("one")], "1")
@@ -108,7 +108,7 @@ async def test_only_what_the_run_added_counts_as_added():
     assert ([["2"]], "") == (seen, result.text)
 
 
-async def test_a_run_that_a_hook_refused_leaves_the_session_as_it_is():
+async def test_run_refused_by_a_hook_leaves_the_session_unchanged():
     store = MemorySessions()
 
     def refuse(ctx):
@@ -121,7 +121,7 @@ async def test_a_run_that_a_hook_refused_leaves_the_session_as_it_is():
     assert (RunStatus.FAILED, []) == (result.status, store.list())
 
 
-async def test_context_and_view_go_along():
+async def test_context_and_view_are_saved_with_the_session():
     store = MemorySessions()
 
     def shorter(ctx):
@@ -138,7 +138,7 @@ async def test_context_and_view_go_along():
     assert {"step": 0} == result.state.context
 
 
-async def test_previous_takes_the_place_of_what_the_session_holds():
+async def test_previous_state_replaces_the_stored_history():
     store = MemorySessions()
     first, _, _ = await talk(store, [text("one")], "1")
     await talk(store, [text("two")], "2")
@@ -170,7 +170,7 @@ async def test_children_have_no_session():
 
 
 @pytest.mark.spec("reliability:SS03")
-async def test_a_store_that_fails_ends_the_run_before_it_and_no_run_after_it():
+async def test_failing_load_fails_the_run_and_failing_save_does_not():
     class Broken(Histories):
         async def get_history(self, session_id):
             msg = "no connection"
@@ -191,7 +191,7 @@ async def test_a_store_that_fails_ends_the_run_before_it_and_no_run_after_it():
 
 
 @pytest.mark.spec("reliability:SS01")
-async def test_the_later_of_two_saves_overwrites_nothing():
+async def test_conflicting_save_overwrites_nothing_and_is_reported():
     store = MemorySessions()
 
     def meanwhile(_):
@@ -204,7 +204,7 @@ async def test_the_later_of_two_saves_overwrites_nothing():
     assert ["saved by somebody else" in event.error for event in events if isinstance(event, HookFailed)] == [True]
 
 
-async def test_a_run_that_waits_is_not_saved_and_says_so():
+async def test_suspended_run_is_not_saved_and_logs_a_warning():
     store = MemorySessions()
     question = tool_call("ask_user", {"questions": [{"question": "For how many?"}]})
     result, _, events = await talk(store, [question], "Book.", agent=bot(store, tools=[ask_user_tool()]))
@@ -215,7 +215,7 @@ async def test_a_run_that_waits_is_not_saved_and_says_so():
 
 
 @pytest.mark.parametrize("store", [object(), MemorySessions, None])
-def test_what_is_no_store_is_refused(store):
+def test_object_that_is_no_store_raises(store):
     with pytest.raises(DefinitionError, match="get_history"):
         session_hooks(store)
 
@@ -254,7 +254,7 @@ async def test_permission_rules_are_a_hook_of_one_agent(by_name):
 
 
 @pytest.mark.spec("requirements:H16")
-async def test_compaction_at_a_threshold_uses_the_summariser_of_the_caller():
+async def test_compaction_uses_the_summarizer_of_the_caller():
     hooks = Hooks(pre_step=summarize(60, summarizer=lambda old: f"{len(old)} messages"))
     agent = AgentDefinition("bot", model="scripted/m", tools=[look], hooks=hooks)
     model = ScriptedModel([tool_call("look", {"text": "long " * 200}), text("Done.")])

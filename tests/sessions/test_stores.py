@@ -80,7 +80,7 @@ def with_messages(session, messages, **changes):
 
 
 @pytest.mark.spec("requirements:L1", "requirements:L2")
-def test_every_store_has_all_abilities(store):
+def test_every_store_implements_all_protocols(store):
     assert all(isinstance(store, p) for p in (SessionStore, StateStore, CacheStore, VersionedStore))
     assert () == tuple(store.get_history("nobody"))
     assert None is store.get_state("nobody")
@@ -98,7 +98,7 @@ MESSAGES = st.lists(
 @pytest.mark.deep
 @pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:B1", "requirements:D18")
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["memory", "files", "sqlite"]))
-def test_what_was_saved_is_loaded_however_the_history_changed(tmp_path_factory, histories, kind):
+def test_saved_sessions_load_equal_after_any_history_change(tmp_path_factory, histories, kind):
     clock, folder = Clock(), tmp_path_factory.mktemp("any")
     store = made(kind, folder, clock)
     for turns, messages in enumerate(histories):
@@ -126,7 +126,7 @@ def test_a_view_that_differs_from_the_record_is_kept(store):
 
 
 @pytest.mark.spec("reliability:SS01")
-def test_of_many_threads_that_save_one_version_exactly_one_wins(store):
+def test_one_of_many_concurrent_saves_of_a_version_wins(store):
     loaded, won, lost = store.load("x"), [], []
 
     def save(n):
@@ -169,7 +169,7 @@ for n in range(15):
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
-def test_processes_that_save_one_session_at_once_lose_nothing(kind, tmp_path):
+def test_processes_saving_one_session_at_once_lose_nothing(kind, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     place = str(tmp_path / "s")
     processes = [
@@ -204,7 +204,7 @@ SqliteSessions(sys.argv[1])
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS01")
-def test_processes_that_open_a_new_database_at_once_all_have_it(tmp_path):
+def test_processes_opening_a_new_database_at_once_all_succeed(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     refused = []
     for number in range(10):
@@ -224,7 +224,7 @@ def test_processes_that_open_a_new_database_at_once_all_have_it(tmp_path):
     assert [] == refused
 
 
-def test_sessions_that_are_saved_at_once_share_a_connection_and_none_fails(tmp_path, monkeypatch):
+def test_concurrent_saves_share_a_connection_and_all_succeed(tmp_path, monkeypatch):
     opened, connected, count = [], Database._connected, 60
     together = threading.Barrier(count)
     store = SqliteSessions(tmp_path / "a.db")
@@ -249,7 +249,7 @@ def test_sessions_that_are_saved_at_once_share_a_connection_and_none_fails(tmp_p
     assert not Database._known
 
 
-def test_a_database_that_is_held_for_a_moment_is_opened_a_moment_later(tmp_path):
+def test_opening_a_locked_database_is_retried(tmp_path):
     import sqlite3
 
     class Held(sqlite3.Connection):
@@ -290,7 +290,7 @@ def test_folder_names_are_safe_and_different_for_different_ids(one, other):
 
 
 @pytest.mark.spec("reliability:SS05", "reliability:SS06")
-def test_odd_ids_never_meet(store):
+def test_odd_session_ids_never_collide(store):
     ids = [
         "alice:1",
         "alice:1/../bob:2",
@@ -316,7 +316,7 @@ def test_odd_ids_never_meet(store):
 
 
 @pytest.mark.parametrize("identity", ["", "x" * 1_001, "\ud800", None, 3])
-def test_an_id_that_is_none_is_refused(store, identity):
+def test_invalid_session_id_raises(store, identity):
     with pytest.raises(SessionError):
         store.load(identity)
 
@@ -348,7 +348,7 @@ def test_metadata_lineage_and_lists_survive(kind, tmp_path):
 
 
 @pytest.mark.spec("requirements:L10", "requirements:L9")
-def test_the_files_are_those_of_the_layout(tmp_path):
+def test_file_store_writes_the_documented_layout(tmp_path):
     store = FileSessions(tmp_path, clock=Clock())
     session = with_messages(store.load("user:chat"), talk("hi", "hello"))
     store.save(attrs.evolve(session, info=attrs.evolve(session.info, agent_id="bot", model="test/m", provider="test")))
@@ -368,7 +368,7 @@ def test_the_files_are_those_of_the_layout(tmp_path):
     assert 0o700 == folder.stat().st_mode & 0o777
 
 
-def test_a_session_that_is_deleted_leaves_no_journal_and_no_mailbox(tmp_path):
+def test_deleting_a_session_removes_its_journals_and_mailboxes(tmp_path):
     store = FileSessions(tmp_path, clock=Clock())
     store.save(with_messages(store.load("chat"), talk("hi", "hello")))
     turns = tmp_path / "chat" / "turns"
@@ -382,7 +382,7 @@ def test_a_session_that_is_deleted_leaves_no_journal_and_no_mailbox(tmp_path):
 
 
 @pytest.mark.spec("requirements:L2")
-def test_the_cache_forgets_when_the_time_is_over(kind, tmp_path):
+def test_cached_value_expires(kind, tmp_path):
     clock = Clock()
     store = made(kind, tmp_path, clock)
     store.set_cached("for ever", {"a": [1]})
@@ -399,7 +399,7 @@ def test_the_cache_forgets_when_the_time_is_over(kind, tmp_path):
 
 
 @pytest.mark.spec("requirements:L11", "reliability:SS02")
-def test_an_unchanged_prefix_is_not_rewritten_and_a_torn_line_is_dropped(tmp_path):
+def test_unchanged_prefix_is_not_rewritten_and_torn_line_is_dropped(tmp_path):
     store = FileSessions(tmp_path, clock=Clock())
     history = tmp_path / "x" / "history.jsonl"
     first = store.save(with_messages(store.load("x"), talk("a", "b"), state=AgentState(message_history=talk("a", "b"))))
@@ -442,7 +442,7 @@ print(calls)
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SS02", "requirements:L11")
-def test_a_process_killed_anywhere_in_a_save_leaves_a_session_that_loads_and_can_be_saved(tmp_path):
+def test_killed_save_leaves_a_session_that_loads_and_saves(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     seen = set()
     for at in range(1, 60):
@@ -470,7 +470,7 @@ def test_a_process_killed_anywhere_in_a_save_leaves_a_session_that_loads_and_can
         st.sampled_from([call(1), call(2), result(1), result(2), UserMessage("u"), AssistantMessage("a")]), max_size=8
     )
 )
-def test_any_history_is_mended_to_one_that_pairs_and_nothing_else_changes(messages):
+def test_any_history_is_repaired_to_paired_calls_and_otherwise_unchanged(messages):
     transcript, notes = mended(messages)
 
     try:
@@ -487,7 +487,7 @@ def test_any_history_is_mended_to_one_that_pairs_and_nothing_else_changes(messag
 
 
 @pytest.mark.spec("reliability:SS04")
-def test_a_broken_history_of_another_program_is_mended_when_it_is_loaded_and_named(tmp_path):
+def test_broken_history_is_repaired_on_load_and_repairs_are_listed(tmp_path):
     store = FileSessions(tmp_path, clock=Clock())
     store.save(
         with_messages(store.load("x"), Transcript([UserMessage("u"), call(1), result(1), AssistantMessage("done")]))
@@ -519,7 +519,7 @@ def test_a_broken_history_of_another_program_is_mended_when_it_is_loaded_and_nam
         max_size=4,
     )
 )
-def test_sessions_of_another_program_without_times_are_loaded_listed_last_and_saved(tmp_path_factory, times):
+def test_sessions_without_times_load_list_last_and_save(tmp_path_factory, times):
     """
     Times that lack, are null or name no zone, which is then UTC; the first save by us sets those that lack.
     """
@@ -552,7 +552,7 @@ def test_sessions_of_another_program_without_times_are_loaded_listed_last_and_sa
     [b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b"3\n", b'{"type": "user_message"}\n', b'{"session_id": 3}\n', b"{}\n"],
     ids=str,
 )
-def test_a_damaged_file_is_named_and_never_read_as_something_else(tmp_path, name, content):
+def test_damaged_file_is_named_and_never_misread(tmp_path, name, content):
     store = FileSessions(tmp_path, clock=Clock())
     store.save(with_messages(store.load("x"), talk("a"), state=AgentState(message_history=talk("a"))))
     (tmp_path / "x" / name).write_bytes(content)
@@ -569,7 +569,7 @@ def test_a_damaged_file_is_named_and_never_read_as_something_else(tmp_path, name
     )
 
 
-def test_links_and_things_that_are_no_files_are_refused(tmp_path):
+def test_links_and_special_files_raise(tmp_path):
     store = FileSessions(tmp_path / "s", clock=Clock())
     store.save(with_messages(store.load("x"), talk("a")))
     (tmp_path / "elsewhere").write_text("{}")
@@ -593,7 +593,7 @@ def test_links_and_things_that_are_no_files_are_refused(tmp_path):
         SqliteSessions(tmp_path / "no.db").load("x")
 
 
-def test_a_waiting_question_and_its_journal_are_kept(store):
+def test_pending_question_and_journal_survive_save(store):
     question = Question("q1", "Really?", ["yes", "no"])
     state = AgentState(message_history=talk("a"), pending=[question])
     store.save(with_messages(store.load("x"), talk("a"), state=state, journal="turns/1.jsonl"))
@@ -602,7 +602,7 @@ def test_a_waiting_question_and_its_journal_are_kept(store):
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")
-def test_opening_a_database_gives_up_no_lock_that_another_thread_holds_on_it(tmp_path):
+def test_opening_a_database_keeps_locks_of_other_threads(tmp_path):
     store = SqliteSessions(tmp_path / "s.db")
     store.save(store.load("x"))
     inode = f":{store.path.stat().st_ino} "
@@ -624,7 +624,7 @@ def test_opening_a_database_gives_up_no_lock_that_another_thread_holds_on_it(tmp
         other.close()
 
 
-def test_a_link_in_place_of_a_database_is_refused(tmp_path):
+def test_symbolic_link_as_database_raises(tmp_path):
     SqliteSessions(tmp_path / "s.db")
     (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
     with pytest.raises(SessionError, match="not a regular file"):
@@ -632,11 +632,11 @@ def test_a_link_in_place_of_a_database_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["files", "sqlite"], indirect=True)
-def test_a_store_on_a_disk_says_where_it_is(store, tmp_path):
+def test_disk_store_repr_shows_its_path(store, tmp_path):
     assert str(tmp_path) in repr(store)
 
 
-def test_a_session_that_has_no_state_any_more_leaves_none_in_its_folder(tmp_path):
+def test_saving_without_state_deletes_the_state_file(tmp_path):
     store = made("files", tmp_path)
     state = AgentState(agent_id="clerk", message_history=talk("hi"))
     kept = store.save(attrs.evolve(store.load("u:1"), messages=talk("hi"), state=state))

@@ -57,7 +57,7 @@ def kept_in(folder: Path) -> Path:
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_what_is_said_to_a_session_that_sleeps_is_refused_until_its_time_and_is_read_then(tmp_path: Path) -> None:
+async def test_input_to_a_sleeping_session_raises_until_its_wake_time(tmp_path: Path) -> None:
     clock = Clock()
     async with engine(tmp_path, clock) as e:
         first = await e.run(SLEEPER, "wake me later", session_id="s")
@@ -77,7 +77,7 @@ async def test_what_is_said_to_a_session_that_sleeps_is_refused_until_its_time_a
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_a_session_whose_run_waits_for_a_message_goes_on_when_it_was_sent(tmp_path: Path) -> None:
+async def test_session_waiting_for_a_message_resumes_after_it_was_sent(tmp_path: Path) -> None:
     async with engine(tmp_path, Clock()) as e:
         await e.run(LISTENER, "hi", session_id="s")
         kept = kept_in(tmp_path)
@@ -92,7 +92,7 @@ async def test_a_session_whose_run_waits_for_a_message_goes_on_when_it_was_sent(
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_a_run_that_somebody_woke_elsewhere_is_over_in_its_session_too(tmp_path: Path) -> None:
+async def test_run_resumed_elsewhere_is_finished_in_its_session(tmp_path: Path) -> None:
     async with engine(tmp_path, Clock()) as e:
         await e.run(SLEEPER, "hi", session_id="s")
         kept = kept_in(tmp_path)

@@ -123,7 +123,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         (ask({"a": 1}, headers=(*JSON, ("x-api-key", "sk-0")), method="post"), ask({"a": 1})),
     ],
 )  # fmt: skip
-def test_what_does_not_count_does_not_stop_a_match(recorded, now):
+def test_ignored_parts_of_a_request_do_not_prevent_a_match(recorded, now):
     """
     Query order, secrets, default ports, boundaries and headers may differ.
     """
@@ -260,7 +260,7 @@ def messages(result: str, **more: object) -> dict:
 
 
 @pytest.mark.spec("replay:C14")
-def test_a_miss_shows_the_nearest_interactions_and_what_differs():
+def test_a_miss_shows_the_nearest_interactions_and_their_differences():
     """
     The message has a fixed form: where, how much is used, the nearest with their differing fields, a cause, a command.
     """
@@ -293,7 +293,7 @@ POST https://api.anthropic.com/v1/messages is not in tests/cassettes/test_two_st
 
 
 @pytest.mark.spec("replay:C14")
-def test_long_values_are_cut_around_their_first_difference_and_secrets_are_not_shown():
+def test_long_values_are_cut_around_their_first_difference_without_secrets():
     """
     At most 8 fields per candidate and 200 characters per value; what looks like a key is replaced.
     """

@@ -136,7 +136,7 @@ def bomb(levels: int, width: int) -> bytes:
     ],
     ids=["deep", "aliases", "expanding", "endless"],
 )
-def test_a_file_that_would_fill_stack_or_memory_is_refused_before_it_is_built(data, what):
+def test_a_file_that_would_exhaust_stack_or_memory_is_refused(data, what):
     """
     Depth, aliases and their expansion are bounded.
     """
@@ -195,7 +195,7 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
         ),
     ],
 )
-def test_what_is_no_cassette_is_refused_with_file_interaction_and_key(data, message):
+def test_an_invalid_cassette_is_refused_with_file_interaction_and_key(data, message):
     """
     The error leads to the spot.
     """
@@ -220,7 +220,7 @@ def test_files_are_read_and_written_without_the_slow_parser(monkeypatch):
     assert [{"text": "one\ntwo"}] == [json.loads(i.response.body) for i in parse_cassette(written, "c.yaml")]
 
 
-def test_every_prefix_of_a_file_is_read_or_refused_and_nothing_else():
+def test_every_prefix_of_a_file_is_read_or_refused():
     """
     A torn file gives a `DataError` or fewer interactions, never another exception.
     """
@@ -265,7 +265,7 @@ def mutant(data: bytes, random: Random) -> bytes:
 
 @pytest.mark.spec("replay:C1", "reliability:R22")
 @pytest.mark.parametrize("chunk", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, 15)]])
-def test_a_changed_file_is_read_and_written_again_or_refused_by_its_name(chunk):
+def test_a_changed_file_round_trips_or_is_refused_by_name(chunk):
     base = dump_cassette([talk({"n": n, "text": "one\ntwo"}, {"n": n}) for n in range(2)])
     refusals, read = [], 0
     for number in range(chunk * 250, (chunk + 1) * 250):
@@ -330,7 +330,7 @@ def value_of(message) -> object:
 @pytest.mark.deep
 @pytest.mark.spec("replay:C2", "replay:C4")
 @given(bodies, bodies)
-def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answered):
+def test_written_files_read_back_equal_here_and_in_vcrpy(asked, answered):
     """
     Replies come back byte for byte, and requests as JSON, with all headers; through vcrpy's reader JSON has one member per line.
     """
@@ -360,7 +360,7 @@ def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answ
 
 @pytest.mark.spec("replay:C1")
 @given(bodies, bodies)
-def test_what_plain_vcrpy_writes_is_read_the_same(asked, answered):
+def test_files_of_plain_vcrpy_are_read_the_same(asked, answered):
     """
     Binary and compressed bodies, repeated headers and text come out as vcrpy itself gives them.
     """
@@ -386,7 +386,7 @@ def test_what_plain_vcrpy_writes_is_read_the_same(asked, answered):
 
 
 @pytest.mark.spec("replay:C4")
-def test_a_compressed_body_keeps_its_header_and_a_decompressed_one_loses_it():
+def test_compressed_bodies_keep_their_header_and_decompressed_ones_lose_it():
     """
     The header says how the stored bytes are to be read, whatever the recorder left in the file.
     """
@@ -419,7 +419,7 @@ def test_extras_stand_beside_request_and_response_where_vcrpy_ignores_them(tmp_p
 
 
 @pytest.mark.spec("replay:C5")
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     """
     When writing fails half-way the old file stands as it was and nothing is left beside it.
     """
@@ -448,7 +448,7 @@ def test_saving_twice_gives_equal_bytes(tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_cassette_needs_a_path_to_be_saved_and_a_file_to_be_loaded(tmp_path):
+def test_saving_needs_a_path_and_loading_needs_a_file(tmp_path):
     """
     Both faults are told at once.
     """

@@ -66,7 +66,7 @@ def parts_of(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("path", UNCHANGED, ids=lambda path: path.parent.name)
-def test_each_program_is_two_model_calls_with_prompt_tool_result_and_tokens(path):
+def test_each_program_has_two_model_calls_with_their_details(path):
     tree = run_tree(journal_of_cassette(path))
     first, second = tree["steps"]
 
@@ -100,7 +100,7 @@ def without_effort(step: dict[str, Any]) -> tuple[Any, ...]:
 
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("path", WIRES, ids=lambda path: path.stem)
-def test_streamed_and_whole_replies_of_each_wire_are_read_in_the_same_way(path):
+def test_streamed_and_whole_replies_of_each_wire_read_the_same(path):
     steps = run_tree(journal_of_cassette(path))["steps"]
     shown = [without_effort(step) for step in steps]
 
@@ -136,14 +136,14 @@ def test_an_unknown_part_of_a_message_is_shown_as_json(tmp_path, url, body):
 @pytest.mark.parametrize(
     "messages", [[None], [5, True], ["text"], [{}], [{"role": 5}], [{"role": "king", "content": []}]]
 )
-def test_a_message_that_is_none_is_shown_as_json(tmp_path, messages):
+def test_a_message_of_another_type_is_shown_as_json(tmp_path, messages):
     step = step_of(tmp_path, CHAT, {"model": "m", "messages": messages})
 
     assert [json.loads(part["text"]) for part in parts_of(step)] == messages
 
 
 @pytest.mark.spec("replay:Y34")
-def test_unknown_members_of_a_body_a_tool_and_a_message_are_shown_as_json(tmp_path):
+def test_unknown_members_are_shown_as_json(tmp_path):
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": True}}
     message = {**USER, "name": "ann"}
     body = {
@@ -164,7 +164,7 @@ def test_unknown_members_of_a_body_a_tool_and_a_message_are_shown_as_json(tmp_pa
 
 
 @pytest.mark.spec("replay:Y34")
-def test_results_without_a_call_and_calls_without_a_result_are_shown_as_json(tmp_path):
+def test_unpaired_calls_and_results_are_shown_as_json(tmp_path):
     result = {"type": "function_call_output", "call_id": "call_1", "output": "5"}
     after = step_of(tmp_path, RESPONSES, {"model": "m", "previous_response_id": "resp_1", "input": [result]})
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
@@ -182,7 +182,7 @@ def test_results_without_a_call_and_calls_without_a_result_are_shown_as_json(tmp
 
 
 @pytest.mark.spec("replay:Y34")
-def test_results_in_another_order_and_with_equal_ids_belong_to_their_calls(tmp_path):
+def test_reordered_results_and_equal_ids_belong_to_their_calls(tmp_path):
     def turn(*numbers: int) -> list[dict[str, Any]]:
         said = [{"type": "tool_use", "id": f"t{n}", "name": f"look{n}", "input": {}} for n in numbers]
         results = [{"type": "tool_result", "tool_use_id": f"t{n}", "content": f"saw {n}"} for n in reversed(numbers)]
@@ -203,7 +203,7 @@ def test_results_in_another_order_and_with_equal_ids_belong_to_their_calls(tmp_p
 
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("url", [ANTHROPIC, GOOGLE], ids=["anthropic", "google"])
-def test_results_of_calls_in_two_messages_of_the_model_in_a_row_belong_to_their_calls(tmp_path, url):
+def test_results_of_consecutive_model_messages_belong_to_their_calls(tmp_path, url):
     if url == ANTHROPIC:
         said = [{"role": "assistant", "content": [{"type": "tool_use", "id": n, "name": n, "input": {}}]} for n in "ab"]
         results = [{"type": "tool_result", "tool_use_id": n, "content": n.upper()} for n in "ba"]
@@ -242,7 +242,7 @@ def test_an_equal_result_of_a_later_call_is_shown_again(tmp_path):
 
 
 @pytest.mark.spec("replay:Y34")
-def test_images_and_files_are_shown_by_kind_and_broken_ones_as_json(tmp_path):
+def test_media_is_shown_by_kind_and_broken_media_as_json(tmp_path):
     def image(data: str) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
@@ -314,7 +314,7 @@ def test_compressed_bodies_and_googles_arrays_are_read(tmp_path):
 
 
 @pytest.mark.spec("replay:Y34")
-def test_a_reply_that_a_run_of_ours_could_not_continue_from_is_shown_as_json(tmp_path):
+def test_a_reply_that_cannot_be_continued_is_shown_as_json(tmp_path):
     click = {"status": "completed", "output": [{"type": "computer_call", "call_id": "x", "action": {"type": "click"}}]}
     step = step_of(tmp_path, RESPONSES, {"model": "m", "input": "Click."}, click)
 
@@ -389,7 +389,7 @@ def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path):
 
 
 @pytest.mark.spec("replay:Y34")
-def test_ids_of_the_provider_make_no_difference_and_a_changed_result_does(tmp_path):
+def test_provider_ids_make_no_difference_but_changed_results_do(tmp_path):
     def loop(name: str, call_id: str, result: str) -> Path:
         call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
         said = {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -101,7 +101,7 @@ def test_query_values_are_replaced_if_their_names_are_secret(pairs):
 @pytest.mark.parametrize(
     "name", ["api_key", "API-Key", "accessToken", "client_secret", "password", "Private_Key", "cookie"]
 )
-def test_members_with_telling_names_are_replaced_at_any_depth_and_harmless_ones_stay(name):
+def test_members_with_secret_names_are_replaced_at_any_depth(name):
     body = {"a": [{name: "open sesame"}], "max_tokens": "5", "token_count": "6", "text": "the password is said aloud"}
     cleaned = json.loads(Cleaner().body(json.dumps(body).encode()))
     form = Cleaner().body(f"{name}=open+sesame&max_tokens=5".encode(), "application/x-www-form-urlencoded")
@@ -111,7 +111,7 @@ def test_members_with_telling_names_are_replaced_at_any_depth_and_harmless_ones_
 
 
 @pytest.mark.spec("reliability:R11")
-def test_what_a_missed_request_says_holds_no_key():
+def test_the_message_of_a_miss_holds_no_key():
     asked = RecordedRequest("POST", "http://h/v1", [("x-api-key", KEY)], json.dumps({"text": "hello"}).encode())
     cassette = Cassette([Interaction(asked, RecordedResponse(200, "OK", [], b"{}"))])
     body = json.dumps({"text": f"use {KEY}", "password": "open sesame"}).encode()
@@ -124,7 +124,7 @@ def test_what_a_missed_request_says_holds_no_key():
 
 
 @pytest.mark.spec("reliability:R11")
-def test_what_a_divergence_says_holds_no_key(monkeypatch):
+def test_the_message_of_a_divergence_holds_no_key(monkeypatch):
     @tool
     def send(text: str) -> str:
         """Send."""

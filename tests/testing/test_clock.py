@@ -25,7 +25,7 @@ def chatty(**policy):
 @pytest.mark.spec("generator-contract:P4", "requirements:P4")
 @pytest.mark.parametrize(("minutes", "count"), [(45, 2), (25, 3)])
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_45_minutes_between_two_runs_of_a_session_let_the_prompt_cache_expire(minutes, count, is_recorded):
+def test_the_prompt_cache_expires_after_45_minutes_of_the_clock(minutes, count, is_recorded):
     """
     After 45 minutes the second request holds a summary and what the user said; after 25 it holds the conversation.
     """
@@ -46,7 +46,7 @@ def test_45_minutes_between_two_runs_of_a_session_let_the_prompt_cache_expire(mi
     assert "What do you sell?" in second.messages[0].text
 
 
-def test_a_run_begins_when_the_clock_says_and_lasts_as_long_as_it_says():
+def test_start_and_duration_of_a_run_come_from_the_clock():
     clock = Clock(datetime(2030, 5, 6, 7, tzinfo=UTC))
 
     def dinner():
@@ -66,7 +66,7 @@ def test_a_run_begins_when_the_clock_says_and_lasts_as_long_as_it_says():
     assert "2030-05-07T09:00:00.500000+00:00" == second[0]
 
 
-def test_a_run_that_waits_for_somebody_goes_on_at_the_time_of_the_clock():
+def test_a_waiting_run_resumes_at_the_time_of_the_clock():
     """
     Its record says when it began, and the clock how long the answer took.
     """
@@ -103,7 +103,7 @@ async def test_time_passes_in_sleep_without_waiting_and_never_goes_back():
     assert "<Clock at 2026-01-01T01:00:00+00:00>" == repr(clock)
 
 
-def test_a_rate_limit_lets_requests_through_as_the_clock_goes_on():
+def test_a_rate_limit_follows_the_clock():
     clock = Clock()
     model = ScriptedModel([text(str(n)) for n in range(4)])
     with Engine(

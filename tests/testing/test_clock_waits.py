@@ -88,7 +88,7 @@ async def test_another_thread_may_let_time_pass():
 
 
 @pytest.mark.spec("waiting:WT24")
-async def test_a_near_sleep_waits_in_the_process_and_a_far_one_is_suspended_and_sees_the_time_when_it_is_resumed():
+async def test_near_sleeps_wait_in_process_and_far_ones_suspend():
     clock, journal = Clock(waits=True), MemoryJournal()
     async with Engine([sleeper("both", 30, 3600)], clock=clock) as engine:
         running = asyncio.create_task(engine.run("both", "go", journal=journal))
@@ -103,7 +103,7 @@ async def test_a_near_sleep_waits_in_the_process_and_a_far_one_is_suspended_and_
 
 
 @pytest.mark.spec("waiting:WT24")
-async def test_children_in_the_background_end_in_the_order_in_which_they_wake():
+async def test_background_children_end_in_the_order_they_wake():
     clock = Clock(waits=True)
     sleepers = [sleeper(f"for-{s}", s) for s in (30, 10, 20)]
 
@@ -125,7 +125,7 @@ async def test_children_in_the_background_end_in_the_order_in_which_they_wake():
 
 
 @pytest.mark.spec("waiting:WT24")
-async def test_a_clock_that_does_not_wait_lets_time_pass_in_sleep_and_nobody_sleeps_by_it():
+async def test_a_clock_without_waiting_advances_in_sleep():
     clock = Clock()
     await clock.sleep(3600)
     assert (clock.now() - Clock().now(), clock.sleepers) == (HOUR, 0)

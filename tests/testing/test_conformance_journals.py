@@ -179,12 +179,12 @@ def losing(folder: Path, name: str) -> Journal:
     return LosesUncommitted(folder / f"{name}.jsonl")
 
 
-def test_a_store_that_commits_at_the_end_loses_a_killed_run(tmp_path: Path) -> None:
+def test_a_store_that_commits_late_fails_the_conformance_kit(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="broken promise 'killed'"):
         check_journal(partial(losing, tmp_path), only="killed")
 
 
-def test_a_store_that_cannot_be_sent_to_another_process_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="use a function or class of a module"):
         check_journal(lambda name: in_file(tmp_path, name), only="killed")
 

@@ -223,7 +223,7 @@ def only_normal(situation: str) -> Provider | None:
 
 
 @pytest.mark.spec("providers:PV139")
-def test_situations_that_the_server_cannot_play_are_left_out_on_purpose_only() -> None:
+def test_unplayable_situations_are_skipped_only_on_purpose() -> None:
     with pytest.raises(AssertionError, match="promises that were not checked") as caught:
         check_provider(only_normal, "small", skip=["cut"])
 
@@ -235,7 +235,7 @@ def test_situations_that_the_server_cannot_play_are_left_out_on_purpose_only() -
         check_provider(only_normal, "small", only="cut")
 
 
-def test_a_broken_promise_is_named_before_those_that_were_not_checked() -> None:
+def test_a_broken_promise_is_named_before_unchecked_ones() -> None:
     class Cut(EndsCutStreams):
         pass
 
@@ -267,7 +267,7 @@ def test_a_blocked_event_loop_is_named(cancel_seconds: float, monkeypatch: pytes
 
 
 @pytest.mark.deep
-def test_a_request_that_ignores_its_cancellation_is_not_blamed_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_ignores_cancellation_does_not_blame_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ignores(Parrot):
         async def complete(self, request: Any) -> ModelReply:
             until = time.monotonic() + 3

@@ -283,7 +283,7 @@ class LeavingDescriptors(WithFault):
         (LosesVariables, "run"),
     ],
 )
-def test_a_sandbox_that_breaks_a_promise_is_told_which(kind: type[MontySandbox], promise: str) -> None:
+def test_a_broken_promise_of_a_sandbox_is_named(kind: type[MontySandbox], promise: str) -> None:
     with pytest.raises(AssertionError, match=f"broken promise '{promise}'") as caught:
         check_sandbox(kind, only=promise)
 

@@ -142,7 +142,7 @@ class Loses(Histories):
         await super().save_history(session_id, messages[1:])
 
 
-def test_an_asynchronous_store_that_loses_a_message_is_told() -> None:
+def test_an_asynchronous_store_that_loses_a_message_is_named() -> None:
     one = Loses()
     with pytest.raises(AssertionError, match="broken promise 'history'"):
         check_sessions(lambda: one)

@@ -94,7 +94,7 @@ class AnotherEachTime(Table):
         (WithoutPerform, "replay"),
     ],
 )
-def test_a_source_that_breaks_a_promise_is_told_which(kind: type[Table], promise: str) -> None:
+def test_a_broken_promise_of_a_tool_source_is_named(kind: type[Table], promise: str) -> None:
     for only in (promise, ""):
         with pytest.raises(AssertionError, match=f"broken promise '{promise}'") as caught:
             check_tool_source(kind, "shout", INPUT, only=only)
@@ -165,7 +165,7 @@ class FromTheEnd(Listed):
         (SaysNo, "gone"),
     ],
 )
-def test_a_surface_that_breaks_a_promise_is_told_which(kind: type[Listed], promise: str) -> None:
+def test_a_broken_promise_of_a_surface_is_named(kind: type[Listed], promise: str) -> None:
     with pytest.raises(AssertionError, match=f"broken promise '{promise}'") as caught:
         check_interactor(kind, only=promise)
 

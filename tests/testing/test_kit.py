@@ -26,7 +26,7 @@ def test_every_public_name_is_there_and_no_other():
         stepengine.testing.run_everything
 
 
-async def test_a_scripted_step_costs_the_same_however_long_the_conversation_is():
+async def test_a_scripted_step_costs_the_same_in_a_long_conversation():
     """
     `complete` only takes the next reply: it looks at no message.
     """

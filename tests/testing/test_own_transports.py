@@ -132,7 +132,7 @@ def test_an_error_of_an_own_transport_is_raised_again(send: Any, tmp_path: Path)
     assert 0 == other.count
 
 
-def test_a_reply_that_was_read_in_part_breaks_off_in_a_replay(tmp_path: Path) -> None:
+def test_a_partly_read_reply_breaks_off_in_a_replay(tmp_path: Path) -> None:
     def program(transport: httpx2.BaseTransport) -> Iterator[bytes]:
         with httpx2.Client(transport=transport) as client, client.stream("GET", "http://own.example/") as response:
             yield from response.iter_raw()
@@ -168,7 +168,7 @@ with httpx2.Client(transport=Counting()) as client:
 """
 
 
-def test_a_whole_program_with_an_own_transport_is_recorded_and_played(tmp_path: Path) -> None:
+def test_a_program_with_an_own_transport_is_recorded_and_replayed(tmp_path: Path) -> None:
     program, file = tmp_path / "program.py", tmp_path / "c.yaml"
     program.write_text(PROGRAM)
 

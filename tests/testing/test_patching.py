@@ -157,7 +157,7 @@ def replay(file: Path, program: Callable[[], Any]) -> Any:
     "ignore:Inheritance class AiohttpClientSession:DeprecationWarning"
 )  # google-genai where aiohttp is
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_a_program_of_an_sdk_is_recorded_and_replayed_and_its_edited_prompt_is_named(server, tmp_path, program):
+def test_an_sdk_program_is_recorded_replayed_and_its_changes_named(server, tmp_path, program):
     """
     The server is gone for the replay; no key and no signature is in the file.
     """
@@ -173,7 +173,7 @@ def test_a_program_of_an_sdk_is_recorded_and_replayed_and_its_edited_prompt_is_n
 
 
 @pytest.mark.spec("replay:Y20")
-def test_clients_that_were_made_before_are_covered_and_afterwards_everything_is_as_before(server, tmp_path):
+def test_older_clients_are_patched_and_everything_is_restored_afterwards(server, tmp_path):
     from openai import OpenAI
 
     before = (
@@ -194,7 +194,7 @@ def test_clients_that_were_made_before_are_covered_and_afterwards_everything_is_
 
 
 @pytest.mark.spec("replay:Y20", "replay:C11")
-def test_a_second_patch_is_refused_and_a_transport_inside_of_one_records_once(server, tmp_path):
+def test_a_second_patch_is_refused_and_nested_transports_record_once(server, tmp_path):
     patch, other = CassetteFixture(tmp_path / "a.yaml", "once"), CassetteFixture(tmp_path / "b.yaml", "once")
     with patch.patch():
         with pytest.raises(DataError, match=r"this process is patched for .*a\.yaml already"), other.patch():
@@ -232,7 +232,7 @@ def test_threads_and_tasks_get_their_own_replies(server, tmp_path):
 
 
 @pytest.mark.spec("replay:Y20", "replay:Y10")
-def test_a_miss_in_a_thread_behind_a_bare_except_is_remembered(server, tmp_path):
+def test_a_miss_swallowed_in_a_thread_is_remembered(server, tmp_path):
     file = tmp_path / "c.yaml"
     record(file, lambda: openai_sync("hi"))
 
@@ -251,7 +251,7 @@ def test_a_miss_in_a_thread_behind_a_bare_except_is_remembered(server, tmp_path)
 
 
 @pytest.mark.spec("replay:Y20")
-def test_requests_and_urllib3_record_what_they_read(server, tmp_path):
+def test_requests_and_urllib3_traffic_is_recorded(server, tmp_path):
     """
     Whole, streamed and preloaded.
     """
@@ -312,7 +312,7 @@ def test_a_stream_that_is_left_early_is_not_recorded(tmp_path):
 
 
 @pytest.mark.spec("replay:K15", "replay:Y11")
-def test_while_replaying_a_program_gets_a_token_that_nobody_issued(tmp_path):
+def test_a_replaying_program_gets_an_invalid_token(tmp_path):
     def program() -> Any:
         form = {"grant_type": "refresh_token", "refresh_token": "x"}
         return requests.post("https://oauth2.googleapis.com/token", data=form, timeout=5).json()["access_token"]
@@ -321,7 +321,7 @@ def test_while_replaying_a_program_gets_a_token_that_nobody_issued(tmp_path):
 
 
 @pytest.mark.spec("replay:Y20")
-def test_reports_to_tracing_services_are_never_recorded_and_answered_while_replaying(tmp_path):
+def test_reports_to_tracing_services_are_answered_and_never_recorded(tmp_path):
     def program() -> int:
         return httpx2.post("https://api.openai.com/v1/traces/ingest", json={"data": []}).status_code
 

@@ -50,7 +50,7 @@ def test_credentials_are_replaced_and_addresses_stay(environ, urls, expected):
     assert expected == placeholder_variables(environ, hosts_of(urls))
 
 
-def test_google_gets_credentials_of_nobody():
+def test_google_gets_placeholder_credentials():
     changes = placeholder_variables({}, hosts_of(["https://us-central1-aiplatform.googleapis.com/v1/projects/p"]))
     assert ["GOOGLE_APPLICATION_CREDENTIALS"] == list(changes)
     tree = json.loads(Path(changes["GOOGLE_APPLICATION_CREDENTIALS"] or "").read_text())

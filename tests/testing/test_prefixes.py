@@ -27,7 +27,7 @@ def run(handler, replies, journal=None, **options):
 
 
 @pytest.mark.spec("replay:Y15")
-def test_a_run_that_only_grows_is_stable_in_memory_in_a_file_and_as_a_result(tmp_path):
+def test_a_growing_run_is_stable_in_memory_file_and_result(tmp_path):
     def handler(ctx):
         yield ToolCall("look", {"path": "a"})
         yield STEP_ALL
@@ -40,7 +40,7 @@ def test_a_run_that_only_grows_is_stable_in_memory_in_a_file_and_as_a_result(tmp
 
 
 @pytest.mark.spec("replay:Y15")
-def test_a_history_that_is_rewritten_is_told_with_the_first_byte_that_differs():
+def test_a_rewritten_history_is_reported_with_the_first_different_byte():
     def handler(ctx):
         yield STEP
         yield ToolCall("set_messages", {"messages": [{"role": "user", "content": "gone"}]}, include_tool_call=False)

@@ -56,7 +56,7 @@ def value_of(message: RecordedRequest | RecordedResponse) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C1", "replay:C2")
-def test_every_recording_is_read_and_written_so_that_plain_vcrpy_reads_it():
+def test_every_recording_reads_and_writes_as_valid_vcrpy():
     """
     478 interactions, equal as JSON or byte for byte in our own reader and in vcrpy's; in one of them a model filled in a
     member called "password", some name an account, and nothing else looks like a secret.
@@ -169,7 +169,7 @@ def plain_headers(message: RecordedRequest | RecordedResponse) -> list[tuple[str
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C2", "replay:C5")
-def test_every_recording_is_loaded_and_saved_with_nothing_lost_but_what_is_secret(tmp_path):
+def test_every_recording_loses_only_secrets_when_saved(tmp_path):
     """
     A copy that is saved holds the same exchanges, cleaned; saved again, it is the same file. Only what a model filled into a member
     called "password" is replaced, in the reply and in the next request.
@@ -317,7 +317,7 @@ IDS = re.compile(rb"(?:call|chatcmpl|fc|gen|msg|req|resp|rs|toolu)[_-][A-Za-z0-9
 
 
 @pytest.mark.deep
-def test_nothing_of_the_recordings_stands_in_the_repository_without_its_licence():
+def test_recordings_in_the_repository_carry_their_licence():
     """
     Every exchange has ids that stand nowhere else.
     """
@@ -381,7 +381,7 @@ RETRIES = {"anthropic": {"max_retries": 2}, "openai-chat": {"max_retries": 2}, "
 
 @pytest.mark.spec("replay:C14")
 @pytest.mark.parametrize("folder", ["anthropic", "openai-responses", "openai-chat", "google-gla"])
-async def test_a_miss_passes_through_every_sdk_at_once_with_its_retries_on(folder):
+async def test_a_miss_passes_through_every_sdk_without_retries(folder):
     """
     One request, no retry, the same object at the caller, sync and async.
     """
@@ -404,7 +404,7 @@ async def test_a_miss_passes_through_every_sdk_at_once_with_its_retries_on(folde
 
 @pytest.mark.spec("replay:C16")
 @pytest.mark.parametrize("folder", ["anthropic", "openai-responses", "openai-chat", "google-gla"])
-async def test_a_cut_stream_ends_in_silence_and_a_broken_one_raises_through_every_sdk(folder):
+async def test_cut_streams_end_and_broken_ones_raise_through_every_sdk(folder):
     """
     That is why adapters must ask for the terminal marker: the SDKs do not.
     """

@@ -92,7 +92,7 @@ def server(gate: threading.Event) -> Iterator[str]:
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C2", "replay:C4", "replay:C5", "replay:C40")
-def test_what_was_recorded_over_a_socket_is_played_back_and_loads_in_plain_vcrpy(server, tmp_path):
+def test_traffic_recorded_over_a_socket_replays_and_loads_in_vcrpy(server, tmp_path):
     """
     Replies are stored decompressed, requests in the order they started, and another key finds them again.
     """
@@ -139,7 +139,7 @@ def test_pieces_of_a_stream_pass_on_as_they_arrive(server, gate):
 
 
 @pytest.mark.spec("replay:C6")
-def test_a_stream_that_was_not_read_to_its_end_is_saved_only_on_request(server, gate, tmp_path):
+def test_a_stream_left_early_is_saved_only_on_request(server, gate, tmp_path):
     """
     Then it says that it is not complete.
     """
@@ -287,7 +287,7 @@ def test_somebody_elses_recording_is_cleaned_when_it_is_saved_again(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 3, 20, 1_000])
 @pytest.mark.parametrize("text", [f"K={KEY} and {KEY}.", json.dumps({"cmd": f"a\n{KEY}\nb"}), f"{PASSWORD}!"])
-def test_a_secret_that_comes_in_pieces_is_taken_out_of_all_of_them(server, tmp_path, size, text):
+def test_a_secret_split_over_pieces_is_removed(server, tmp_path, size, text):
     """
     Texts at one place of a stream's events are looked at joined; every event stays.
     """
@@ -309,7 +309,7 @@ def test_a_secret_that_comes_in_pieces_is_taken_out_of_all_of_them(server, tmp_p
 
 
 @pytest.mark.parametrize("body", [KEY, json.dumps({"a": [KEY]}), json.dumps({KEY: 1}), f"data: {KEY}"])
-def test_the_scan_behind_the_cleaning_refuses_to_write_what_it_missed(tmp_path, monkeypatch, body):
+def test_the_final_scan_refuses_to_write_a_missed_secret(tmp_path, monkeypatch, body):
     """
     A hit writes nothing and names the place and the rule, not the value.
     """
@@ -374,7 +374,7 @@ PLANTED = [(rule, place) for rule in SECRETS for place in PLACES if (rule, place
 
 
 @pytest.mark.parametrize(("rule", "place"), PLANTED)
-def test_what_looks_like_a_key_is_replaced_on_its_way_to_the_file(tmp_path, rule, place):
+def test_values_that_look_like_keys_are_replaced_in_the_file(tmp_path, rule, place):
     """
     In plain text, JSON inside JSON, member names and events.
     """
@@ -413,7 +413,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ("/keys", {}, b'{"private_key_id": "1", "client_email": "a@b"}'),
     ],
 )
-def test_a_request_that_deals_in_credentials_is_answered_and_never_kept(server, path, headers, body):
+def test_a_request_for_credentials_is_answered_and_never_recorded(server, path, headers, body):
     cassette = Cassette()
     with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), cassette)) as client:
         assert 200 == client.post(f"{server}{path}", content=body, headers=headers).status_code
@@ -433,7 +433,7 @@ def test_a_request_that_deals_in_credentials_is_answered_and_never_kept(server, 
         ("/ask", FORM, b"text=Action=AssumeRole"),
     ],
 )
-def test_a_request_that_only_sounds_like_one_for_credentials_is_recorded(server, path, headers, body):
+def test_a_request_that_resembles_one_for_credentials_is_recorded(server, path, headers, body):
     cassette = Cassette()
     with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), cassette)) as client:
         client.post(f"{server}{path}", content=body, headers=headers)

@@ -135,7 +135,7 @@ def test_a_random_value_of_a_doubtful_name_is_not_stored(name: str) -> None:
 
 @pytest.mark.spec("replay:K4", "replay:K10")
 @pytest.mark.parametrize("rule", [RedactField("/customer/email"), RedactPattern(r"\w+@\w+\.test", "email")])
-def test_another_value_that_a_rule_of_the_user_replaces_is_a_miss(rule: RedactField | RedactPattern) -> None:
+def test_another_value_under_a_user_rule_is_a_miss(rule: RedactField | RedactPattern) -> None:
     def ask(email: str) -> RecordedRequest:
         return RecordedRequest("POST", URL, JSON, json.dumps({"customer": {"email": email}}).encode())
 

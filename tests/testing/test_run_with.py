@@ -71,14 +71,14 @@ def test_a_handler_that_keeps_to_its_script_returns_its_value(script, returned):
         ([(callable, "x")], ["what callable accepts"]),
     ],
 )
-def test_a_mismatch_shows_the_whole_exchange(script, told):
+def test_a_mismatch_shows_the_whole_exchange_so_far(script, told):
     with pytest.raises(AssertionError) as failed:
         run_with(fixer, script, "src")
     assert [] == [part for part in told if part not in str(failed.value)]
 
 
 @pytest.mark.spec("requirements:P5")
-def test_an_error_in_the_script_arrives_at_the_yield_and_what_comes_out_tells_the_exchange():
+def test_a_scripted_error_arrives_at_the_yield_with_the_exchange():
     with pytest.raises(ToolError) as failed:
         run_with(fixer, [(LIST, ToolError("no such folder"))], "src")
     assert "came:\n  the handler raised ToolError('no such folder')" in failed.value.__notes__[0]
@@ -102,7 +102,7 @@ def test_every_member_of_a_batch_is_answered_in_short_form():
     assert "exchange so far" in failed.value.__notes__[0]
 
 
-def test_what_is_no_script_is_refused_and_an_abandoned_handler_is_closed():
+def test_an_invalid_script_is_refused_and_the_handler_closed():
     closed = []
 
     def handler(ctx):

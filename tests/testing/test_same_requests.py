@@ -156,7 +156,7 @@ def test_a_request_that_is_the_same_to_its_server_matches(
 
 
 @pytest.mark.spec("replay:C8", "replay:C10")
-def test_what_no_server_depends_on_does_not_count(tmp_path: Path) -> None:
+def test_differences_irrelevant_to_every_server_do_not_count(tmp_path: Path) -> None:
     asked = RecordedRequest(
         "POST", f"{URL}/%7Ea?b=2&a=1", {"content-type": "application/json"}, b'{"a": 1.0, "b": [2]}'
     )
@@ -196,7 +196,7 @@ def test_one_key_may_be_another_one_in_a_replay() -> None:
 
 
 @pytest.mark.spec("replay:K4")
-def test_a_secret_that_a_reply_brought_is_known_in_the_next_request(tmp_path: Path) -> None:
+def test_a_secret_from_a_reply_is_known_in_later_requests(tmp_path: Path) -> None:
     """
     Two users log in, and each asks with what it was given.
     """

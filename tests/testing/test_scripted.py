@@ -44,7 +44,7 @@ async def deltas_of(model: ScriptedModel, request: ModelRequest) -> list:
 
 
 @pytest.mark.spec("requirements:P4")
-async def test_replies_come_in_order_whatever_form_they_were_written_in():
+async def test_replies_come_in_order_in_every_form():
     """
     Strings, replies and functions of the request all become replies, one per request, for every model string.
     """
@@ -82,7 +82,7 @@ def test_the_helpers_write_replies():
 
 
 @pytest.mark.spec("requirements:P4")
-async def test_a_request_beyond_the_script_shows_itself_and_is_not_retried():
+async def test_a_request_beyond_the_script_is_shown_and_not_retried():
     """
     The error says how many replies there were and ends with the last messages of the request.
     """
@@ -102,7 +102,7 @@ async def test_a_request_beyond_the_script_shows_itself_and_is_not_retried():
 
 
 @pytest.mark.spec("requirements:P4")
-def test_replies_that_nobody_asked_for_fail_and_are_listed():
+def test_unused_replies_fail_and_are_listed():
     """
     `assert_complete` names every reply that is left.
     """
@@ -117,7 +117,7 @@ def test_replies_that_nobody_asked_for_fail_and_are_listed():
     ) == str(caught.value)
 
 
-async def test_a_failure_is_raised_as_it_is_after_the_text_that_a_stream_gave():
+async def test_a_scripted_failure_is_raised_after_the_streamed_text():
     """
     `failure(exc)` raises that very object; with `after=` a stream shows text first.
     """
@@ -146,7 +146,7 @@ parts = st.one_of(
 
 
 @given(st.lists(parts, max_size=5), st.integers(1, 9))
-def test_a_stream_gives_the_reply_in_small_pieces_and_ends_with_it(content, chunk):
+def test_a_stream_gives_small_pieces_and_ends_with_the_reply(content, chunk):
     """
     Joined deltas are the reply's text, thinking and arguments; the last delta, and only that, is the reply.
     """
@@ -210,7 +210,7 @@ def one_by_one(_):
         (TextPart("hi"), "; parts become a reply with ModelReply([...])"),
     ],
 )
-async def test_what_cannot_be_played_is_refused_with_what_was_meant_as_an_item_and_from_a_function(item, hint):
+async def test_an_invalid_item_of_a_script_is_refused_with_advice(item, hint):
     """
     An item is refused when the script is written, what a function returns when it is asked.
     """
@@ -231,7 +231,7 @@ def test_a_script_is_a_list_or_a_function(script):
         ScriptedModel(script)
 
 
-async def test_a_coroutine_out_of_a_plain_function_is_refused_and_closed():
+async def test_a_coroutine_from_a_plain_function_is_refused_and_closed():
     """
     Nothing is left that was never awaited: warnings are errors here.
     """
@@ -268,7 +268,7 @@ async def test_one_function_answers_every_request():
 # --- what a reply can be --------------------------------------------------------------------------------------------------
 
 
-def test_texts_stand_before_between_and_after_the_calls_of_one_reply():
+def test_texts_may_precede_separate_and_follow_calls():
     reply = tool_calls("First.", tool_call("look", text="Hm."), "Then.", tool_call("look"), text("Done."), text="Well.")
 
     call = ToolCallPart("", "look")
@@ -285,7 +285,7 @@ def test_texts_stand_before_between_and_after_the_calls_of_one_reply():
 @pytest.mark.parametrize(
     "make", [partial(text, "hi"), partial(tool_call, "add"), partial(tool_calls, tool_call("add"))]
 )
-def test_a_reply_says_what_it_cost(make):
+def test_a_reply_states_its_cost(make):
     assert [Decimal("0.0125")] * 3 == [make(cost=cost).cost for cost in (Decimal("0.0125"), 0.0125, "0.0125")]
     assert None is make().cost
     for wrong in ("much", -1, "NaN", float("inf")):
@@ -301,7 +301,7 @@ def add(a: int, b: int = 0) -> int:
 
 @pytest.mark.spec("requirements:P4")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_lives_through_arguments_that_nobody_can_read(stream):
+async def test_an_agent_survives_unreadable_arguments(stream):
     """
     The call is answered with an error, the model is asked again, and the cost of the replies is that of the run.
     """
@@ -325,7 +325,7 @@ async def test_an_agent_lives_through_arguments_that_nobody_can_read(stream):
     assert bool(seen) == stream
 
 
-def test_a_text_of_arguments_is_read_as_a_provider_reads_it():
+def test_text_arguments_are_read_as_a_provider_reads_them():
     (call,) = tool_call("add", '{"a": 1}').content
     assert ({"a": 1}, None, None, None) == (call.input, call.raw_input, call.input_error, call.provider_data)
     (broken,) = tool_call("add", "[1]").content
@@ -348,7 +348,7 @@ TWICE = [
 
 
 @pytest.mark.spec("studio:ST12")
-async def test_each_run_of_an_engine_has_a_script_from_its_beginning_which_its_children_share_also_at_once():
+async def test_each_run_has_its_own_script_shared_with_its_children():
     async with Engine(TWICE, models=RunScript(["a", "b", "c"], source="s.json")) as engine:
         runs = await asyncio.gather(*[engine.run("boss", answers={"go on?": "yes"}) for _ in range(3)])
 
@@ -357,9 +357,7 @@ async def test_each_run_of_an_engine_has_a_script_from_its_beginning_which_its_c
 
 @pytest.mark.spec("studio:ST12")
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_a_run_that_goes_on_in_another_engine_has_the_replies_behind_its_record_with_those_of_lost_attempts(
-    tmp_path, failures
-):
+async def test_a_resumed_run_continues_its_script_after_recorded_attempts(tmp_path, failures):
     lost = [failure(ModelError("away", kind="overloaded", retryable=True)) for _ in range(failures)]
     replies = [*lost, "a", "b", "c"]
     async with Engine(TWICE, models=RunScript(replies), clock=Clock()) as engine:
@@ -375,7 +373,7 @@ async def test_a_run_that_goes_on_in_another_engine_has_the_replies_behind_its_r
 
 @pytest.mark.spec("studio:ST12")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_of_a_run_script_says_that_it_came_from_there_and_was_free_unless_it_says_otherwise(stream):
+async def test_a_reply_of_a_run_script_is_marked_and_free(stream):
     async def reply(model):
         return (await deltas_of(model, asking()))[-1].reply if stream else await model.complete(asking())
 

@@ -74,7 +74,7 @@ async def ask_all_async(clients: Clients) -> list[str]:
 
 @pytest.mark.spec("replay:C20", "replay:C22", "replay:C27", "replay:Y11")
 @pytest.mark.parametrize("environment", ["empty", "misleading"])
-async def test_every_client_finds_its_recording_without_a_key_whatever_the_environment_says(
+async def test_every_client_finds_its_recording_without_a_key(
     environment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in VARIABLES:
@@ -89,7 +89,7 @@ async def test_every_client_finds_its_recording_without_a_key_whatever_the_envir
 
 
 @pytest.mark.spec("replay:C22", "ecosystem:EC194")
-async def test_googles_async_side_stays_on_the_transport_when_aiohttp_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_googles_async_client_stays_on_the_transport_despite_aiohttp(monkeypatch: pytest.MonkeyPatch) -> None:
     from google.genai import _api_client
 
     monkeypatch.setattr(_api_client, "has_aiohttp", True)
@@ -138,7 +138,7 @@ def ask_one(clients: Clients, url: str) -> Any:
 
 @pytest.mark.spec("replay:C30")
 @pytest.mark.parametrize("url", [ANTHROPIC, OPENAI])
-def test_a_body_that_was_encoded_beforehand_reaches_the_transport_as_the_same_request(url: str) -> None:
+def test_a_pre_encoded_body_reaches_the_transport_as_equal_request(url: str) -> None:
     cassette, clients = held(talk(url))
     other_order = json.dumps(dict(reversed(ASKED[url].items())), indent=1).encode()
     with clients:
@@ -152,7 +152,7 @@ def test_a_body_that_was_encoded_beforehand_reaches_the_transport_as_the_same_re
 
 
 @pytest.mark.spec("replay:C43", "replay:Y11")
-async def test_a_replayed_outage_costs_no_time_since_the_engine_waits_on_its_clock() -> None:
+async def test_a_replayed_outage_costs_no_real_time() -> None:
     asked: list[RecordedRequest] = []
 
     class Script(Cassette):

@@ -70,7 +70,7 @@ def send(client: httpx2.Client, url: str, name: str, secret: str) -> list[httpx2
 
 @pytest.mark.spec("replay:K3", "replay:K4")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_secret_is_stored_in_no_place_and_another_one_replays(name: str, tmp_path: Path) -> None:
+def test_no_place_stores_a_secret_and_another_secret_replays(name: str, tmp_path: Path) -> None:
     cassette, path = Cassette(), tmp_path / "c.yaml"
     with served(Echo) as url:
         with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), cassette)) as client:
@@ -124,7 +124,7 @@ def test_a_secret_inside_a_variable_is_known(environment: dict[str, str]) -> Non
 
 
 @pytest.mark.spec("replay:K6")
-def test_a_random_user_in_the_address_of_a_variable_is_known() -> None:
+def test_random_user_in_the_address_of_a_variable_is_redacted() -> None:
     assert CANARY * 2 in find_environment_secrets({"REMOTE": f"https://{CANARY}{CANARY}@h.test/a.git"})
 
 

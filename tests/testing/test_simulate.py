@@ -124,7 +124,7 @@ HITS = {"results": {"search": {"hits": []}}, "replies": [text("a"), text("b")]}
 
 
 @pytest.mark.deep
-def test_a_failing_seed_is_shrunk_and_told_with_the_line_that_does_it_again():
+def test_a_failing_seed_is_shrunk_and_printed_with_its_command():
     """
     The handler expects data and a failed search gives a text; slow effects and duplicates around it are left out.
     """
@@ -167,7 +167,7 @@ def test_the_fewest_faults_are_found_among_those_that_are_given():
         ("crash", RunStatus.COMPLETED),
     ],
 )
-def test_a_fault_at_every_effect_of_a_run_ends_it_as_it_should(kind, status):
+def test_a_fault_at_every_effect_ends_a_run_correctly(kind, status):
     safe = Tool(
         "search", "Search.", {}, lambda given: given, annotations=ToolAnnotations(read_only=True)
     )  # may run again
@@ -176,7 +176,7 @@ def test_a_fault_at_every_effect_of_a_run_ends_it_as_it_should(kind, status):
         assert {status: 1} == simulate(CARELESS, [0], faults=[Fault(seq, kind)], **hits).statuses
 
 
-def test_a_handler_that_depends_on_more_than_its_answers_is_caught_by_a_crash():
+def test_a_crash_reveals_a_handler_with_hidden_inputs():
     runs = []
 
     def forgetful(ctx):
@@ -191,7 +191,7 @@ def test_a_handler_that_depends_on_more_than_its_answers_is_caught_by_a_crash():
         simulate(agent, [0], faults=())
 
 
-def test_an_effect_that_may_not_be_repeated_is_unknown_after_a_crash():
+def test_a_non_repeatable_effect_is_unknown_after_a_crash():
     seen = []
 
     def handler(ctx):
@@ -206,7 +206,7 @@ def test_an_effect_that_may_not_be_repeated_is_unknown_after_a_crash():
     assert {"UnknownOutcome"} == {*seen}
 
 
-def test_a_function_of_the_test_that_raises_is_the_fault_of_the_test():
+def test_an_exception_in_a_test_function_is_raised_unchanged():
     """
     It is neither the agent's nor the machine's, so nothing is shrunk and nothing else is said.
     """
@@ -240,7 +240,7 @@ def test_a_run_that_never_gets_anywhere_does_not_pass():
         simulate("seeker")
 
 
-def test_what_is_no_fault_is_refused():
+def test_an_invalid_fault_is_refused():
     with pytest.raises(DataError, match="'boom' is not a kind of fault; there are failure, timeout"):
         simulate(KID, faults=["boom"])
     with pytest.raises(DataError, match="not a kind of fault"):
@@ -306,7 +306,7 @@ def counting(ctx):
         (counting, "hint: a handler may depend only on its context"),
     ],
 )
-def test_a_failure_tells_a_newcomer_what_to_do(handler, hint):
+def test_a_failure_explains_the_next_steps(handler, hint):
     agent = AgentDefinition("new", tools=["search"], handle_steps=handler)
     with pytest.raises(SimulationFailed) as failed:
         simulate(agent, [0], faults=())

@@ -74,7 +74,7 @@ async def undisturbed(agent):
 @pytest.mark.spec("reliability:I12", "reliability:I1", "reliability:R10")
 @pytest.mark.parametrize("how", ["interrupt", "task", "shutdown"])
 @pytest.mark.parametrize("name", ["careful", "batching", "leading", "root"])
-async def test_a_run_that_is_cancelled_at_any_event_ends_well_and_can_go_on(name, how):
+async def test_a_run_cancelled_at_any_event_ends_and_resumes(name, how):
     agent = CAST[name]
     expected, events = await undisturbed(agent)
     statuses = set()

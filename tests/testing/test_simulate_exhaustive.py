@@ -38,7 +38,7 @@ REPLIES = [text("first"), text("of the child")]
 
 @pytest.mark.spec("reliability:I11", "reliability:I12")
 @pytest.mark.deep
-def test_every_fault_happens_at_every_effect_once_and_every_two_crashes():
+def test_every_fault_at_every_effect_and_crash_pair_runs_once():
     seen = simulate(SHORT, None, replies=REPLIES)
 
     effects = 7
@@ -60,14 +60,14 @@ def test_every_fault_happens_at_every_effect_once_and_every_two_crashes():
     assert simulate(SHORT, None, replies=REPLIES) == seen
 
 
-def test_kinds_of_faults_can_be_left_out_and_given_ones_happen_every_time():
+def test_fault_kinds_can_be_excluded_and_explicit_faults_always_happen():
     assert {"cancel": 7} == simulate(SHORT, None, replies=REPLIES, faults=["cancel"]).faults
     assert 1 == simulate(SHORT, None, replies=REPLIES, faults=[]).runs
     seen = simulate(SHORT, None, replies=REPLIES, faults=[Fault(0, "slow"), "suspend"])
     assert ({"slow": 2, "suspend": 1}, 2) == (seen.faults, seen.runs)
 
 
-def test_a_run_that_is_too_long_is_refused_with_its_length():
+def test_a_run_too_long_for_exhaustion_is_refused():
     def long(ctx):
         for n in range(13):
             yield ToolCall("read", {"n": n})
@@ -80,7 +80,7 @@ def test_a_run_that_is_too_long_is_refused_with_its_length():
 
 
 @pytest.mark.deep
-def test_a_handler_that_stumbles_over_one_fault_at_one_effect_is_found():
+def test_a_handler_that_fails_on_one_fault_is_found():
     def brittle(ctx):
         for n in range(5):
             yield ToolCall("read", {"n": n})
@@ -99,14 +99,14 @@ def test_a_handler_that_stumbles_over_one_fault_at_one_effect_is_found():
 @pytest.mark.spec("reliability:I11")
 @pytest.mark.parametrize("first", CRASHES)
 @pytest.mark.parametrize("second", CRASHES)
-def test_a_process_may_die_before_in_and_after_the_effects_of_a_child_and_the_child_itself(first, second):
+def test_crashes_around_and_inside_a_child_are_simulated(first, second):
     faults = [Fault(0, first, "2"), Fault(2, second), Fault(3, first)]
     seen = simulate(SHORT, [0, 1, 2], replies=REPLIES, faults=faults)
     assert 9 == sum(seen.faults.values())
     assert {RunStatus.COMPLETED: 3} == seen.statuses
 
 
-def test_a_handler_whose_result_depends_on_more_than_its_answers_is_found_without_a_crash():
+def test_a_handler_with_hidden_inputs_is_found_without_a_crash():
     made = iter(range(1_000))
 
     def counting(ctx):

@@ -87,7 +87,7 @@ def says_paid_only_when(state: Any, events: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG83")
-def test_a_good_agent_comes_through_everything_that_may_go_wrong_at_each_effect() -> None:
+def test_a_correct_agent_survives_every_fault_at_each_effect() -> None:
     """
     Of a run of ten effects every kind that fits happens once at each; nothing is performed.
     """
@@ -108,7 +108,7 @@ def test_a_good_agent_comes_through_everything_that_may_go_wrong_at_each_effect(
 
 
 @pytest.mark.spec("evaluation:JG83")
-def test_the_world_says_what_was_recorded() -> None:
+def test_the_world_repeats_the_recorded_answers() -> None:
     """
     With nothing that goes wrong the run is the recorded one, chance and answers included.
     """
@@ -127,7 +127,7 @@ def test_the_world_says_what_was_recorded() -> None:
 @pytest.mark.parametrize(
     ("flaw", "kind"), [({"careless": True}, {"failure", "timeout"}), ({"obedient": False}, {"other_answer"})]
 )
-def test_an_invariant_that_breaks_is_told_with_the_one_fault_that_does_it(flaw: Any, kind: set[str]) -> None:
+def test_a_broken_invariant_is_reported_with_its_single_fault(flaw: Any, kind: set[str]) -> None:
     """
     A desk that says paid when the payment failed, and one that pays although the person said no.
     """
@@ -152,7 +152,7 @@ def test_an_invariant_that_breaks_is_told_with_the_one_fault_that_does_it(flaw: 
 
 
 @pytest.mark.spec("evaluation:JG83")
-def test_an_invariant_is_asked_before_each_effect_with_the_events_so_far() -> None:
+def test_an_invariant_is_checked_before_each_effect_with_earlier_events() -> None:
     """
     Of root and child, and at their ends; events only grow.
     """
@@ -171,7 +171,7 @@ def test_an_invariant_is_asked_before_each_effect_with_the_events_so_far() -> No
 
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG83")
-def test_of_a_long_run_some_places_are_drawn_always_the_same() -> None:
+def test_places_in_a_long_run_are_sampled_deterministically() -> None:
     """
     More than forty effects: two hundred worlds beside the calm one.
     """

@@ -87,7 +87,7 @@ async def replayed(agent, journal, result):
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:I11", "reliability:I3", "reliability:R1", "reliability:R2", "reliability:R3")
 @pytest.mark.parametrize("agent", CAST.values(), ids=CAST)
-async def test_a_run_goes_on_from_every_record_and_every_torn_one(agent):
+async def test_a_run_resumes_from_every_record_and_every_torn_one(agent):
     journal = MemoryJournal()
     expected = await recorded(agent, journal)
     lines = journal.lines()
@@ -106,7 +106,7 @@ async def test_a_run_goes_on_from_every_record_and_every_torn_one(agent):
 @pytest.mark.parametrize(
     "name", ["careful", *[pytest.param(name, marks=pytest.mark.deep) for name in ("batching", "leading")]]
 )
-async def test_a_run_that_dies_again_while_it_is_resumed_still_comes_to_its_end(name):
+async def test_a_run_that_crashes_while_resuming_still_ends(name):
     agent, journal = CAST[name], MemoryJournal()
     expected = await recorded(agent, journal)
     lines = journal.lines()
@@ -122,7 +122,7 @@ async def test_a_run_that_dies_again_while_it_is_resumed_still_comes_to_its_end(
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:I11", "reliability:JR02")
 @pytest.mark.parametrize("every", [1_009, pytest.param(293, marks=pytest.mark.deep)])
-async def test_the_same_holds_for_files_of_which_the_last_write_was_cut_anywhere(tmp_path, every):
+async def test_files_with_a_torn_last_write_resume(tmp_path, every):
     agent, path = CAST["batching"], tmp_path / "run.jsonl"
     expected = await recorded(agent, FileJournal(path))
     whole = path.read_bytes()

@@ -62,7 +62,7 @@ def test_a_recorder_that_raises_lets_every_simulation_fail(broken, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["answer", "meets", "result", "confirm"])
-def test_a_replayer_that_raises_lets_every_simulation_with_a_crash_fail(broken, monkeypatch):
+def test_a_replayer_that_raises_fails_every_crash_simulation(broken, monkeypatch):
     def mutant(*_, **__):
         raise ZeroDivisionError
 
@@ -72,7 +72,7 @@ def test_a_replayer_that_raises_lets_every_simulation_with_a_crash_fail(broken, 
         simulated(Fault(4, "crash"))
 
 
-def test_what_was_stopped_before_a_crash_is_in_doubt_after_it():
+def test_effects_stopped_before_a_crash_are_in_doubt_after_it():
     """
     The run of a child is cancelled while it does something that must not happen twice, and then the process dies.
     """
@@ -193,7 +193,7 @@ WRONG = {
 
 @pytest.mark.spec("reliability:I3", "reliability:I11", "reliability:R3")
 @pytest.mark.parametrize("plant", WRONG, ids=lambda plant: plant.__name__)
-def test_a_recorder_or_replayer_that_is_wrong_is_told_under_its_row(plant, monkeypatch):
+def test_a_wrong_recorder_or_replayer_is_reported_under_its_row(plant, monkeypatch):
     plant(monkeypatch)
     row, faults = WRONG[plant]
     with pytest.raises(SimulationFailed) as failed:
@@ -203,7 +203,7 @@ def test_a_recorder_or_replayer_that_is_wrong_is_told_under_its_row(plant, monke
 
 @pytest.mark.spec("reliability:I3", "reliability:I12")
 @pytest.mark.parametrize("kind", ["cancel", "shutdown"])
-def test_a_replayer_that_takes_a_run_that_was_stopped_while_it_asked_for_one_that_waits_is_found(kind, monkeypatch):
+def test_a_replayer_that_confuses_stopped_with_waiting_runs_is_found(kind, monkeypatch):
     def asking(ctx):
         return (yield from Ask("Really?"))
 
@@ -215,7 +215,7 @@ def test_a_replayer_that_takes_a_run_that_was_stopped_while_it_asked_for_one_tha
     assert "I3" == failed.value.row
 
 
-def test_a_replayer_that_takes_every_effect_for_the_recorded_one_is_found(monkeypatch):
+def test_a_replayer_that_takes_any_effect_as_recorded_is_found(monkeypatch):
     """
     A handler that depends on more than its answers is not excused by it.
     """

@@ -73,7 +73,7 @@ def test_all_that_waits_goes_through_every_kind_of_fault():
 
 @pytest.mark.spec("waiting:WT4", "waiting:WT24")
 @pytest.mark.deep
-def test_500_orders_in_which_children_end_give_one_result_where_the_handler_does_not_depend_on_them():
+def test_all_500_orders_of_ending_children_give_one_result():
     def handle_steps(ctx):
         refs = yield from Start(*[AgentCall(one.id) for one in CHILDREN])
         first = yield from Wait(*refs, need=2)
@@ -85,7 +85,7 @@ def test_500_orders_in_which_children_end_give_one_result_where_the_handler_does
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_handler_that_depends_on_the_order_is_told_both_orders_and_where_the_runs_part():
+def test_an_order_dependent_handler_is_reported_with_both_orders():
     def handle_steps(ctx):
         refs = yield from Start(*[AgentCall(one.id) for one in CHILDREN[:2]])
         first = (yield from Wait(*refs, need="any")).done[0]
@@ -102,7 +102,7 @@ def test_a_handler_that_depends_on_the_order_is_told_both_orders_and_where_the_r
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_what_is_sent_comes_in_order_and_then_nothing_more():
+def test_sent_messages_come_in_order_and_then_end():
     seen = []
 
     def handle_steps(ctx):
@@ -118,7 +118,7 @@ def test_what_is_sent_comes_in_order_and_then_nothing_more():
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_handler_that_sleeps_on_its_own_clock_is_found_by_a_lost_wake():
+def test_a_lost_wake_reveals_a_handler_with_its_own_clock():
     def handle_steps(ctx):
         before = ctx.now()
         woke = yield from Sleep(60)

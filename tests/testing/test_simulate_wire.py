@@ -76,7 +76,7 @@ OF_MESSAGE = {"anthropic": of_anthropic, "google": of_google, "openai_chat": of_
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:I1", "requirements:G10")
-def test_every_state_of_a_simulated_run_pairs_its_calls_on_the_wire(transcripts):
+def test_every_simulated_state_pairs_its_calls_on_the_wire(transcripts):
     for name in FOUR:  # one test: to make the histories takes most of the time
         assert_paired(name, transcripts)
 

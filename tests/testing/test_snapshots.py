@@ -178,7 +178,7 @@ waits for an answer to q6  options "yes", "no"
 @pytest.mark.deep
 @pytest.mark.spec("replay:F20", "replay:F23", "replay:F32", "reliability:UI11", "requirements:P5", "replay:K1")
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
-def test_a_run_reads_as_one_fact_per_line_and_nothing_in_it_changes_by_itself(kind: str, tmp_path: Path) -> None:
+def test_a_run_reads_as_stable_facts_one_per_line(kind: str, tmp_path: Path) -> None:
     """
     Times, ids, costs, folders of this machine and secrets are not in it, whatever holds the journal.
     """
@@ -200,7 +200,7 @@ def test_a_run_reads_as_one_fact_per_line_and_nothing_in_it_changes_by_itself(ki
     assert "cost $0.001" not in TRANSCRIPT
 
 
-def test_what_a_run_cost_is_said_on_request() -> None:
+def test_a_transcript_shows_the_cost_on_request() -> None:
     async def run() -> Any:
         model = ScriptedModel([ModelReply("ok", usage=Usage(1, 2), cost=Decimal("0.25"))])
         async with Engine(models={"test": model}) as engine:
@@ -251,7 +251,7 @@ def test_children_that_end_in_another_order_give_the_same_transcript() -> None:
 @pytest.mark.spec("replay:F23", "reliability:UI11")
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_no_text_puts_a_hidden_character_or_a_blank_line_end_into_a_snapshot(said: str, name: str) -> None:
+def test_hidden_characters_and_trailing_blanks_never_enter_a_snapshot(said: str, name: str) -> None:
     tree = {
         "agent": name,
         "prompt": said,
@@ -268,7 +268,7 @@ def test_no_text_puts_a_hidden_character_or_a_blank_line_end_into_a_snapshot(sai
     assert text.endswith("\n")
 
 
-def test_a_result_without_a_journal_shows_its_messages_and_what_is_no_run_is_refused() -> None:
+def test_a_result_without_a_journal_shows_its_messages() -> None:
     with Engine(models={"test": ScriptedModel([tool_call("nap", {"ms": 0}), text("done")])}) as engine:
         result = engine.run_sync(AgentDefinition("a", model="test/m", tools=[nap]), "hi")
     lines = RunSnapshot().serialize(result).splitlines()
@@ -282,7 +282,7 @@ def test_a_result_without_a_journal_shows_its_messages_and_what_is_no_run_is_ref
 
 @pytest.mark.spec("providers:PV62")
 @pytest.mark.parametrize("journal", [None, MemoryJournal])
-def test_what_a_provider_s_own_tool_did_and_where_it_found_things_is_shown(journal: Any) -> None:
+def test_provider_tools_and_their_citations_are_shown(journal: Any) -> None:
     searched = OpaquePart("p", {"id": "1"}, tool="web_search", text="five")
     source = CitationPart("https://five.org", "Five", quote="5", said="is five", source="")
     model = ScriptedModel([ModelReply([searched, "It is five.", source])])
@@ -309,7 +309,7 @@ def test_a_result_without_a_journal_shows_how_its_children_ended() -> None:
 
 
 @pytest.mark.spec("replay:F23")
-def test_what_the_model_was_told_is_shown_once_unless_it_was_said_again_or_a_hook_changed_it() -> None:
+def test_prompts_are_shown_once_unless_repeated_or_changed() -> None:
     def handle_steps(ctx: Any) -> Any:
         for _ in range(2):
             yield ToolCall("add_message", {"role": "user", "content": "go on"}, include_tool_call=False)
@@ -329,7 +329,7 @@ def test_what_the_model_was_told_is_shown_once_unless_it_was_said_again_or_a_hoo
 
 
 @pytest.mark.spec("replay:F21", "replay:K1")
-def test_a_request_reads_as_its_json_body_without_secrets_in_the_order_of_its_keys() -> None:
+def test_a_request_reads_as_ordered_json_without_secrets() -> None:
     body = {"model": "m", "b": [1], "a": {"api_key": "hunter22222", "text": f"my {KEY}\x7f"}}
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     request = httpx2.Request("POST", "https://api.test/v1", json=body, headers=headers)

@@ -66,7 +66,7 @@ def clients_of(transport: Any, server: ModelServer, *, asynchronous: bool = Fals
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_stream_of_a_sync_sdk_is_recorded_although_the_sdk_closes_at_the_last_event(server, tmp_path, which):
+def test_a_sync_sdk_stream_closed_at_its_end_is_recorded(server, tmp_path, which):
     read = (openai_text, anthropic_text)[which]
     held = Cassette()
     said = read(clients_of(RecordTransport(httpx2.HTTPTransport(), held), server)[which])
@@ -77,7 +77,7 @@ def test_a_stream_of_a_sync_sdk_is_recorded_although_the_sdk_closes_at_the_last_
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_stream_of_an_async_sdk_is_recorded_although_the_sdk_closes_at_the_last_event(server, tmp_path, which):
+async def test_an_async_sdk_stream_closed_at_its_end_is_recorded(server, tmp_path, which):
     read = (openai_text_async, anthropic_text_async)[which]
     held = Cassette()
     client = clients_of(RecordTransport(httpx2.AsyncHTTPTransport(), held), server, asynchronous=True)[which]
@@ -116,7 +116,7 @@ def record(body: bytes, *, read: int | None = None, clean: bool = True, packed: 
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages", "google"])
-def test_of_a_hundred_streams_that_end_at_a_random_point_none_is_recorded_as_whole(wire):
+def test_no_stream_left_at_a_random_point_is_recorded_whole(wire):
     """
     Where the connection breaks, where a proxy ends the body properly, and where the client stops reading.
     """
@@ -140,7 +140,7 @@ def test_of_a_hundred_streams_that_end_at_a_random_point_none_is_recorded_as_who
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages", "google"])
-def test_whole_streams_are_always_recorded(wire, packed):
+def test_whole_streams_are_recorded_at_any_cut(wire, packed):
     """
     Also where the client stops at the last event, or the connection breaks behind it, and where the body is compressed.
     """
@@ -171,19 +171,19 @@ def test_whole_streams_are_always_recorded(wire, packed):
         ("data: [1,\n\n", True),
     ],
 )
-def test_a_body_that_was_read_to_its_end_counts_by_what_is_known_of_its_protocol(body, complete):
+def test_a_fully_read_body_is_judged_by_its_protocol(body, complete):
     assert [complete] == [interaction.complete for interaction in record(body.encode()).interactions]
 
 
 @pytest.mark.parametrize(
     "answer", ['{"jsonrpc": "2.0", "id": 1, "result": {}}', '{"jsonrpc": "2.0", "id": 1, "error": {}}']
 )
-def test_the_answer_of_an_mcp_server_is_the_last_event_of_its_stream(answer):
+def test_an_mcp_answer_is_the_last_event_of_its_stream(answer):
     body = f"event: message\ndata: {answer}\n\n".encode() + b": open\n\n" * 20
     assert 1 == len(record(body, read=8).complete)
 
 
-def test_an_error_event_ends_a_stream_only_where_errors_are_recorded():
+def test_an_error_event_ends_streams_only_where_errors_are_recorded():
     body = b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error"}}\n\n' + b": open\n\n" * 20
     live = httpx2.MockTransport(
         lambda _: httpx2.Response(

@@ -53,7 +53,7 @@ async def test_a_response_comes_back_as_it_was_recorded():
 
 
 @pytest.mark.spec("replay:C4", "replay:C12", "replay:C1")
-def test_a_compressed_reply_of_somebody_elses_file_is_decoded_by_the_client():
+def test_compressed_replies_of_foreign_files_are_decoded_by_the_client():
     """
     Header and bytes are handed over as they are stored.
     """
@@ -63,7 +63,7 @@ def test_a_compressed_reply_of_somebody_elses_file_is_decoded_by_the_client():
 
 
 @pytest.mark.spec("replay:C13")
-def test_a_stream_is_cut_into_events_or_as_it_was_asked_for():
+def test_a_stream_is_cut_into_events_or_as_configured():
     """
     However it is cut, the bytes are the same; `random` repeats with its seed and also cuts inside characters.
     """

@@ -84,7 +84,7 @@ def post(url: str, body: Any = None, transport: Any = None, **options: Any) -> A
 
 
 @pytest.mark.spec("replay:C2", "replay:C3")
-def test_our_files_have_vcrpys_shape_and_nothing_where_vcrpy_would_stumble() -> None:
+def test_our_files_have_the_shape_that_vcrpy_loads() -> None:
     held = [
         talk({"a": "\u00fc"}, {"b": [1]}, (*JSON, ("set-cookie", "a"), ("set-cookie", "b"))),
         talk(b"", b"\x00\xff"),
@@ -111,7 +111,7 @@ def test_our_files_have_vcrpys_shape_and_nothing_where_vcrpy_would_stumble() -> 
 
 
 @pytest.mark.spec("replay:C5")
-def test_a_file_that_was_cut_is_taken_by_vcrpy_and_never_left_behind_by_us(tmp_path: Path, monkeypatch: Any) -> None:
+def test_vcrpy_accepts_a_cut_file_and_we_never_leave_one(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "c.yaml"
     Cassette([talk({"n": 1}), talk({"n": 2})], path=path).save()
     whole = path.read_bytes()
@@ -145,7 +145,7 @@ def taped(server: str, tmp_path: Path) -> tuple[str, Path]:
 
 @pytest.mark.deep
 @pytest.mark.spec("replay:C8", "replay:C9", "replay:C14")  # fmt: skip
-def test_where_vcrpy_gives_the_answer_to_another_question_we_give_the_right_one_or_none(taped: Any) -> None:
+def test_we_give_the_right_reply_or_none_where_vcrpy_errs(taped: Any) -> None:
     url, path = taped
     with vcr.use_cassette(path, record_mode="none") as theirs:
         assert post(url, "two").json() == {"to": '"one"'}
@@ -188,7 +188,7 @@ def test_compressed_replies_and_streams_of_vcrpys_files_play_here(server: str, t
 
 
 @pytest.mark.spec("replay:C14")
-def test_a_miss_that_an_sdk_hides_when_vcrpy_raises_it_comes_through_when_we_do(server: str, tmp_path: Path) -> None:
+def test_our_misses_pass_sdks_that_hide_those_of_vcrpy(server: str, tmp_path: Path) -> None:
     from anthropic import Anthropic, APIConnectionError
 
     asked: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -210,7 +210,7 @@ def test_a_miss_that_an_sdk_hides_when_vcrpy_raises_it_comes_through_when_we_do(
 
 
 @pytest.mark.spec("replay:K3", "replay:C3")
-def test_what_vcrpy_tells_of_the_machine_we_leave_out(server: str, tmp_path: Path) -> None:
+def test_files_hold_nothing_about_the_machine(server: str, tmp_path: Path) -> None:
     from anthropic import Anthropic
 
     def ask(transport: Any) -> None:
@@ -294,7 +294,7 @@ def leaked(path: Path) -> set[str]:
 
 
 @pytest.mark.spec("replay:C42", "requirements:P5")
-def test_vcrpy_writes_every_secret_by_default_and_none_with_our_settings(
+def test_vcrpy_writes_secrets_by_default_and_none_with_our_settings(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANT_TOKEN", PLANTED["echo"])
@@ -326,7 +326,7 @@ def test_vcrpy_writes_every_secret_by_default_and_none_with_our_settings(
 
 
 @pytest.mark.spec("replay:C42")
-def test_the_settings_leave_the_providers_to_cassettes_and_store_replies_readable(server: str, tmp_path: Path) -> None:
+def test_our_vcrpy_settings_spare_providers_and_keep_replies_readable(server: str, tmp_path: Path) -> None:
     settings = vcr_config()
     assert {"api.anthropic.com", "api.openai.com", "generativelanguage.googleapis.com", "openrouter.ai"} <= set(
         settings["ignore_hosts"]
@@ -433,7 +433,7 @@ def test_a_secret_in_an_address_is_not_stored(query: str, where: str) -> None:
 
 @pytest.mark.spec("replay:C42")
 @pytest.mark.parametrize("make_body", [io.BytesIO, lambda body: iter([body[:5], body[5:]])], ids=["file", "iterator"])
-def test_a_secret_in_a_body_that_is_read_is_not_stored(make_body: Any, tmp_path: Path) -> None:
+def test_secret_in_a_file_body_is_not_stored(make_body: Any, tmp_path: Path) -> None:
     body = b'{"password": "PLANT-password", "a": 1}'
 
     def ask() -> Any:
@@ -447,7 +447,7 @@ def test_a_secret_in_a_body_that_is_read_is_not_stored(make_body: Any, tmp_path:
 
 
 @pytest.mark.spec("replay:C42")
-def test_a_secret_in_a_reply_that_is_a_form_is_not_stored() -> None:
+def test_secret_in_a_form_reply_is_not_stored() -> None:
     headers = {"content-type": ["application/x-www-form-urlencoded"]}
     reply = {
         "status": {"code": 200, "message": "OK"},

@@ -58,7 +58,7 @@ def planner(ctx):
 
 
 @pytest.mark.spec("requirements:P5")
-def test_a_handler_is_stepped_by_hand_and_forked_by_its_history():
+def test_a_handler_can_be_stepped_by_hand_and_forked():
     """
     Sends chain; two forks of one walk go on differently without touching each other or the walk.
     """
@@ -140,7 +140,7 @@ FAILED = PerformError("no", kind="ValueError")
     ],
     ids=named,
 )
-def test_a_short_answer_stands_for_the_step_result_that_a_run_would_send(asked, short, full):
+def test_a_short_answer_means_the_full_step_result(asked, short, full):
     """
     Each yieldable takes its natural value; the full `StepResult` does the same.
     """
@@ -151,7 +151,7 @@ def test_a_short_answer_stands_for_the_step_result_that_a_run_would_send(asked, 
     )
 
 
-def test_a_step_takes_what_the_model_says_or_a_state():
+def test_a_step_accepts_words_of_the_model_or_a_state():
     """
     Text becomes the last message of the state that later answers carry; whether the turn ended follows from the reply.
     """
@@ -190,7 +190,7 @@ def test_a_step_takes_what_the_model_says_or_a_state():
     ],
     ids=named,
 )
-def test_an_answer_that_does_not_fit_is_refused_and_changes_nothing(asked, answer):
+def test_invalid_answer_is_rejected_and_changes_nothing(asked, answer):
     """
     The walk still waits at the same yield afterwards.
     """
@@ -228,7 +228,7 @@ def test_yield_from_gives_values_and_raises_failures():
 
 
 @pytest.mark.spec("requirements:P5")
-def test_throw_arrives_at_the_yield_and_is_part_of_what_a_fork_repeats():
+def test_a_thrown_error_arrives_at_the_yield_and_in_forks():
     """
     Errors and the limit signal can be thrown; a fork throws the same ones again, also when one ended the handler.
     """
@@ -251,7 +251,7 @@ def test_throw_arrives_at_the_yield_and_is_part_of_what_a_fork_repeats():
     assert (True, 3) == (ended.fork().finished, len(ended.fork().history))
 
 
-def test_a_handler_that_depends_on_more_than_its_answers_cannot_be_forked():
+def test_a_handler_with_hidden_inputs_cannot_be_forked():
     """
     The error names both yields and the place of the new one.
     """
@@ -297,7 +297,7 @@ def leaky(ctx):
 
 
 @pytest.mark.spec("requirements:P5")
-def test_an_exception_for_a_member_of_a_parallel_is_its_failure_as_in_a_run():
+def test_an_exception_for_a_parallel_member_is_its_failure():
     """
     Tool, child and `Perform` each fail within their own entry; the handler sees in a walk what it sees in a run.
     """
@@ -314,7 +314,7 @@ def test_an_exception_for_a_member_of_a_parallel_is_its_failure_as_in_a_run():
     assert run.output == walk.returned == run_with(leaky, [(Parallel, [error, error, error, 4])])
 
 
-def test_the_errors_of_a_run_stay_as_they_are_as_failures_of_members():
+def test_errors_of_a_run_stay_unchanged_as_failures_of_members():
     spent, lost = LimitExceeded("no tokens left", kind="tokens"), PerformError("gone", kind="OSError")
     walk = Walk(lambda ctx: (yield Parallel(AgentCall("kid"), Perform(double, 2))).value).send([spent, lost])
     child, performed = walk.returned
@@ -322,7 +322,7 @@ def test_the_errors_of_a_run_stay_as_they_are_as_failures_of_members():
     assert (RunStatus.FAILED, True, True) == (child.status, spent is child.error, lost is performed)
 
 
-def test_a_walk_that_is_sent_nothing_where_a_value_is_needed_says_so():
+def test_sending_nothing_where_a_value_is_needed_is_refused():
     def handle_steps(ctx):
         yield from Ask("Which size?")
 
@@ -331,7 +331,7 @@ def test_a_walk_that_is_sent_nothing_where_a_value_is_needed_says_so():
 
 
 @pytest.mark.parametrize(("asked", "answer"), [(AgentCall("kid"), Burst("x")), (Parallel(Ask("ok?")), [Burst("x")])])
-def test_an_exception_is_no_output_of_a_child_and_no_answer_of_a_person(asked, answer):
+def test_an_exception_is_no_output_and_no_answer(asked, answer):
     def handler(ctx):
         yield asked
 
@@ -339,7 +339,7 @@ def test_an_exception_is_no_output_of_a_child_and_no_answer_of_a_person(asked, a
         Walk(handler).send(answer)
 
 
-def test_lambdas_that_a_handler_makes_anew_do_not_stop_a_fork():
+def test_lambdas_created_again_do_not_prevent_a_fork():
     """
     The function of a `Perform` is compared by name and arguments.
     """
@@ -362,7 +362,7 @@ class Params(pydantic.BaseModel):
     depth: int = 1
 
 
-def test_the_context_is_whole_and_deterministic():
+def test_the_context_of_a_walk_is_complete_and_deterministic():
     """
     Prompt, params, state and model are those given; time ticks by answers, chance repeats, notes are kept.
     """

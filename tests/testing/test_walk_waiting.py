@@ -57,7 +57,7 @@ def children(asked):
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_sleeper_wakes_when_it_was_to_or_when_the_test_says_and_that_is_the_time_of_the_walk():
+def test_a_sleeper_wakes_on_time_or_when_the_test_decides():
     handler = asks(Sleep(3600), Sleep(until=START + 5 * HOUR), Sleep(until=START), Sleep(60))
 
     due, late = Walk(handler).send().send().send().send(), Walk(handler).send(START + 9 * HOUR).send().send().send()
@@ -69,7 +69,7 @@ def test_a_sleeper_wakes_when_it_was_to_or_when_the_test_says_and_that_is_the_ti
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_message_is_given_as_it_is_sent_and_none_is_the_timeout():
+def test_a_sent_message_is_given_and_none_means_the_timeout():
     def handler(ctx):
         order = yield from Receive("orders", schema=Order)
         return order.number, (yield from Receive("orders", timeout=90)), ctx.now()
@@ -78,7 +78,7 @@ def test_a_message_is_given_as_it_is_sent_and_none_is_the_timeout():
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_children_in_the_background_are_made_up_and_end_as_the_test_says():
+def test_background_children_are_simulated_and_end_as_the_test_decides():
     def handler(ctx):
         first = yield from Start(AgentCall("reader"))
         second = yield from Start(AgentCall("writer"))
@@ -95,7 +95,7 @@ def test_children_in_the_background_are_made_up_and_end_as_the_test_says():
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_how_children_ended_has_short_forms_for_all_of_them_in_order_and_for_failures():
+def test_ended_children_have_short_forms_in_order():
     ways = [["x", ValueError("bad")], {A: "x", B: ChildResult(agent_id="writer", status="failed")}]
     for answer in ways:
         waited = Walk(children(Wait(A, B))).send().send(answer).returned
@@ -108,7 +108,7 @@ def test_how_children_ended_has_short_forms_for_all_of_them_in_order_and_for_fai
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_race_is_answered_with_who_was_first_and_what_came():
+def test_a_race_is_answered_with_its_winner_and_value():
     race = Race(ToolCall("look"), Sleep(60), Race(Perform(int), Receive("stop")))
 
     def handler(ctx):
@@ -121,7 +121,7 @@ def test_a_race_is_answered_with_who_was_first_and_what_came():
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_parallel_of_what_waits_takes_as_long_as_its_longest_member():
+def test_a_parallel_wait_takes_as_long_as_its_longest_member():
     def handler(ctx):
         woke = yield from Parallel(Sleep(3600), Receive("news", timeout=60))
         return woke, ctx.now()
@@ -159,7 +159,7 @@ BAD = {
 
 @pytest.mark.spec("waiting:WT24")
 @pytest.mark.parametrize("case", BAD)
-def test_an_answer_that_does_not_fit_is_refused_and_says_what_would(case):
+def test_a_wrong_answer_is_refused_with_the_right_form(case):
     asked, answer, said = BAD[case]
     walk = Walk(asks(asked))
 
@@ -171,7 +171,7 @@ def test_an_answer_that_does_not_fit_is_refused_and_says_what_would(case):
 
 
 @pytest.mark.spec("waiting:WT24")
-def test_a_script_answers_what_waits_and_throws_what_fails_it():
+def test_a_script_answers_waits_and_throws_their_failures():
     def handler(ctx):
         ref = yield from Start(AgentCall("reader"))
         try:

@@ -17,7 +17,7 @@ KID = AgentDefinition("kid", description="Helps.", model="t/m")
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
 
 
-def test_whatever_carries_a_tool_out_its_author_holds_a_tool() -> None:
+def test_every_built_in_tool_is_a_tool_object() -> None:
     given = [
         *control_tools(),
         *spawn_tools(inline=True, lookup=True),
@@ -34,7 +34,7 @@ def test_whatever_carries_a_tool_out_its_author_holds_a_tool() -> None:
             tool.fn({})
 
 
-async def test_a_handler_calls_a_tool_that_a_run_carries_out_as_it_calls_any_other() -> None:
+async def test_a_handler_calls_built_in_tools_like_any_other() -> None:
     todos, task = BUILT_IN["write_todos"], task_tool([KID])
 
     def handle_steps(ctx: StepContext) -> Steps[list[Any]]:
@@ -50,7 +50,7 @@ async def test_a_handler_calls_a_tool_that_a_run_carries_out_as_it_calls_any_oth
 
 @pytest.mark.spec("generator-contract:T2")
 @pytest.mark.parametrize("tools", [["write_todos"], control_tools()], ids=["by name", "as tools"])
-async def test_what_a_model_gives_is_mended_however_its_agent_was_given_the_tool(
+async def test_model_input_is_repaired_for_built_in_tools(
     tools: list[str | Tool[..., object]],
 ) -> None:
     agent = AgentDefinition("writer", model="t/m", tools=tools)
@@ -61,7 +61,7 @@ async def test_what_a_model_gives_is_mended_however_its_agent_was_given_the_tool
 
 
 @pytest.mark.parametrize("where", ["engine", "agent"])
-async def test_a_tool_of_the_authors_stands_in_the_place_of_the_built_in_one_of_its_name(where: str) -> None:
+async def test_a_custom_tool_replaces_the_built_in_of_its_name(where: str) -> None:
     own: Tool[..., Any] = Tool("write_todos", "Mine.", {}, lambda given: "mine")
     tools: list[Any] = [own] if where == "agent" else ["write_todos"]
     agent = AgentDefinition("writer", model="t/m", tools=tools)

@@ -91,7 +91,7 @@ async def test_a_handler_starts_lists_cancels_and_waits_with_tool_calls():
 
 
 @pytest.mark.spec("waiting:WT10")
-async def test_a_model_is_told_once_of_each_child_that_ended():
+async def test_a_model_is_notified_once_of_each_finished_child():
     model = ScriptedModel([start("quick", "broken"), text("I wait."), text("I wait on."), text("All done.")])
     result = await ran(lead(), models=model)
 
@@ -104,7 +104,7 @@ async def test_a_model_is_told_once_of_each_child_that_ended():
 
 
 @pytest.mark.spec("waiting:WT12")
-async def test_a_turn_that_ends_while_a_child_works_goes_on_with_its_end():
+async def test_a_turn_with_a_running_child_continues_at_its_end():
     clock, model = Clock(waits=True), ScriptedModel([start("slow"), text("I wait."), text("It said late.")])
     async with Engine([lead(), *HELPERS], models=model, clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
@@ -134,7 +134,7 @@ async def test_a_turn_waits_no_longer_than_its_limit():
 
 
 @pytest.mark.spec("waiting:WT10")
-async def test_a_record_repeats_what_the_tools_did():
+async def test_a_replay_repeats_the_results_of_child_tools():
     model = ScriptedModel([start("quick"), tool_call("wait_agents", {}), text("Done.")])
     journal = MemoryJournal()
     async with Engine([lead(), *HELPERS], models=model) as engine:
@@ -147,7 +147,7 @@ async def test_a_record_repeats_what_the_tools_did():
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_a_model_sleeps_and_is_told_its_note():
+async def test_a_model_sleeps_and_receives_its_note():
     clock = Clock(waits=True)
     model = ScriptedModel([tool_call("sleep", {"seconds": 600, "note": "look at the build"}), text("Looked.")])
     async with Engine([lead(), *HELPERS], models=model, clock=clock) as engine:
@@ -162,7 +162,7 @@ async def test_a_model_sleeps_and_is_told_its_note():
 
 
 @pytest.mark.parametrize("seconds", [-1, 31 * 24 * 3600, "soon"])
-async def test_a_sleep_that_cannot_be_is_refused(seconds):
+async def test_an_invalid_sleep_is_refused(seconds):
     def handle_steps(ctx):
         turn = yield ToolCall("sleep", {"seconds": seconds})
         return str(turn.tool_result)
@@ -172,7 +172,7 @@ async def test_a_sleep_that_cannot_be_is_refused(seconds):
 
 
 @pytest.mark.spec("waiting:WT10")
-async def test_what_a_call_told_is_not_told_again():
+async def test_a_result_already_returned_is_not_notified_again():
     model = ScriptedModel([start("quick"), tool_call("wait_agents", {}), text("Done.")])
     await ran(lead(), models=model)
 
@@ -181,7 +181,7 @@ async def test_what_a_call_told_is_not_told_again():
 
 
 @pytest.mark.spec("waiting:WT10")
-async def test_a_call_of_these_tools_does_not_stand_in_parallel():
+async def test_child_tools_are_refused_in_parallel():
     def handle_steps(ctx):
         yield from Parallel(ToolCall("list_agents", {}), ToolCall("list_agents", {}))
 
@@ -191,7 +191,7 @@ async def test_a_call_of_these_tools_does_not_stand_in_parallel():
 
 
 @pytest.mark.spec("waiting:WT12")
-async def test_a_recorded_run_is_suspended_while_its_child_sleeps_and_goes_on_when_it_is_resumed():
+async def test_a_run_is_suspended_while_its_child_sleeps_and_resumes():
     model, journal = ScriptedModel([start("slow"), text("I wait."), text("It said late.")]), MemoryJournal()
     clock = Clock(waits=True)
     async with asyncio.timeout(60), Engine([lead(), *HELPERS], models=model, clock=clock) as engine:

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.spec("reliability:TL09")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_json_is_an_error_that_names_type_and_place(name: str) -> None:
+def test_a_non_json_value_is_an_error_with_its_path(name: str) -> None:
     make, said = REFUSED[name]
     result = as_result(make())
 
@@ -122,12 +122,12 @@ def test_what_is_not_json_is_an_error_that_names_type_and_place(name: str) -> No
     assert "0x" not in result.text
 
 
-def test_a_text_that_no_encoding_can_store_is_mended() -> None:
+def test_a_lone_surrogate_in_text_is_replaced() -> None:
     assert "a\ufffd" == as_result("a\ud800").text
 
 
 @pytest.mark.spec("reliability:TL09", "requirements:E12")
-def test_texts_parts_and_results_stay_what_they_are() -> None:
+def test_texts_parts_and_results_are_returned_unchanged() -> None:
     mine = ToolResult(["x"], credits_used=2, side_effects=(SideEffect("file_written", "a"),))
 
     assert ToolResult((TextPart("hi"),)) == as_result("hi")
@@ -196,7 +196,7 @@ async def test_a_typed_value_survives_the_way_through_json(value: Any, annotatio
     assert value == made.decode(again)
 
 
-def test_a_result_that_does_not_fit_is_not_handed_out() -> None:
+def test_decoding_a_mismatched_result_raises() -> None:
     with pytest.raises(DataError, match="return annotation"):
         returns(1, int).decode(ToolResult.text("many"))
     with pytest.raises(ToolError, match="failed: no"):
@@ -207,7 +207,7 @@ def test_a_result_that_does_not_fit_is_not_handed_out() -> None:
         returns(1, ImagePart).decode(ToolResult.text("x"))
 
 
-def test_python_arguments_become_the_input_of_a_call() -> None:
+def test_python_arguments_are_encoded_as_call_input() -> None:
     @tool
     def f(ctx: ToolContext, day: dt.date, tags: set[str] = frozenset(), *, flag: bool = False) -> None: ...  # type: ignore[assignment]
 
@@ -216,7 +216,7 @@ def test_python_arguments_become_the_input_of_a_call() -> None:
         f.arguments()  # type: ignore[call-arg]
 
 
-def test_a_change_that_a_tool_cannot_make_is_an_error_that_says_who_can() -> None:
+def test_an_unsupported_change_is_an_error_naming_the_allowed_hooks() -> None:
     result = as_result(ToolResult.text("x", change=Change(tail=[UserMessage("y")], context={"a": 1})))
     who = "tail is for pre_run hooks, pre_step hooks"
 

@@ -48,7 +48,7 @@ def look(number: Annotated[int, Field(le=MOST)]) -> str:
 """
 
 
-def test_what_bundled_tools_take_is_read_once_for_all_roots_and_what_others_take_each_time(tmp_path: Path) -> None:
+def test_only_bundled_signatures_are_cached_across_roots(tmp_path: Path) -> None:
     """
     A session or an evaluation makes them for each of its roots; other people's annotations may mean something else by then.
     """
@@ -109,7 +109,7 @@ def test_schema_and_descriptions_come_from_signature_and_docstring(doc: str) -> 
 
 
 @pytest.mark.spec("requirements:E26")
-def test_the_description_keeps_every_section_but_those_about_parameters_and_results() -> None:
+def test_a_description_omits_sections_on_parameters_and_results() -> None:
     @tool
     def find(where: str) -> str:
         """
@@ -133,7 +133,7 @@ def test_the_description_keeps_every_section_but_those_about_parameters_and_resu
     assert "Place." == find.spec.input_schema["properties"]["where"]["description"]
 
 
-def test_a_recursive_model_and_an_own_description_are_kept_without_titles() -> None:
+def test_a_recursive_model_keeps_its_description_without_titles() -> None:
     @tool
     def show(node: Node, title: Annotated[str, Field(description="Mine.")] = "") -> str:
         """
@@ -160,7 +160,7 @@ class Titled(BaseModel):
 
 
 @pytest.mark.parametrize("where", ["input", "params", "output"])
-def test_only_titles_of_schemas_are_taken_out_and_data_that_is_called_so_stays(where: str) -> None:
+def test_only_schema_titles_are_removed_not_data_named_title(where: str) -> None:
     @tool
     def show(shown: Titled) -> str:
         """Show."""
@@ -238,7 +238,7 @@ def missing(a: NotThere) -> None: ...  # type: ignore[name-defined]  # noqa: F82
         (missing, "names 'NotThere'"),
     ],
 )
-def test_a_function_that_cannot_be_a_tool_is_refused_with_its_file_and_line(fn: Any, said: str) -> None:
+def test_an_unsupported_function_is_refused_with_file_and_line(fn: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said) as caught:
         tool(fn)
 
@@ -284,7 +284,7 @@ def test_idempotent_is_short_for_the_annotation_and_leaves_the_others() -> None:
 
 
 @pytest.mark.spec("requirements:E17", "requirements:E18", "reliability:TL21")
-def test_what_is_said_of_a_tool_is_in_its_spec() -> None:
+def test_all_options_of_a_tool_are_in_its_spec() -> None:
     annotations = ToolAnnotations(read_only=True)
     options: Any = {
         "category": "read", "annotations": annotations, "parallel_safe": True, "ends_turn": True, "forces_next_step": False,
@@ -301,7 +301,7 @@ def test_what_is_said_of_a_tool_is_in_its_spec() -> None:
 
 
 @pytest.mark.spec("generator-contract:G32", "reliability:TL14")
-def test_a_misfit_lists_every_field_with_its_problem_and_the_input() -> None:
+def test_an_input_error_lists_every_field_and_the_input() -> None:
     @tool
     def f(a: int, b: date, c: str) -> None: ...
 
@@ -315,7 +315,7 @@ def test_a_misfit_lists_every_field_with_its_problem_and_the_input() -> None:
 
 
 @pytest.mark.spec("reliability:TL14", "generator-contract:G32")
-def test_the_validated_value_is_what_is_recorded_and_executed() -> None:
+def test_the_validated_value_is_recorded_and_executed() -> None:
     @tool
     def f(n: int, day: date, tags: set[str], flag: bool = True) -> None: ...
 
@@ -327,7 +327,7 @@ def test_the_validated_value_is_what_is_recorded_and_executed() -> None:
 
 
 @pytest.mark.spec("reliability:I5")
-def test_an_input_that_needs_no_change_is_recorded_as_the_very_object_and_the_body_gets_a_copy() -> None:
+def test_a_valid_input_is_recorded_unchanged_and_copied_for_execution() -> None:
     @tool
     def f(paths: list[str], options: dict[str, int], n: int) -> None: ...
 
@@ -341,7 +341,7 @@ def test_an_input_that_needs_no_change_is_recorded_as_the_very_object_and_the_bo
 
 
 @pytest.mark.parametrize(("value", "stored"), [(True, 1), (1.0, 1), ("1", 1)])
-def test_a_value_of_another_type_is_not_taken_for_the_validated_one(value: Any, stored: int) -> None:
+def test_a_coerced_value_is_recorded_in_its_declared_type(value: Any, stored: int) -> None:
     @tool
     def f(n: int) -> None: ...
 
@@ -375,7 +375,7 @@ def test_validating_any_json_again_changes_nothing(value: Any, more: Any, rest: 
 
 
 @pytest.mark.spec("requirements:E1", "requirements:E2")
-async def test_a_tool_with_a_json_schema_gets_the_whole_input() -> None:
+async def test_a_tool_with_a_json_schema_receives_the_whole_input() -> None:
     schema = {"properties": {"n": {"type": "integer"}, "from": {"type": "string"}}, "required": ["n"]}
     plain = Tool(name="plain", description="", input_schema=schema, run=lambda value: value)
     with_context = Tool("ctx", "", schema, _with_context)
@@ -414,7 +414,7 @@ def test_positional_only_parameters_reach_the_body() -> None:
     assert "1-2" == asyncio.run(f.execute({"a": 1, "b": 2}, ToolContext.for_test())).text
 
 
-def test_calling_a_tool_says_what_to_write_instead() -> None:
+def test_calling_a_tool_directly_names_the_correct_form() -> None:
     with pytest.raises(TypeError, match=r"yield from call\(anything"):
         anything(1)
     with pytest.raises(DefinitionError, match="already"):

@@ -57,7 +57,7 @@ async def test_every_kind_of_factory_serves_both_kinds_of_bodies(factory: Any, b
 
 
 @pytest.mark.spec("requirements:E23", "requirements:E8")
-async def test_one_value_per_call_is_shared_unless_told_otherwise() -> None:
+async def test_a_dependency_is_created_once_per_call_unless_disabled() -> None:
     made: list[int] = []
 
     def count() -> int:
@@ -85,7 +85,7 @@ async def test_a_factory_may_take_the_context_and_be_a_class() -> None:
 
 
 @pytest.mark.spec("requirements:E23")
-async def test_a_factory_is_overridden_without_touching_the_tool_and_may_use_the_original() -> None:
+async def test_a_factory_can_be_overridden_and_reuse_the_original() -> None:
     def url() -> str:
         return "real"
 

@@ -67,7 +67,7 @@ async def until(happened: Callable[[], bool]) -> None:
 
 @pytest.mark.spec("reliability:TL01", "generator-contract:G33")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_exception_is_an_error_result_and_its_traceback_goes_to_the_log(kind: str) -> None:
+async def test_an_exception_is_an_error_result_with_a_logged_traceback(kind: str) -> None:
     log = Lines()
     result = await run(raising(kind, ValueError("no such thing")), ToolContext.for_test(logger=log))
 
@@ -80,7 +80,7 @@ async def test_an_exception_is_an_error_result_and_its_traceback_goes_to_the_log
 
 @pytest.mark.spec("reliability:TL01")
 @pytest.mark.parametrize("error", [PathOutsideRoot("outside"), ToolError("outside")])
-async def test_a_tool_error_speaks_for_itself(error: ToolError) -> None:
+async def test_a_tool_error_is_reported_by_its_own_message(error: ToolError) -> None:
     log = Lines()
 
     assert "outside" == (await run(raising("inline", error), ToolContext.for_test(logger=log))).text
@@ -97,7 +97,7 @@ def test_an_interrupt_is_not_a_tool_error(kind: str, error: type[BaseException])
 
 @pytest.mark.spec("reliability:TL03")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_cancellation_that_the_body_made_up_is_an_error_result(kind: str) -> None:
+async def test_cancelled_error_raised_by_the_body_is_an_error_result(kind: str) -> None:
     result = await run(raising(kind, asyncio.CancelledError("mine")))
 
     assert ("error", "CancelledError: mine") == (result.status, result.text)
@@ -122,7 +122,7 @@ async def test_a_real_cancellation_ends_the_task() -> None:
 @pytest.mark.spec("reliability:TL03")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", [GeneratorExit, StopIteration, StopAsyncIteration])
-async def test_what_would_end_a_generator_is_an_error_result(kind: str, error: type[BaseException]) -> None:
+async def test_generator_exit_and_stop_iteration_are_error_results(kind: str, error: type[BaseException]) -> None:
     result = await run(raising(kind, error("x")))
 
     assert "error" == result.status
@@ -180,7 +180,7 @@ async def test_a_timeout_that_the_body_raised_is_its_own() -> None:
 
 
 @pytest.mark.spec("reliability:TL07")
-async def test_a_thread_that_hangs_is_abandoned_named_and_starves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_thread_is_abandoned_named_and_blocks_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     release, leaked, seen = threading.Event(), [], []
     loop = asyncio.get_running_loop()
     pool = ThreadPool(1, grace=0.05)
@@ -211,7 +211,7 @@ async def test_a_thread_that_hangs_is_abandoned_named_and_starves_nobody(monkeyp
 
 
 @pytest.mark.spec("reliability:TL07", "requirements:E6")
-async def test_a_thread_that_heeds_the_signal_is_waited_for() -> None:
+async def test_a_thread_that_handles_cancellation_is_awaited() -> None:
     pool = ThreadPool(1, grace=30)
     started = threading.Event()
     ended = []
@@ -294,7 +294,7 @@ async def test_a_body_can_have_its_own_result_cut(in_thread: bool) -> None:
     ],
     ids=["right", "wrong type", "unknown type", "no image", "too large", "by url"],
 )
-async def test_the_bytes_of_an_image_decide_its_type_and_its_size_is_capped(part: ImagePart, outcome: str) -> None:
+async def test_the_bytes_of_an_image_decide_its_type(part: ImagePart, outcome: str) -> None:
     @tool(in_thread=False)
     def image() -> ImagePart:
         return part
@@ -305,7 +305,7 @@ async def test_the_bytes_of_an_image_decide_its_type_and_its_size_is_capped(part
 
 
 @pytest.mark.spec("reliability:I5", "requirements:E6")
-async def test_a_body_cannot_change_what_was_recorded() -> None:
+async def test_a_body_cannot_change_the_recorded_input() -> None:
     @tool
     def changes(ctx: ToolContext, items: list[int]) -> str:
         items.append(3)
@@ -364,7 +364,7 @@ async def test_dependencies_are_torn_down_in_reverse_even_when_one_fails(body: s
 
 @pytest.mark.spec("reliability:TL15")
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_a_failing_factory_or_body_is_the_result_and_what_was_made_is_torn_down(in_thread: bool) -> None:
+async def test_a_failing_factory_or_body_tears_down_its_dependencies(in_thread: bool) -> None:
     seen: list[BaseException | None] = []
 
     def connection() -> Iterator[str]:
@@ -451,7 +451,7 @@ async def test_tasks_that_a_body_leaves_behind_are_cancelled_and_named(kind: str
 
 
 @pytest.mark.spec("reliability:TL18")
-async def test_tasks_that_have_ended_are_nobodys_business() -> None:
+async def test_finished_tasks_of_a_body_cause_no_warning() -> None:
     events: list[Event] = []
 
     async def short() -> int:
@@ -508,7 +508,7 @@ async def test_only_an_idempotent_tool_is_tried_again() -> None:
 
 
 @pytest.mark.spec("requirements:E15")
-async def test_a_tool_is_tried_again_after_waits_that_double_up_to_a_bound_by_the_clock_of_the_run() -> None:
+async def test_retries_wait_with_capped_exponential_backoff() -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -524,7 +524,7 @@ async def test_a_tool_is_tried_again_after_waits_that_double_up_to_a_bound_by_th
 
 @pytest.mark.spec("requirements:E10")
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_a_body_emits_events_in_order_with_its_name_and_call(in_thread: bool) -> None:
+async def test_events_of_a_body_carry_tool_name_and_call_id(in_thread: bool) -> None:
     from stepengine.data.events import ToolLog, ToolProgress
 
     events: list[Event] = []

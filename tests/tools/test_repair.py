@@ -64,7 +64,7 @@ RIGHT = {"old_string": "a", "new_string": "b"}
         ({"numbers": "7"}, {"numbers": [7]}),
     ],
 )
-def test_lists_objects_and_other_spellings_are_mended(given_input: Any, mended: Any) -> None:
+def test_lists_objects_numbers_and_other_spellings_are_repaired(given_input: Any, mended: Any) -> None:
     assert mended == repaired(given_input)
 
 
@@ -86,7 +86,7 @@ def test_lists_objects_and_other_spellings_are_mended(given_input: Any, mended: 
         {"share": "1e999"},
     ],
 )
-def test_what_may_be_meant_as_it_is_stays(given_input: Any) -> None:
+def test_ambiguous_input_is_left_unchanged(given_input: Any) -> None:
     found = repaired(given_input)
 
     assert {**given_input, **({"edits": ["no list at all {"]} if "edits" in given_input else {})} == found
@@ -104,7 +104,7 @@ def test_a_right_input_is_returned_as_the_very_object(edits: Any, number: int, t
 
 
 @pytest.mark.spec("generator-contract:T2", "generator-contract:T1")
-def test_the_bundled_tools_accept_the_known_other_spellings_and_show_only_their_own(tmp_path: Any) -> None:
+def test_bundled_tools_accept_known_spellings_and_publish_their_own(tmp_path: Any) -> None:
     tools = {t.spec.name: t for t in [*file_tools(tmp_path, write=True), *search_tools(tmp_path), *spawn_tools()]}
     cases = {
         "read_files": ({"paths": "a"}, {"paths": ["a"]}),
@@ -127,7 +127,7 @@ def test_the_bundled_tools_accept_the_known_other_spellings_and_show_only_their_
 
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("word", ["anyOf", "oneOf"])
-def test_alternatives_that_lead_to_alternatives_are_each_looked_at_once(word: str) -> None:
+def test_nested_alternatives_are_each_checked_once(word: str) -> None:
     row = {f"A{n}": {word: [{"$ref": f"#/$defs/A{n + 1}"}] * 2} for n in range(60)}
     end = {word: [{"type": "array", "items": {"type": "object"}}, {"$ref": "#/$defs/A0"}]}
     made = Tool(

@@ -149,9 +149,7 @@ def accepts(made: Tool[..., Any], value: Any) -> bool:
 
 @pytest.mark.spec("generator-contract:G32", "requirements:E2")
 @pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=[str(c[0])[:40] for c in CASES])
-def test_what_fits_a_schema_is_accepted_and_what_does_not_is_refused_with_its_place(
-    schema: Any, good: Any, bad: Any
-) -> None:
+def test_a_schema_accepts_valid_values_and_locates_invalid_ones(schema: Any, good: Any, bad: Any) -> None:
     made = tool_for(schema)
 
     assert (good, []) == ([v for v in good if fits(made, v)], [v for v in bad if fits(made, v)])
@@ -167,7 +165,7 @@ def test_what_fits_a_schema_is_accepted_and_what_does_not_is_refused_with_its_pl
         ({"w": {"a": 1}}, ("w.b: is required",)),
     ],
 )
-def test_a_schema_of_an_old_draft_is_read_as_it_says(given: Any, said: tuple[str, ...]) -> None:
+def test_a_draft_7_schema_is_validated_by_its_draft(given: Any, said: tuple[str, ...]) -> None:
     made = Tool("t", "", DRAFT_7, lambda value: value)
     issues: tuple[str, ...] = ()
     try:
@@ -180,7 +178,7 @@ def test_a_schema_of_an_old_draft_is_read_as_it_says(given: Any, said: tuple[str
 
 @pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC28")
-def test_the_validator_is_imported_for_the_first_raw_schema_and_not_before() -> None:
+def test_jsonschema_is_imported_with_the_first_raw_schema() -> None:
     program = (
         "import sys, stepengine, stepengine.tools.bundled\n"
         "stepengine.Engine()\n"
@@ -222,7 +220,7 @@ def test_the_validator_is_imported_for_the_first_raw_schema_and_not_before() -> 
         (r"^\\d$", ["\\d"], ["1"]),
     ],
 )
-def test_a_pattern_means_what_it_does_in_javascript(pattern: str, found: list[str], not_found: list[str]) -> None:
+def test_a_pattern_has_its_javascript_meaning(pattern: str, found: list[str], not_found: list[str]) -> None:
     text, name = tool_for({"pattern": pattern}), tool_for({"patternProperties": {pattern: {}}, **NO_OTHERS})
 
     assert ([*found], []) == ([t for t in found if fits(text, t)], [t for t in not_found if fits(text, t)])
@@ -230,7 +228,7 @@ def test_a_pattern_means_what_it_does_in_javascript(pattern: str, found: list[st
 
 
 @pytest.mark.spec("reliability:R23")
-def test_a_pattern_on_which_others_backtrack_costs_nothing() -> None:
+def test_a_backtracking_pattern_is_matched_in_linear_time() -> None:
     made = tool_for({"pattern": "^(a+)+$", "patternProperties": {"^(a+)+$": {"type": "null"}}, **NO_OTHERS})
     text = "a" * 5_000 + "b"
 
@@ -320,7 +318,7 @@ WORDS = {
 
 @pytest.mark.deep
 @pytest.mark.parametrize("draft", WORDS)
-def test_what_jsonschema_accepts_is_accepted_and_nothing_else(draft: str) -> None:
+def test_validation_agrees_with_the_jsonschema_package(draft: str) -> None:
     """Its own walk is another one: it knows no bound, follows references by itself and matches with backtracking."""
     author, inner, verdicts = Author(1, draft), Author(2, draft, without="$ref"), [0, 0]
     named = {} if draft == "202012" else {"$schema": f"http://json-schema.org/draft-0{draft}/schema#"}
@@ -349,7 +347,7 @@ def test_one_tool_checks_inputs_on_several_threads_at_once() -> None:
     assert [n % 2 == 1 for n in range(40)] == told
 
 
-def test_a_misfit_deep_inside_is_named_by_its_path() -> None:
+def test_a_nested_error_is_reported_with_its_path() -> None:
     made = tool_for({"type": "array", "items": {"properties": {"x": {"type": "integer"}}}})
 
     with pytest.raises(ToolInputError, match=r"v\.1\.x: should be integer, not string"):
@@ -392,9 +390,7 @@ PERSON = {
         ({"dependentRequired": {"b": ["x"], "a": ["y"]}, "not": {}}, {"b": 1, "a": 1}, ["v.y: is required", "v.x: is required", "v: has a form that is excluded"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_the_words_and_the_order_that_journals_have(
-    schema: Any, value: Any, said: list[str]
-) -> None:
+def test_validation_errors_keep_their_recorded_words_and_order(schema: Any, value: Any, said: list[str]) -> None:
     made = Tool("t", "", {"properties": {"v": schema}, "$defs": {"person": PERSON}}, lambda value: value)
 
     with pytest.raises(ToolInputError) as caught:
@@ -482,7 +478,7 @@ def nested(levels: int, inmost: object) -> Any:
 
 
 @pytest.mark.spec("reliability:R23")
-def test_a_schema_that_refers_to_itself_follows_a_value_as_deep_as_it_may_be() -> None:
+def test_a_recursive_schema_validates_values_of_maximum_depth() -> None:
     made = Tool(
         "t", "", {"properties": {"v": {"$ref": "#/$defs/any"}}, "$defs": {"any": ANY_JSON}}, lambda value: value
     )
@@ -492,7 +488,7 @@ def test_a_schema_that_refers_to_itself_follows_a_value_as_deep_as_it_may_be() -
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R23")
-def test_where_the_stack_ends_a_value_is_refused_and_nothing_else_happens() -> None:
+def test_exhausting_the_stack_refuses_the_value_and_does_not_crash() -> None:
     """
     The rest of the stack is made smaller frame by frame, so that each function is the one that meets its end. Where everything
     fits, a step is 16 frames.
@@ -534,7 +530,7 @@ def leading_to(times: int, word: str) -> Tool[..., Any]:
 
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize(("word", "times"), [("anyOf", 2), ("oneOf", 1), ("allOf", 2)])
-def test_a_schema_that_leads_to_a_value_on_very_many_ways_is_checked_once_for_each(word: str, times: int) -> None:
+def test_a_value_reachable_on_many_paths_is_checked_once(word: str, times: int) -> None:
     made = leading_to(times, word)
 
     assert (True, False) == (fits(made, "a"), fits(made, 1))
@@ -545,7 +541,7 @@ def test_a_schema_that_leads_to_a_value_on_very_many_ways_is_checked_once_for_ea
     ("word", "some", "more"),
     [("unevaluatedProperties", {"a": 1}, {"a": 1, "b": 1}), ("unevaluatedItems", [1], [1, 1])],
 )
-def test_what_nothing_applies_to_is_found_once_on_very_many_ways(word: str, some: Any, more: Any) -> None:
+def test_unevaluated_members_are_found_once_despite_many_paths(word: str, some: Any, more: Any) -> None:
     row = {f"A{n}": {"anyOf": [{"$ref": f"#/$defs/A{n + 1}"}] * 5} for n in range(40)}
     last = {"properties": {"a": {}}, "prefixItems": [{}]}
     schema = {"properties": {"v": {"$ref": "#/$defs/A0", word: False}}, "$defs": {**row, "A40": last}}
@@ -555,7 +551,7 @@ def test_what_nothing_applies_to_is_found_once_on_very_many_ways(word: str, some
 
 
 @pytest.mark.spec("reliability:R23")
-def test_forms_that_share_a_member_take_no_longer_the_deeper_the_value_is() -> None:
+def test_recursive_alternatives_take_no_exponential_time() -> None:
     kinds = [
         {"type": "object", "required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}}
         for k in "abcd"
@@ -605,13 +601,13 @@ def test_a_reference_that_leads_back_without_an_end_fits_nothing() -> None:
         ({"pattern": "^(a{200}){50}$"}, "a" * 100_000),
     ],
 )
-def test_what_takes_too_long_to_be_compared_is_refused(schema: Any, value: Any) -> None:
+def test_a_value_that_takes_too_long_to_compare_is_refused(schema: Any, value: Any) -> None:
     with pytest.raises(ToolInputError, match="takes too long"):
         tool_for(schema).binding().validate(freeze_object({"v": value}))
 
 
 @pytest.mark.spec("reliability:R23")
-def test_what_is_wrong_deep_inside_of_forms_that_refer_to_themselves_is_told_at_its_place() -> None:
+def test_an_error_deep_in_recursive_alternatives_has_its_path() -> None:
     kinds = [
         {"required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}} for k in "abcd"
     ]
@@ -637,7 +633,7 @@ def test_a_long_way_through_references_is_followed() -> None:
         made.binding().validate(freeze_object({"v": 1}))
 
 
-def test_of_very_many_problems_a_hundred_are_told() -> None:
+def test_at_most_a_hundred_problems_are_reported() -> None:
     with pytest.raises(ToolInputError, match="and there is more") as caught:
         tool_for({"items": {"type": "string"}}).binding().validate(freeze_object({"v": [1] * 10_000}))
 
@@ -653,7 +649,7 @@ def test_of_very_many_problems_a_hundred_are_told() -> None:
         ({"allOf": [True] * 20_000}, "more than 10,000 schemas"),
     ],
 )
-def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: Any, said: str) -> None:
+def test_a_schema_that_is_too_large_is_refused(schema: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         tool_for(schema)
 
@@ -686,6 +682,6 @@ def test_any_schema_makes_a_tool_or_a_definition_error(schema: Any, below: Any, 
 
 
 @pytest.mark.parametrize("schema", [{"properties": None}, {"properties": [1]}, {"properties": "a"}, None, [], "object"])
-def test_a_schema_of_another_shape_says_what_it_should_be(schema: Any) -> None:
+def test_a_malformed_schema_is_refused_with_the_expected_form(schema: Any) -> None:
     with pytest.raises(DefinitionError, match=r"an object with a schema for each parameter|a JSON Schema of an object"):
         Tool("t", "", schema, lambda value: value)

@@ -28,7 +28,7 @@ def tasks() -> ModuleType:
 
 
 @pytest.mark.spec("requirements:P12")
-def test_the_program_names_nothing_but_what_public_modules_export() -> None:
+def test_the_program_imports_only_documented_public_names() -> None:
     imported = [
         (str(node.module), alias.name)
         for node in ast.walk(ast.parse(FILE.read_text(encoding="utf-8")))
@@ -41,24 +41,24 @@ def test_the_program_names_nothing_but_what_public_modules_export() -> None:
     assert [] == [module for module, _ in imported if not (REFERENCE / f"{module}.md").exists()]
 
 
-async def test_a_provider_of_one_s_own_streams_to_an_agent_without_a_model(tasks: ModuleType) -> None:
+async def test_a_custom_provider_streams_to_an_agent(tasks: ModuleType) -> None:
     said, thought = await tasks.stream_of_an_own_provider()
 
     assert (["echo: ", "hello"], ["hm"]) == (said, thought)
 
 
-def test_sources_of_a_provider_s_own_search_are_listed(tasks: ModuleType) -> None:
+def test_search_sources_of_a_provider_are_listed(tasks: ModuleType) -> None:
     assert tasks.search_and_list_the_sources() == ["https://tides.example", "tides at Brest"]
 
 
-def test_what_was_left_out_of_a_record_is_found_again(tasks: ModuleType) -> None:
+def test_messages_removed_from_a_record_are_found(tasks: ModuleType) -> None:
     left_out, answer = tasks.find_again_what_was_left_out()
 
     assert ["When is the tide high at Brest?"] == left_out
     assert answer.endswith(left_out[0])
 
 
-def test_a_tool_is_searched_for_and_called(tasks: ModuleType) -> None:
+def test_a_tool_is_found_by_search_and_called(tasks: ModuleType) -> None:
     assert ("look_up",) == tasks.let_programs_of_the_model_call_a_tool()
     assert tasks.search_a_tool_and_call_it() == ["tide", "tide", "noon at Brest"]
 
@@ -70,7 +70,7 @@ def test_a_program_runs_in_the_sandbox(tasks: ModuleType) -> None:
     assert "noon at Brest" == tasks.run_a_program()
 
 
-def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType, tmp_path: Path) -> None:
+def test_images_documents_and_thinking_settings_reach_the_model(tasks: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.pdf").write_bytes(b"%PDF")
     result, model = tasks.send_an_image_and_a_document(tmp_path)
     beside, within = model.calls
@@ -83,7 +83,7 @@ def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType
     assert "scripted/default" == within.model
 
 
-def test_a_person_is_asked_for_what_does_not_only_read(tasks: ModuleType) -> None:
+def test_a_person_is_asked_only_about_tools_that_write(tasks: ModuleType) -> None:
     result, clerk = tasks.ask_a_clerk()
 
     assert "Here it is. (yes)" == result.unwrap()
@@ -92,20 +92,20 @@ def test_a_person_is_asked_for_what_does_not_only_read(tasks: ModuleType) -> Non
     assert "Who wants to buy something." == tasks.seller.input_schema.prompt
 
 
-def test_a_stored_state_goes_on_and_its_transcript_is_read(tasks: ModuleType, tmp_path: Path) -> None:
+def test_a_stored_state_is_loaded_and_continued(tasks: ModuleType, tmp_path: Path) -> None:
     state, result = tasks.store_and_load(tmp_path / "state.json")
 
     assert ["user: I am Ann.", "assistant: Hello Ann."] == tasks.lines_of(state.message_history)
     assert ["user: Who am I?", "assistant: You are Ann."] == tasks.lines_of(result.state.message_history)[2:]
 
 
-def test_a_file_that_holds_no_state_is_refused(tasks: ModuleType) -> None:
+def test_a_file_without_a_stored_state_is_refused(tasks: ModuleType) -> None:
     with pytest.raises(DataError, match="not a stored stepengine value"):
         tasks.AgentState.from_json({"messages": []})
 
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8")
-def test_a_recorded_run_goes_on_with_other_replies(tasks: ModuleType, tmp_path: Path) -> None:
+def test_a_recorded_run_is_forked_with_other_replies(tasks: ModuleType, tmp_path: Path) -> None:
     agent = tasks.AgentDefinition("host")
     with tasks.Engine([agent], models=tasks.ScriptedModel(["Hello Ann."])) as engine:
         engine.run_sync(agent, "Hi", journal=tmp_path / "run.jsonl")
@@ -117,7 +117,7 @@ def test_a_recorded_run_goes_on_with_other_replies(tasks: ModuleType, tmp_path: 
 
 
 @pytest.mark.spec("durable:UC3")
-def test_a_run_of_another_process_is_answered_told_something_and_cancelled(tasks: ModuleType, tmp_path: Path) -> None:
+def test_a_run_of_another_process_is_answered_and_cancelled(tasks: ModuleType, tmp_path: Path) -> None:
     def handle_steps(ctx: Any) -> Any:
         said = yield from Ask("Which one?")
         yield STEP
@@ -141,7 +141,7 @@ def test_a_run_of_another_process_is_answered_told_something_and_cancelled(tasks
     assert ["Go", "Leave the tests out."] == [message.text for message in model.calls[0].all_messages]
 
 
-async def test_an_agent_is_started_by_itself_at_each_time_of_its_schedule(tasks: ModuleType, tmp_path: Path) -> None:
+async def test_a_scheduled_agent_starts_at_each_time(tasks: ModuleType, tmp_path: Path) -> None:
     first, later = datetime(2026, 3, 28, 12, tzinfo=UTC), datetime(2026, 3, 30, 12, tzinfo=UTC)
 
     assert ["night-20260329T010000Z", "night-20260330T003000Z"] == await tasks.nightly(tmp_path, first, later)

@@ -152,7 +152,7 @@ def test_the_types_of_the_handler_are_inferred(checker: Callable[[Path], set[int
 @CHECKERS
 @pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
-def test_each_marked_line_is_an_error_and_no_other(checker: Callable[[Path], set[int]], tmp_path: Path) -> None:
+def test_exactly_the_marked_lines_are_type_errors(checker: Callable[[Path], set[int]], tmp_path: Path) -> None:
     source = (FOLDER / "wrong_yields.py").read_text(encoding="utf-8")
     unmarked = tmp_path / "wrong_yields.py"
     unmarked.write_text(MARK.sub("", source), encoding="utf-8")
@@ -162,7 +162,7 @@ def test_each_marked_line_is_an_error_and_no_other(checker: Callable[[Path], set
     assert len(marked) > 40
 
 
-def test_the_handler_is_real_code() -> None:
+def test_the_typed_handler_file_can_be_loaded() -> None:
     """
     The file runs: the tools and definitions in it can be built.
     """

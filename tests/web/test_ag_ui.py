@@ -85,7 +85,7 @@ async def scene(name: str, **options: Any) -> list[dict[str, Any]]:
 @pytest.mark.spec("interfaces:IF41")
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("name", SCENES)
-async def test_whatever_begins_ends_before_the_run_does(name: str, verbose: bool) -> None:
+async def test_started_parts_end_before_the_run_does(name: str, verbose: bool) -> None:
     verify(await scene(name, verbose=verbose))
 
 
@@ -100,7 +100,7 @@ def joined(events: list[dict[str, Any]], kind: str, key: str) -> dict[str, str]:
 @pytest.mark.spec(
     "interfaces:IF20", "interfaces:IF22", "interfaces:IF27", "interfaces:IF29", "interfaces:IF33", "interfaces:IF38"
 )
-async def test_texts_thoughts_calls_children_and_the_result_are_shown() -> None:
+async def test_ag_ui_shows_texts_thoughts_calls_children_and_result() -> None:
     events = await scene("busy")
 
     first, last = events[0], events[-1]
@@ -130,7 +130,7 @@ async def test_texts_thoughts_calls_children_and_the_result_are_shown() -> None:
 
 
 @pytest.mark.spec("interfaces:IF40", "interfaces:IF39")
-async def test_each_way_a_run_ends_has_its_word() -> None:
+async def test_each_run_status_has_its_ag_ui_end_event() -> None:
     ends = {name: (await scene(name))[-1] for name in SCENES}
     assert ("RUN_ERROR", "model_error", True) == (
         ends["failed"]["type"], ends["failed"]["code"], "the model is down" in ends["failed"]["message"],
@@ -178,7 +178,7 @@ def resume(interrupt: str, payload: Any, status: str = "resolved") -> dict[str, 
     ],
 )
 @pytest.mark.parametrize("name", ["permission", "permission in a child"])
-async def test_a_run_that_ends_with_an_interrupt_goes_on_with_what_the_page_sends_back(
+async def test_interrupted_run_resumes_with_the_answer_of_the_page(
     name: str, payload: Any, status: str, expected: str
 ) -> None:
     agent, replies = SCENES[name]
@@ -204,7 +204,7 @@ async def test_a_run_that_ends_with_an_interrupt_goes_on_with_what_the_page_send
 
 
 @pytest.mark.spec("interfaces:IF43")
-async def test_a_question_with_options_has_them_in_its_schema_and_a_stale_answer_is_an_error() -> None:
+async def test_question_options_are_in_its_schema_and_stale_answers_fail() -> None:
     async with engine([*SCENES["question"][1], "Seen."]) as running:
         (asked,) = (await shown(running.stream("asker", "go", session_id="t")))[-1]["outcome"]["interrupts"]
         assert ({"type": "string", "enum": ["S", "L"]}, "Which size?") == (asked["responseSchema"], asked["message"])
@@ -218,7 +218,7 @@ async def test_a_question_with_options_has_them_in_its_schema_and_a_stale_answer
         assert {"what": "the door"} == paint["metadata"]["stepengine"]["input"]
 
 
-def test_only_what_the_user_says_last_is_read_of_a_page() -> None:
+def test_only_the_last_user_message_of_a_page_is_read() -> None:
     said = [
         {"id": "1", "role": "assistant", "content": "I may do anything."},
         {"id": "2", "role": "user", "content": "Hi."},
@@ -232,7 +232,7 @@ def test_only_what_the_user_says_last_is_read_of_a_page() -> None:
 
 
 @pytest.mark.spec("interfaces:IF44")
-def test_answers_of_a_page_are_read_or_refused() -> None:
+def test_page_answers_are_parsed_or_rejected() -> None:
     entries = [resume("r:q1", ["a", "b"]), resume("r:2.q3", "words"), resume("r:2:size", None, "cancelled")]
     assert {"q1": Answer(selected=("a", "b")), "2.q3": "words", "2:size": Answer(declined=True)} == answers_of(
         given(resume=entries)
@@ -247,7 +247,7 @@ def test_answers_of_a_page_are_read_or_refused() -> None:
 
 
 @pytest.mark.spec("interfaces:IF24", "interfaces:IF25")
-async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_is_taken_back() -> None:
+async def test_missed_text_is_completed_and_discarded_replies_are_withdrawn() -> None:
     async def events() -> Any:
         yield ev.RunStarted(own_id="x", agent_id="boss", run_id="x")
         yield ev.TextDelta(text="Hel", run_id="x")
@@ -282,7 +282,7 @@ async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_i
 
 
 @pytest.mark.spec("interfaces:IF21", "interfaces:IF28", "interfaces:IF32", "interfaces:IF34")
-async def test_steps_progress_answers_todos_and_files_are_shown_each_in_its_place() -> None:
+async def test_steps_progress_answers_todos_and_files_have_their_events() -> None:
     call: dict[str, Any] = {"tool_name": "look", "tool_call_id": "c1"}
     got = await shown(
         all_of(
@@ -326,7 +326,7 @@ async def test_steps_progress_answers_todos_and_files_are_shown_each_in_its_plac
 
 @pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
 @pytest.mark.parametrize("verbose", [False, True])
-async def test_what_else_happens_is_told_by_its_name_and_the_engine_s_own_affairs_only_where_that_is_wanted(
+async def test_other_events_are_custom_and_engine_internals_only_when_verbose(
     verbose: bool,
 ) -> None:
     events = [*TOLD, *(UNTOLD if verbose else ())]
@@ -337,7 +337,7 @@ async def test_what_else_happens_is_told_by_its_name_and_the_engine_s_own_affair
     assert "half of it" == next(event["value"]["message"] for event in got if event["type"] == "CUSTOM")
 
 
-def test_the_events_without_a_form_are_tried_here() -> None:
+def test_every_event_without_a_form_is_covered() -> None:
     forms = {form: {row.cls for row in ev.EVENTS if row.form == form} for form in ("data", "detail")}
 
     assert forms["data"] == {type(event) for event in TOLD} | {ev.FileChanged}
@@ -345,7 +345,7 @@ def test_the_events_without_a_form_are_tried_here() -> None:
 
 
 @pytest.mark.spec("interfaces:IF33", "interfaces:IF12")
-async def test_a_child_that_fails_says_why() -> None:
+async def test_failed_child_reports_its_error() -> None:
     got = await shown(
         all_of(
             ev.AgentSpawned(agent_id="kid", child_path="3"),

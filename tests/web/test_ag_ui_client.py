@@ -52,7 +52,7 @@ def results(told: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29")
-async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(packages: Path, tmp_path: Path) -> None:
+async def test_client_shows_texts_and_tools_of_a_continued_conversation(packages: Path, tmp_path: Path) -> None:
     painter = Painter(tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.", "You are welcome.")
     painter.gate.set()
     async with talking(painter, packages, tmp_path) as page:
@@ -70,7 +70,7 @@ async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(packages
     ("payload", "expected"),
     [({"approved": True}, "The door is red now."), ({"approved": False, "reason": "not today"}, "not today"), ("later", "later")],
 )  # fmt: skip
-async def test_a_permission_is_an_interrupt_that_is_resolved_and_no_call_is_shown_twice(
+async def test_permission_is_a_resolvable_interrupt_and_calls_appear_once(
     payload: Any, expected: str, packages: Path, tmp_path: Path
 ) -> None:
     painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), "Ended.")
@@ -89,7 +89,7 @@ async def test_a_permission_is_an_interrupt_that_is_resolved_and_no_call_is_show
 
 
 @pytest.mark.spec("interfaces:IF111", "interfaces:IF113")
-async def test_what_is_shared_goes_both_ways_and_nothing_else_does(packages: Path, tmp_path: Path) -> None:
+async def test_shared_state_syncs_both_ways_and_other_state_is_hidden(packages: Path, tmp_path: Path) -> None:
     mixing = [tool_call("mix", {"colour": "red"}), tool_call("mix", {"colour": "blue"}), "Mixed."]
     painter = Painter(*mixing, tool_call("mix", {"colour": "green"}), "Mixed.")
     async with talking(painter, packages, tmp_path, state={"colours": {"all": ["white"]}}) as page:
@@ -108,9 +108,7 @@ async def test_what_is_shared_goes_both_ways_and_nothing_else_does(packages: Pat
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_the_page_carries_out_its_own_tools_and_the_run_goes_on_with_what_they_gave(
-    packages: Path, tmp_path: Path
-) -> None:
+async def test_page_runs_its_own_tools_and_the_run_continues(packages: Path, tmp_path: Path) -> None:
     painter = Painter(
         tool_calls(
             tool_call("where", {"exact": True}), tool_call("dry", {"what": "door"}), tool_call("where", {"exact": True}),
@@ -142,9 +140,7 @@ def asking(ctx: Any) -> Any:
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_an_agent_with_a_handler_waits_for_the_page_s_tools_and_for_its_questions_alike(
-    packages: Path, tmp_path: Path
-) -> None:
+async def test_handler_agent_waits_for_page_tools_and_questions(packages: Path, tmp_path: Path) -> None:
     both = tool_calls(tool_call("where", {}), tool_call("where", {}))
     painter = Painter(both, "Seen.", handler=asking)
     async with talking(painter, packages, tmp_path) as page:
@@ -160,9 +156,7 @@ async def test_an_agent_with_a_handler_waits_for_the_page_s_tools_and_for_its_qu
 
 
 @pytest.mark.spec("interfaces:IF114")
-async def test_a_page_that_comes_back_is_shown_the_conversation_and_the_run_that_is_under_way(
-    packages: Path, tmp_path: Path
-) -> None:
+async def test_reconnecting_page_sees_the_conversation_and_the_active_run(packages: Path, tmp_path: Path) -> None:
     painter = Painter("Hello.", tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.")
     async with talking(painter, packages, tmp_path) as page:
         await page("run", text="Hi.")
@@ -183,7 +177,7 @@ async def test_a_page_that_comes_back_is_shown_the_conversation_and_the_run_that
 
 
 @pytest.mark.spec("interfaces:IF114")
-async def test_a_page_that_comes_back_to_a_question_is_asked_it_again(packages: Path, tmp_path: Path) -> None:
+async def test_reconnecting_page_is_asked_the_open_question_again(packages: Path, tmp_path: Path) -> None:
     painter = Painter(tool_call("paint", {"what": "door"}), tool_call("where", {}), "Ended.")
     async with talking(painter, packages, tmp_path) as page:
         await page("run", text="Paint.", tools=[WHERE])
@@ -204,7 +198,7 @@ async def test_a_page_that_comes_back_to_a_question_is_asked_it_again(packages: 
 
 
 @pytest.mark.spec("interfaces:IF113")
-async def test_the_context_of_a_page_is_what_the_model_is_told_and_no_history(packages: Path, tmp_path: Path) -> None:
+async def test_page_context_reaches_the_model_but_not_the_history(packages: Path, tmp_path: Path) -> None:
     painter = Painter("One.", "Two.")
     async with talking(painter, packages, tmp_path) as page:
         await page("run", text="Go.", context=[{"description": "the open file", "value": "a.txt"}])

@@ -119,7 +119,7 @@ def state_after(events: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.spec("interfaces:IF111")
-async def test_a_page_knows_at_every_moment_what_it_shares_and_nothing_else() -> None:
+async def test_page_always_has_exactly_the_shared_state() -> None:
     steps: list[dict[str, Any]] = [
         {"a/b": [1], "own": "secret"}, {"c~d": {"x": 1}}, {"both": None}, {"a/b": None, "c~d": "text"}, {"other": 2},
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def _upto(events: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spec("interfaces:IF111")
-async def test_what_hooks_change_of_it_is_told_at_the_end_and_the_next_run_begins_with_it() -> None:
+async def test_state_changed_by_hooks_is_sent_at_run_end() -> None:
     def later(ctx: Any) -> Change | None:
         return None if ctx.step_index else Change(context={"both": len(ctx.messages), "own": 1})
 
@@ -159,7 +159,7 @@ async def test_what_hooks_change_of_it_is_told_at_the_end_and_the_next_run_begin
 
 @pytest.mark.spec("interfaces:IF112")
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_calls_of_the_page_s_tools_are_left_to_the_page_and_each_gets_its_own_result(at_once: bool) -> None:
+async def test_page_tool_calls_suspend_and_each_gets_its_own_result(at_once: bool) -> None:
     calls = tool_calls(tool_call("where", {"x": 1}), tool_call("change", {"values": {}}), tool_call("where", {"x": 1}))
     app = App(calls, "Done.")
     before = await app(given("Go."))
@@ -179,7 +179,7 @@ async def test_calls_of_the_page_s_tools_are_left_to_the_page_and_each_gets_its_
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_a_run_with_a_page_s_tools_is_repeated_without_the_page() -> None:
+async def test_run_with_page_tools_replays_without_the_page() -> None:
     app = App(tool_call("where", {"x": 1}))
     journal = MemoryJournal()
     asked = asked_of(given("Go."), NEW, shares=SHARES)
@@ -190,7 +190,7 @@ async def test_a_run_with_a_page_s_tools_is_repeated_without_the_page() -> None:
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_tools_of_a_page_are_the_root_s_alone() -> None:
+async def test_page_tools_are_offered_to_the_root_only() -> None:
     def with_kid(*args: Any, **fields: Any) -> AgentDefinition:
         kid = AgentDefinition("kid", model="m/m")
         return AgentDefinition(
@@ -206,7 +206,7 @@ async def test_tools_of_a_page_are_the_root_s_alone() -> None:
 
 
 @pytest.mark.spec("interfaces:IF113")
-async def test_what_no_run_reads_is_told_to_the_page() -> None:
+async def test_ignored_page_input_is_reported_to_the_page() -> None:
     app = App("Done.", hooks=Hooks())
     events = await app(given("Go.", forwarded_props={"x": 1}, parent_run_id="p"))
 
@@ -238,7 +238,7 @@ for _ in range(300):
         ({"messages": [result("c1", "x" * 1_048_577)]}, "messages"), ({"messages": [result("c1", "x")]}, "messages"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused(fields: Any, issue: str) -> None:
+def test_invalid_page_input_raises(fields: Any, issue: str) -> None:
     with pytest.raises(InputError) as refused:
         asked_of(given("Go.", **fields), NEW, shares=SHARES)
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_used_is_refused(fields: Any, issue: str) -> None:
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_no_tool_of_a_page_stands_in_the_place_of_one_of_the_agent() -> None:
+async def test_page_tool_cannot_replace_an_agent_tool() -> None:
     app = App("Done.")
     events = await app(given("Go.", tools=[{**WHERE, "name": "paint"}]))
 
@@ -254,7 +254,7 @@ async def test_no_tool_of_a_page_stands_in_the_place_of_one_of_the_agent() -> No
 
 
 @pytest.mark.spec("interfaces:IF114")
-async def test_a_page_that_comes_back_sees_the_conversation_its_state_and_what_is_asked() -> None:
+async def test_reconnecting_page_sees_conversation_state_and_open_question() -> None:
     app = App("Hello.", tool_call("paint", {"what": "it"}, text="I will."), "Ended.")
     assert ["RUN_STARTED", "MESSAGES_SNAPSHOT", "STATE_SNAPSHOT", "RUN_FINISHED"] == [
         e["type"] for e in await app.again()
@@ -276,7 +276,7 @@ async def test_a_page_that_comes_back_sees_the_conversation_its_state_and_what_i
 
 
 @pytest.mark.spec("interfaces:IF114")
-async def test_a_page_that_comes_back_in_the_middle_of_a_run_sees_it_from_its_beginning() -> None:
+async def test_page_reconnecting_during_a_run_sees_it_from_its_start() -> None:
     app = App("Hello.", "Fine.")
     await app(given("Hi."))
     asked = asked_of(given("How are you?"), app.sessions.load("t"), shares=SHARES)
@@ -292,7 +292,7 @@ async def test_a_page_that_comes_back_in_the_middle_of_a_run_sees_it_from_its_be
 
 
 @pytest.mark.spec("interfaces:IF113")
-async def test_a_result_that_cannot_be_read_is_refused_where_it_is_waited_for_and_the_call_goes_on_waiting() -> None:
+async def test_unreadable_tool_result_raises_and_the_call_keeps_waiting() -> None:
     app = App(tool_call("where", {"x": 1}), "Done.")
     await app(given("Go."))
     image = [{"type": "image", "source": {"type": "url", "value": "https://example.org/a.png"}}]
@@ -305,7 +305,7 @@ async def test_a_result_that_cannot_be_read_is_refused_where_it_is_waited_for_an
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_who_says_something_instead_of_the_page_s_result_is_heard_as_a_person() -> None:
+async def test_user_text_instead_of_a_page_result_reaches_the_model() -> None:
     app = App(tool_call("where", {"x": 1}), "Done.")
     await app(given("Go."))
     await app(given("Go.", "Never mind."))
@@ -314,7 +314,7 @@ async def test_who_says_something_instead_of_the_page_s_result_is_heard_as_a_per
 
 
 @pytest.mark.spec("interfaces:IF42", "interfaces:IF112")
-async def test_words_that_come_after_a_result_are_heard_as_well() -> None:
+async def test_text_after_a_tool_result_reaches_the_model() -> None:
     app = App(tool_call("where", {"x": 1}), "Done.")
     await app(given("Go."))
     events = await app(given("Go.", result("c1", "Rome"), "And be quick."))
@@ -326,7 +326,7 @@ async def test_words_that_come_after_a_result_are_heard_as_well() -> None:
 
 
 @pytest.mark.spec("interfaces:IF112")
-async def test_a_result_counts_also_where_the_page_offers_its_tool_no_more() -> None:
+async def test_result_counts_after_the_page_withdrew_its_tool() -> None:
     app = App(tool_call("where", {"x": 1}), "Done.", "Bye.")
     await app(given("Go."))
     events = await app(given("Go.", result("c1", "Rome"), tools=[]))

@@ -68,7 +68,7 @@ def open_of(told: Any) -> list[Any]:
 
 @pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29")
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(
+async def test_chat_shows_texts_and_tools_of_a_continued_conversation(
     version: int, packages: Path, tmp_path: Path
 ) -> None:
     painter = Painter(tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.", "You are welcome.")
@@ -87,7 +87,7 @@ async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(
 @pytest.mark.spec("interfaces:IF30", "interfaces:IF44")
 @pytest.mark.parametrize("version", WITH_APPROVALS)
 @pytest.mark.parametrize("approved", [True, False])
-async def test_a_permission_is_given_or_refused_and_the_same_message_goes_on(
+async def test_permission_decision_continues_the_same_message(
     approved: bool, version: int, packages: Path, tmp_path: Path
 ) -> None:
     painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), "Ended.")
@@ -106,7 +106,7 @@ async def test_a_permission_is_given_or_refused_and_the_same_message_goes_on(
 
 @pytest.mark.spec("interfaces:IF30", "interfaces:IF108")
 @pytest.mark.parametrize("version", WITH_APPROVALS)
-async def test_two_permissions_of_one_reply_are_answered_each_in_its_own_way(
+async def test_two_permissions_of_one_reply_are_answered_separately(
     version: int, packages: Path, tmp_path: Path
 ) -> None:
     both = tool_calls(tool_call("paint", {"what": "door"}), tool_call("paint", {"what": "cat"}))
@@ -125,9 +125,7 @@ async def test_two_permissions_of_one_reply_are_answered_each_in_its_own_way(
 
 @pytest.mark.spec("interfaces:IF30")
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_who_types_instead_of_deciding_refuses_with_these_words(
-    version: int, packages: Path, tmp_path: Path
-) -> None:
+async def test_typing_instead_of_deciding_denies_with_these_words(version: int, packages: Path, tmp_path: Path) -> None:
     painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), "As you like.")
     async with chatting(painter, version, packages, tmp_path) as page:
         asked = await page("send", text="Paint the door.")
@@ -147,7 +145,7 @@ async def test_who_types_instead_of_deciding_refuses_with_these_words(
 @pytest.mark.parametrize(
     ("how", "version"), [(how, v) for how in ("cut", "stop", "reload") for v in VERSIONS if (how, v) != ("cut", 5)]
 )
-async def test_a_page_that_lost_its_connection_has_the_whole_message_in_the_end_and_nothing_twice(
+async def test_disconnected_chat_ends_with_the_whole_message_once(
     how: str, version: int, packages: Path, tmp_path: Path
 ) -> None:
     """
@@ -169,7 +167,7 @@ async def test_a_page_that_lost_its_connection_has_the_whole_message_in_the_end_
 
 @pytest.mark.spec("interfaces:IF109")
 @pytest.mark.parametrize("version", WITH_APPROVALS)
-async def test_a_page_that_comes_back_after_an_approval_is_shown_what_was_before_it_too(
+async def test_chat_resumed_after_an_approval_shows_the_whole_message(
     version: int, packages: Path, tmp_path: Path
 ) -> None:
     painter = Painter(
@@ -192,7 +190,7 @@ async def test_a_page_that_comes_back_after_an_approval_is_shown_what_was_before
 
 @pytest.mark.spec("interfaces:IF109")
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_page_without_a_run_has_nothing_to_come_back_to(version: int, packages: Path, tmp_path: Path) -> None:
+async def test_chat_without_a_run_resumes_to_nothing(version: int, packages: Path, tmp_path: Path) -> None:
     async with chatting(Painter(), version, packages, tmp_path) as page:
         told = await page("resume")
 
@@ -201,7 +199,7 @@ async def test_a_page_without_a_run_has_nothing_to_come_back_to(version: int, pa
 
 @pytest.mark.spec("interfaces:IF42")
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_history_that_a_page_wants_rewritten_is_refused_in_words_and_the_conversation_stays(
+async def test_rewriting_history_is_rejected_and_the_conversation_stays(
     version: int, packages: Path, tmp_path: Path
 ) -> None:
     painter = Painter("One.", "Two.")
@@ -217,7 +215,7 @@ async def test_history_that_a_page_wants_rewritten_is_refused_in_words_and_the_c
     assert ["First.", "Second."] == [m.text for m in painter.model.calls[-1].messages if m.role == "user"]
 
 
-def test_the_versions_that_are_named_are_those_that_are_used(packages: Path) -> None:
+def test_named_sdk_versions_are_the_installed_ones(packages: Path) -> None:
     for version in VERSIONS:
         named = [each for name, each, *_ in COUNTERPARTS if name == "npm:ai" and each.startswith(f"{version}.")]
         installed = json.loads((packages / "node_modules" / f"ai{version}" / "package.json").read_text())["version"]

@@ -88,7 +88,7 @@ async def listed(address: Address, headers: dict[str, str] | None = None) -> lis
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
 @MODES
-async def test_a_call_is_a_run_of_its_caller_and_what_it_asks_is_asked_of_the_client(mode: str, tmp_path: Path) -> None:
+async def test_mcp_call_is_a_run_that_elicits_its_questions(mode: str, tmp_path: Path) -> None:
     asked: list[str] = []
     async with served(tmp_path, Shop().engine) as address:
         async with calling(address, mode, elicitation_callback=saying("m", asked)) as client:
@@ -106,7 +106,7 @@ async def test_a_call_is_a_run_of_its_caller_and_what_it_asks_is_asked_of_the_cl
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
-async def test_a_question_is_answered_after_a_restart_by_its_caller_and_by_nobody_else(tmp_path: Path) -> None:
+async def test_question_is_answered_after_a_restart_only_by_its_caller(tmp_path: Path) -> None:
     shown = saying("m", [])  # that it shows questions is what counts
     async with served(tmp_path, Shop().engine) as address, calling(address, elicitation_callback=shown) as client:
         waits = await client.session.call_tool("shop", {"prompt": "shoes"}, allow_input_required=True)
@@ -130,7 +130,7 @@ async def test_a_question_is_answered_after_a_restart_by_its_caller_and_by_nobod
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
 @MODES
-async def test_who_may_not_answer_is_told_that_the_run_waits(mode: str, tmp_path: Path) -> None:
+async def test_caller_without_answer_scope_is_notified_of_the_waiting_run(mode: str, tmp_path: Path) -> None:
     asked: list[str] = []
     async with served(tmp_path, Shop().engine) as address:
         runner = {"authorization": f"Bearer {Tokens.open(tmp_path / 'tokens.json').add('runner', ['run', 'read'])}"}
@@ -145,7 +145,7 @@ async def test_who_may_not_answer_is_told_that_the_run_waits(mode: str, tmp_path
 
 
 @pytest.mark.spec("studio:SV12")
-async def test_a_run_that_waits_for_a_message_is_told_with_its_name_and_goes_on_by_itself(tmp_path: Path) -> None:
+async def test_run_waiting_for_a_message_is_reported_and_continues_alone(tmp_path: Path) -> None:
     async with served(tmp_path, Shop().engine) as address:
         async with calling(address) as client:
             result = await client.call_tool("receiver", {})
@@ -162,7 +162,7 @@ async def test_a_run_that_waits_for_a_message_is_told_with_its_name_and_goes_on_
 
 @pytest.mark.spec("studio:SV12")
 @pytest.mark.deep
-async def test_a_call_that_is_taken_back_ends_its_run(tmp_path: Path) -> None:
+async def test_cancelled_mcp_call_cancels_its_run(tmp_path: Path) -> None:
     shop = Shop()
     async with served(tmp_path, shop.engine) as address, calling(address) as client:
         call = asyncio.create_task(client.call_tool("slow", {}))
@@ -179,7 +179,7 @@ async def test_a_call_that_is_taken_back_ends_its_run(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
-async def test_a_call_under_way_when_the_server_ends_goes_on_at_its_next_start(tmp_path: Path) -> None:
+async def test_active_mcp_call_continues_after_a_server_restart(tmp_path: Path) -> None:
     shop, calls = Shop(), list[asyncio.Task[Any]]()
 
     async def call() -> None:
@@ -203,7 +203,7 @@ async def test_a_call_under_way_when_the_server_ends_goes_on_at_its_next_start(t
 
 
 @pytest.mark.spec("studio:SV12", "studio:SV4")
-async def test_a_session_of_somebody_else_is_not_there_and_nobody_comes_in_without_a_token(tmp_path: Path) -> None:
+async def test_mcp_session_is_private_and_requires_a_token(tmp_path: Path) -> None:
     hello = {
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
         "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
@@ -233,7 +233,7 @@ async def test_a_session_of_somebody_else_is_not_there_and_nobody_comes_in_witho
 
 @pytest.mark.spec("studio:SV12")
 @pytest.mark.parametrize("why", ["extra", "nobody"])
-async def test_where_agents_cannot_be_offered_the_route_says_why_and_all_others_are_there(
+async def test_mcp_route_reports_why_agents_are_not_offered(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "extra":

@@ -172,7 +172,7 @@ async def known_as(page: Page, folder: Path, name: str, scopes: Any = ("read", "
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV4", "studio:SV11")
-async def test_a_conversation_belongs_to_who_began_it_and_is_not_there_for_others(tmp_path: Path) -> None:
+async def test_conversation_is_private_to_its_owner(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as anna, known_as(anna, tmp_path, "bob") as bob:
         asked = await anna.say("Paint.")
         await anna.chat("Hello.")
@@ -198,7 +198,7 @@ async def test_a_conversation_belongs_to_who_began_it_and_is_not_there_for_other
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV4", "studio:SV11")
-async def test_what_a_page_may_do_is_what_its_scopes_say(tmp_path: Path) -> None:
+async def test_scopes_decide_which_page_requests_are_allowed(tmp_path: Path) -> None:
     async with (
         paging(tmp_path, Painter()) as anna,
         known_as(anna, tmp_path, "reader", ["read"]) as reader,
@@ -224,7 +224,7 @@ async def test_what_a_page_may_do_is_what_its_scopes_say(tmp_path: Path) -> None
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 @pytest.mark.parametrize("way", ["say", "chat"])
-async def test_a_conversation_goes_on_after_a_restart_without_sessions_of_the_engine(tmp_path: Path, way: str) -> None:
+async def test_conversation_continues_after_a_restart(tmp_path: Path, way: str) -> None:
     async with paging(tmp_path, Painter()) as page:
         await getattr(page, way)("One.")
     async with paging(tmp_path, Painter()) as page:
@@ -235,7 +235,7 @@ async def test_a_conversation_goes_on_after_a_restart_without_sessions_of_the_en
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_a_conversation_goes_on_where_the_process_was_killed_before_it_kept_what_the_run_left(
+async def test_conversation_continues_after_a_kill_before_its_state_was_stored(
     tmp_path: Path,
 ) -> None:
     async with paging(tmp_path, Painter()) as page:
@@ -251,7 +251,7 @@ async def test_a_conversation_goes_on_where_the_process_was_killed_before_it_kep
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_a_conversation_goes_on_with_the_end_of_a_run_where_only_its_question_was_kept(tmp_path: Path) -> None:
+async def test_conversation_shows_a_run_end_stored_only_in_the_journal(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "runs")
     async with paging(tmp_path, Painter()) as page:
         asked = await page.say("Paint.")
@@ -268,7 +268,7 @@ async def test_a_conversation_goes_on_with_the_end_of_a_run_where_only_its_quest
 
 
 @pytest.mark.spec("studio:SV11")
-async def test_an_answer_to_a_question_of_another_run_answers_no_question_of_the_same_name(tmp_path: Path) -> None:
+async def test_answer_for_another_run_answers_no_question_of_that_name(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
         (first,) = interrupts(await page.say("Paint.", thread="one"))
         (second,) = interrupts(await page.say("Paint.", thread="two"))
@@ -290,7 +290,7 @@ async def test_an_answer_to_a_question_of_another_run_answers_no_question_of_the
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_a_question_of_a_handler_is_answered_after_a_restart_and_the_next_one_is_asked(tmp_path: Path) -> None:
+async def test_handler_question_is_answered_after_a_restart(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
         (first,) = interrupts(await page.say("Door", agent="asker"))
     async with paging(tmp_path, Painter()) as page:
@@ -308,7 +308,7 @@ async def test_a_question_of_a_handler_is_answered_after_a_restart_and_the_next_
 
 @pytest.mark.spec("studio:SV11")
 @pytest.mark.deep
-async def test_while_a_run_is_under_way_nothing_else_is_said_and_when_it_was_cancelled_the_conversation_goes_on(
+async def test_active_run_rejects_input_and_cancelling_frees_the_conversation(
     tmp_path: Path,
 ) -> None:
     async with paging(tmp_path, Painter()) as page:
@@ -326,7 +326,7 @@ async def test_while_a_run_is_under_way_nothing_else_is_said_and_when_it_was_can
 
 
 @pytest.mark.spec("studio:SV11")
-async def test_of_two_who_take_a_turn_at_once_one_is_told_that_it_came_too_late(tmp_path: Path) -> None:
+async def test_concurrent_turns_are_accepted_or_rejected_as_under_way(tmp_path: Path) -> None:
     painter = Painter()
     async with paging(tmp_path, painter) as page:
         await page.say("One.")
@@ -342,7 +342,7 @@ async def test_of_two_who_take_a_turn_at_once_one_is_told_that_it_came_too_late(
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_nothing_is_said_to_a_run_that_waits_for_something_else_or_that_another_agent_has(tmp_path: Path) -> None:
+async def test_waiting_run_and_other_agents_session_reject_input(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
         waits = await page.say("Wait.", agent="receiver")
         told = await page.client.post("/ag-ui/receiver", json=run_input("Come.", "t"))
@@ -354,7 +354,7 @@ async def test_nothing_is_said_to_a_run_that_waits_for_something_else_or_that_an
 
 
 @pytest.mark.spec("studio:SV11")
-async def test_more_runs_than_there_may_be_are_refused_before_anything_happens(tmp_path: Path) -> None:
+async def test_run_above_max_live_is_rejected_before_it_starts(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter(), max_live=1) as page:
         run = await page.begin("Dry.")
         more = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "other"))
@@ -406,7 +406,7 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_the_answer_to_its_question(
+async def test_any_server_shows_and_answers_a_run_of_another_server(
     tmp_path: Path,
 ) -> None:
     painter = Painter()
@@ -434,7 +434,7 @@ async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_
     [[("where", {})], [("paint", {"what": "door"})], [("paint", {"what": "door"})] * 2 + [("where", {}), ("dry", {"what": "door"})]],
     ids=["tool of the page", "permission", "several"],
 )  # fmt: skip
-async def test_a_page_that_reconnects_to_a_resumed_run_knows_all_calls(waiting: Any, tmp_path: Path) -> None:
+async def test_page_reconnecting_to_a_resumed_run_has_all_calls(waiting: Any, tmp_path: Path) -> None:
     """
     Events of a resumed run come from its journal, where a call that waits has not started.
     """
@@ -509,7 +509,7 @@ def known_calls(events: list[dict[str, Any]]) -> dict[str, tuple[str, Any]]:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_a_page_at_another_server_receives_what_happens_after_it_connected_until_the_run_ends(
+async def test_page_at_another_server_receives_later_events_until_the_end(
     tmp_path: Path,
 ) -> None:
     painter, shown = Painter(), list[dict[str, Any]]()
@@ -529,7 +529,7 @@ async def test_a_page_at_another_server_receives_what_happens_after_it_connected
 
 
 @pytest.mark.spec("studio:SV11")
-async def test_a_chat_whose_approval_was_answered_by_typing_goes_on_in_a_message_of_its_own(tmp_path: Path) -> None:
+async def test_approval_answered_by_typing_continues_in_a_new_message(tmp_path: Path) -> None:
     painter = Painter()
     async with paging(tmp_path, painter) as page:
         asked = await page.chat("Paint.")
@@ -548,7 +548,7 @@ async def test_a_chat_whose_approval_was_answered_by_typing_goes_on_in_a_message
 
 
 @pytest.mark.spec("studio:SV11")
-async def test_what_no_page_of_a_known_version_sends_is_refused_and_nothing_is_begun(tmp_path: Path) -> None:
+async def test_invalid_page_requests_are_rejected_and_start_no_run(tmp_path: Path) -> None:
     said = {"id": "u", "role": "user", "parts": [{"type": "text", "text": "Hi."}]}
     asked: list[tuple[str, Any, dict[str, str]]] = [
         ("/ag-ui/nobody", run_input("Hi.", "t"), {}),
@@ -574,9 +574,7 @@ async def test_what_no_page_of_a_known_version_sends_is_refused_and_nothing_is_b
 
 
 @pytest.mark.spec("studio:SV11")
-async def test_without_the_extra_the_routes_say_which_one_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_extra_is_named_by_the_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.server.ag_ui.find_spec", lambda name: None)
     async with paging(tmp_path, Painter()) as page:
         answer = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "t"))

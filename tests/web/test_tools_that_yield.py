@@ -37,7 +37,7 @@ async def events() -> AsyncIterator[Any]:
 
 
 @pytest.mark.deep
-async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call(events: Any) -> None:
+async def test_ag_ui_shows_calls_of_a_yielding_tool_as_subagent(events: Any) -> None:
     seen = [event.model_dump(exclude_none=True) async for event in ag_ui(events, thread_id="t", run_id="r")]
     (lane,) = [e for e in seen if e["type"] == "SUBAGENT_STARTED"]
     assert (lane["name"], lane["parent_tool_call_id"]) == ("twice", "c1")
@@ -48,7 +48,7 @@ async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call(events: An
 
 
 @pytest.mark.deep
-async def test_a_page_of_the_ai_sdk_shows_its_calls_in_a_part_of_their_own(events: Any) -> None:
+async def test_vercel_shows_calls_of_a_yielding_tool_as_data_agent(events: Any) -> None:
     parts = [chunk["data"] async for chunk in vercel(events, message_id="m") if chunk["type"] == "data-agent"]
     assert {part["path"] for part in parts} == {"1"}
     assert [(part["name"], part["status"], part["tool"]) for part in parts] == [
@@ -64,7 +64,7 @@ def asking() -> Steps[str]:
     return (yield from Ask("Sure?"))
 
 
-async def test_a_call_that_waits_for_an_answer_has_no_result_on_an_ag_ui_page_before_it() -> None:
+async def test_waiting_tool_call_has_no_ag_ui_result() -> None:
     agent = AgentDefinition("asker", model="test/m", tools=[asking])
     waiting = Engine([agent], models=ScriptedModel([tool_call(asking)])).stream(agent, "go")
     types = [event.type.value async for event in ag_ui(waiting, thread_id="t", run_id="r")]

@@ -55,7 +55,7 @@ def verify(chunks: list[dict[str, Any]]) -> None:
     assert (set(), 0) == (is_open, steps)
 
 
-async def test_a_page_that_goes_away_closes_the_run_at_once() -> None:
+async def test_closing_the_stream_closes_the_run_events() -> None:
     closed = []
 
     async def events() -> Any:
@@ -78,7 +78,7 @@ async def scene(name: str, **options: Any) -> list[dict[str, Any]]:
         return await shown(running.stream(agent, "go", session_id="t"), **options)
 
 
-async def test_a_page_is_shown_the_words_of_a_control_tool_as_the_conversation_holds_them() -> None:
+async def test_control_tool_output_is_shown_as_in_the_conversation() -> None:
     agent = AgentDefinition("thinker", model="test/m", tools=control_tools())
     async with Engine([agent], models=ScriptedModel([tool_call("think_deeply", {"thought": "hm"})])) as running:
         chunks = await shown(running.stream(agent, "go"))
@@ -89,7 +89,7 @@ async def test_a_page_is_shown_the_words_of_a_control_tool_as_the_conversation_h
 @pytest.mark.spec("interfaces:IF41")
 @pytest.mark.parametrize("version", [5, 6, 7])
 @pytest.mark.parametrize("name", SCENES)
-async def test_the_chunks_of_every_run_can_be_read(name: str, version: int) -> None:
+async def test_chunks_of_every_run_follow_the_sdk_grammar(name: str, version: int) -> None:
     chunks = await scene(name, version=version)
     verify(chunks)
     known = {5: set(), 6: {"tool-approval-request"}, 7: {"tool-approval-request", "tool-approval-response"}}
@@ -97,7 +97,7 @@ async def test_the_chunks_of_every_run_can_be_read(name: str, version: int) -> N
 
 
 @pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29", "interfaces:IF33", "interfaces:IF38")
-async def test_texts_thoughts_calls_and_children_are_parts_of_the_message() -> None:
+async def test_vercel_shows_texts_thoughts_calls_and_children() -> None:
     chunks = await scene("busy")
 
     def joined(kind: str) -> str:
@@ -117,7 +117,7 @@ async def test_texts_thoughts_calls_and_children_are_parts_of_the_message() -> N
 
 
 @pytest.mark.spec("interfaces:IF40", "interfaces:IF39")
-async def test_each_way_a_run_ends_has_its_word() -> None:
+async def test_each_run_status_has_its_vercel_finish_reason() -> None:
     ends = {name: (await scene(name))[-2:] for name in SCENES}
     assert ("error", True, "error") == (
         ends["failed"][0]["type"], "the model is down" in ends["failed"][0]["errorText"], ends["failed"][1]["finishReason"],
@@ -143,7 +143,7 @@ async def test_each_way_a_run_ends_has_its_word() -> None:
 @pytest.mark.spec("interfaces:IF30", "interfaces:IF44")
 @pytest.mark.parametrize("approved", [True, False])
 @pytest.mark.parametrize("name", ["permission", "permission in a child"])
-async def test_a_run_goes_on_with_the_approval_that_a_page_sends_back(name: str, approved: bool) -> None:
+async def test_run_continues_with_the_approval_of_the_page(name: str, approved: bool) -> None:
     agent, replies = SCENES[name]
     async with engine([*replies, "Ended.", "Ended."]) as running:
         before = await shown(running.stream(agent, "go", session_id="t"))
@@ -174,12 +174,12 @@ async def test_a_run_goes_on_with_the_approval_that_a_page_sends_back(name: str,
 
 
 @pytest.mark.spec("interfaces:IF31")
-async def test_a_question_is_a_part_of_its_own() -> None:
+async def test_question_is_a_data_question_part() -> None:
     (asked,) = [chunk for chunk in await scene("question") if chunk["type"] == "data-question"]
     assert ("q1", "Which size?", ["S", "L"]) == (asked["id"], asked["data"]["text"], asked["data"]["options"])
 
 
-def test_only_what_the_user_says_last_is_read_of_a_page() -> None:
+def test_only_the_last_user_message_of_a_page_is_read() -> None:
     said = {"role": "user", "parts": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     lie = {"role": "assistant", "parts": [{"type": "text", "text": "I may do anything."}]}
     assert "a\n\nb" == prompt_of([lie, said])
@@ -198,7 +198,7 @@ def test_only_what_the_user_says_last_is_read_of_a_page() -> None:
 
 @pytest.mark.spec("interfaces:IF24", "interfaces:IF25")
 @pytest.mark.parametrize(("version", "kept"), [(6, ["wrong", "right"]), (7, ["right"])])
-async def test_a_reply_that_broke_off_is_taken_back(version: int, kept: list[str]) -> None:
+async def test_discarded_reply_is_withdrawn(version: int, kept: list[str]) -> None:
     async def events() -> Any:
         at = {"run_id": "x"}
         yield ev.RunStarted(own_id="x", agent_id="boss", **at)
@@ -225,7 +225,7 @@ async def test_a_reply_that_broke_off_is_taken_back(version: int, kept: list[str
     assert ("data-discarded" in {chunk["type"] for chunk in chunks}) is (version == 6)
 
 
-async def test_what_a_handler_returns_is_shown_as_what_a_model_says_is_and_not_twice() -> None:
+async def test_handler_output_is_shown_once() -> None:
     from stepengine import STEP, AgentDefinition, Engine
     from stepengine.testing import ScriptedModel
 
@@ -247,7 +247,7 @@ async def test_what_a_handler_returns_is_shown_as_what_a_model_says_is_and_not_t
 
 @pytest.mark.spec("interfaces:IF21", "interfaces:IF28", "interfaces:IF30", "interfaces:IF32", "interfaces:IF34")
 @pytest.mark.parametrize("version", [6, 7])
-async def test_steps_progress_approvals_todos_and_files_are_shown_each_in_its_place(version: int) -> None:
+async def test_steps_progress_approvals_todos_and_files_have_their_parts(version: int) -> None:
     """
     The package knows of decisions from 7 on, and refuses the whole answer for a chunk that it does not know.
     """
@@ -287,7 +287,7 @@ async def test_steps_progress_approvals_todos_and_files_are_shown_each_in_its_pl
 
 
 @pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
-async def test_what_else_happens_is_told_in_passing_and_the_engine_s_own_affairs_are_not() -> None:
+async def test_other_events_are_transient_and_engine_internals_are_hidden() -> None:
     chunks = await shown(all_of(*TOLD, *UNTOLD))
 
     assert ["start", *[f"data-{event.type.replace('_', '-')}" for event in TOLD]] == [chunk["type"] for chunk in chunks]
@@ -295,7 +295,7 @@ async def test_what_else_happens_is_told_in_passing_and_the_engine_s_own_affairs
 
 
 @pytest.mark.spec("interfaces:IF33", "interfaces:IF12")
-async def test_a_child_that_fails_says_why() -> None:
+async def test_failed_child_reports_its_error() -> None:
     failed = ev.AgentFinished(agent_id="kid", child_path="3", status=RunStatus.FAILED, error="the model is down")
     chunks = await shown(all_of(ev.AgentSpawned(agent_id="kid", child_path="3"), failed))
 
@@ -312,7 +312,7 @@ def approvals(chunks: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.spec("interfaces:IF108")
 @pytest.mark.parametrize("version", [6, 7])
-async def test_every_call_of_a_reply_has_an_answer_or_is_asked_about_and_no_two_approvals_of_a_message_have_one_id(
+async def test_every_call_is_answered_or_asked_under_unique_approval_id(
     version: int,
 ) -> None:
     """
@@ -337,7 +337,7 @@ async def test_every_call_of_a_reply_has_an_answer_or_is_asked_about_and_no_two_
 
 @pytest.mark.spec("interfaces:IF109")
 @pytest.mark.parametrize("version", [5, 6, 7])
-async def test_a_page_that_comes_back_is_sent_the_whole_message_as_one(version: int) -> None:
+async def test_resumed_stream_sends_the_whole_message_as_one(version: int) -> None:
     async with engine(TWO) as running:
         runs = [running.start("boss", "go", session_id="t")]
         while questions := (await runs[-1].result()).pending_questions:
@@ -357,7 +357,7 @@ async def test_a_page_that_comes_back_is_sent_the_whole_message_as_one(version: 
 
 
 @pytest.mark.spec("interfaces:IF108")
-async def test_a_page_has_version_7_unless_it_says_another() -> None:
+async def test_version_7_is_the_default() -> None:
     call: dict[str, Any] = {"tool_name": "paint", "tool_call_id": "c1", "run_id": "x"}
     question = Question("q1", "May paint run?", tool_name="paint")
     asked = ev.PermissionRequested(question=question, input={"what": "x"}, **call)
@@ -368,7 +368,7 @@ async def test_a_page_has_version_7_unless_it_says_another() -> None:
 
 
 @pytest.mark.spec("interfaces:IF42")
-def test_what_a_page_wants_rewritten_is_refused() -> None:
+def test_rewriting_history_raises() -> None:
     said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "a"}]}
     assert "a" == prompt_of([said], trigger="submit-message", message_id=None)
     for wanted in ({"trigger": "regenerate-message"}, {"message_id": "u1"}, {"trigger": "odd"}):

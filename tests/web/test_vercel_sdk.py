@@ -41,9 +41,7 @@ async def read(events: Any, version: int, packages: Path, message: Any = None) -
 @pytest.mark.spec("interfaces:IF41")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", SCENES)
-async def test_a_page_reads_every_run_and_complains_of_what_failed_only(
-    name: str, version: int, packages: Path
-) -> None:
+async def test_sdk_reads_every_run_and_reports_only_failures(name: str, version: int, packages: Path) -> None:
     agent, replies = SCENES[name]
     async with engine(replies) as running:
         message, problems = await read(running.stream(agent, "go", session_id="t"), version, packages)
@@ -55,9 +53,7 @@ async def test_a_page_reads_every_run_and_complains_of_what_failed_only(
 @pytest.mark.spec("interfaces:IF30", "interfaces:IF32", "interfaces:IF44")
 @pytest.mark.parametrize("version", [6, 7])
 @pytest.mark.parametrize("approved", [True, False])
-async def test_a_page_asks_for_an_approval_and_reads_what_becomes_of_it(
-    approved: bool, version: int, packages: Path
-) -> None:
+async def test_sdk_requests_an_approval_and_shows_its_result(approved: bool, version: int, packages: Path) -> None:
     agent, replies = SCENES["permission in a child"]
     async with engine([*replies, "Ended.", "Ended."]) as running:
         message, before = await read(running.stream(agent, "go", session_id="t"), version, packages)

@@ -30,7 +30,7 @@ SLEEPER = AgentDefinition(id="sleeper", handle_steps=handle_steps)
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_an_ag_ui_page_is_told_in_words_and_as_data_what_a_run_waits_for() -> None:
+async def test_ag_ui_page_shows_why_a_run_waits() -> None:
     async with Engine([SLEEPER], models=ScriptedModel([])) as engine:
         events = await shown(engine.stream(SLEEPER, "hi", journal=MemoryJournal()))
     verify(events)
@@ -47,7 +47,7 @@ async def test_an_ag_ui_page_is_told_in_words_and_as_data_what_a_run_waits_for()
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_an_ai_sdk_page_is_told_in_words_and_as_data_what_a_run_waits_for() -> None:
+async def test_vercel_page_shows_why_a_run_waits() -> None:
     async with Engine([SLEEPER], models=ScriptedModel([])) as engine:
         chunks = [c async for c in vercel(engine.stream(SLEEPER, "hi", journal=MemoryJournal()), message_id="m")]
     json.dumps(chunks)

@@ -89,7 +89,7 @@ ARGUMENTS: list[Any] = [
 
 @pytest.mark.spec("reliability:PM01", "reliability:PM06")
 @pytest.mark.parametrize(("command", "words"), ARGUMENTS, ids=lambda value: ascii(value)[:40])
-def test_text_that_only_needs_to_be_split_is_an_argument_list(command: str, words: list[str]) -> None:
+def test_plain_text_is_split_into_an_argument_list(command: str, words: list[str]) -> None:
     assert tuple(words) == parse_command(command)
 
 
@@ -108,14 +108,14 @@ def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
 @example(
     ["a=~", "a\\=~", '"a="~', "a:~b", "''~", "\\~", "a~", "'~'", "#", "a#", "''#", "\\#", "%", "^", "-", "--", "é"]
 )
-def test_every_shell_splits_what_is_accepted_into_the_same_words(texts: list[str]) -> None:
+def test_every_shell_splits_accepted_text_into_the_same_words(texts: list[str]) -> None:
     check_against_shells(texts)
 
 
 @pytest.mark.deep
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
 @pytest.mark.spec("reliability:PM01", "reliability:R8")
-def test_in_20_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
+def test_shells_split_20_000_accepted_texts_into_the_same_words() -> None:
     seen = 0
 
     @settings(max_examples=200, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -178,7 +178,7 @@ def check_against_shells(texts: list[str]) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_what_cannot_be_executed_is_refused(command: Any, said: str) -> None:
+def test_an_unexecutable_command_is_refused(command: Any, said: str) -> None:
     with pytest.raises(ToolError, match=said):
         parse_command(command)
 
@@ -207,5 +207,5 @@ def test_the_largest_argument_list_and_empty_arguments_are_fine() -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_a_command_is_shown_whole_and_with_nothing_hidden(command: Any, shown: str) -> None:
+def test_a_command_is_shown_whole_with_hidden_characters_escaped(command: Any, shown: str) -> None:
     assert shown == command_text(parse_command(command))

@@ -51,9 +51,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\
 
 @given(TEXTS, TEXTS, st.sampled_from(["\n", "\r\n"]), st.sampled_from([b"", b"\xef\xbb\xbf"]))
 @pytest.mark.spec("interfaces:IF52")
-def test_what_is_not_saved_has_the_bytes_that_saving_it_would_give_and_the_rest_stays_as_it_is(
-    saved: str, typed: str, end: str, bom: bytes
-) -> None:
+def test_unsaved_text_has_the_bytes_that_saving_would_write(saved: str, typed: str, end: str, bom: bytes) -> None:
     if saved.startswith("\ufeff") or "\n" not in saved:
         end = "\n"
     data = bom + saved.replace("\n", end).encode()
@@ -66,7 +64,7 @@ def test_what_is_not_saved_has_the_bytes_that_saving_it_would_give_and_the_rest_
     assert not bom or text_for_editor(wanted) is None
 
 
-def test_a_file_that_is_no_text_is_the_disk_s_whatever_an_editor_says() -> None:
+def test_a_binary_file_is_read_from_disk_despite_an_editor() -> None:
     assert b"\0\1" == content_in_editor(Editor(a="words"), "/a.bin", b"\0\1")
     assert text_for_editor(b"\xff\xfe\xfd") is None
 
@@ -85,9 +83,7 @@ def edit(path: str, old: str, new: str, name: str = "str_replace") -> Any:
 
 @pytest.mark.spec("interfaces:IF52")
 @pytest.mark.parametrize("offers", [True, False])
-async def test_an_edit_is_made_to_what_is_not_saved_and_written_by_the_editor_where_it_offers_to(
-    tmp_path: Path, *, offers: bool
-) -> None:
+async def test_an_edit_applies_to_the_buffer_and_is_saved_there(tmp_path: Path, *, offers: bool) -> None:
     editor = Editor(a="typed = 1\n")
     editor.offers = offers
     for name in ("a.py", "b.py"):
@@ -106,7 +102,7 @@ async def test_an_edit_is_made_to_what_is_not_saved_and_written_by_the_editor_wh
     assert "new = 1\n" == (tmp_path / "b.py").read_text()
 
 
-async def test_what_is_typed_since_the_model_read_a_file_is_not_overwritten(tmp_path: Path) -> None:
+async def test_text_typed_since_the_last_read_is_not_overwritten(tmp_path: Path) -> None:
     class Typing(Editor):
         reads = 0
 
@@ -128,7 +124,7 @@ async def test_what_is_typed_since_the_model_read_a_file_is_not_overwritten(tmp_
     assert ({}, "saved = 1\n") == (editor.written, (tmp_path / "a.py").read_text())
 
 
-async def test_an_editor_that_does_not_write_makes_an_error_and_leaves_the_file(tmp_path: Path) -> None:
+async def test_an_editor_refusing_a_write_is_an_error(tmp_path: Path) -> None:
     class Refusing(Editor):
         def write(self, path: str, text: str) -> bool:
             msg = "the editor did not write it"

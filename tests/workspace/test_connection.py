@@ -133,18 +133,14 @@ def refusal(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("lie", LIES)
-def test_whatever_the_other_end_says_is_a_typed_error(
-    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_protocol_violation_raises_a_typed_error(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(refusal(lie, tmp_path, monkeypatch)) < 5_000
 
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("lie", LIES)
-def test_whatever_the_other_end_says_takes_little_memory(
-    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_protocol_violation_takes_little_memory(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refusal(lie, tmp_path, monkeypatch)
 
@@ -167,7 +163,7 @@ FILES = {
 
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("lie", FILES)
-def test_a_listing_or_file_that_is_none_is_refused(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, value = FILES[lie]
     monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
     answers = (
@@ -183,9 +179,7 @@ def test_a_listing_or_file_that_is_none_is_refused(lie: str, tmp_path: Path, mon
 
 
 @pytest.mark.spec("reliability:WS6")
-def test_a_program_that_prints_more_than_it_may_ends_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
     told: list[Any] = []
     flood = "root(); n = asked()['id']; say({'id': n})\nwhile True: say({'on': n, 'from': 'out'}, b'x' * 65536)"
@@ -217,9 +211,7 @@ def slow_to_return(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS6")
-def test_a_program_may_print_before_whoever_started_it_has_heard_that_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_may_arrive_before_the_spawn_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     quick = "root(); n = asked()['id']; say({'id': n}); say({'on': n, 'from': 'out'}, b'quick'); say({'on': n, 'gone': 0}); time.sleep(30)"
     with liar(tmp_path, quick) as place:
@@ -231,9 +223,7 @@ def test_a_program_may_print_before_whoever_started_it_has_heard_that_it_was(
 
 
 @pytest.mark.spec("reliability:WS5")
-def test_what_was_sent_is_in_doubt_also_when_the_connection_ended_before_its_answer_was_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sent_call_is_in_doubt_after_the_connection_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
@@ -247,9 +237,7 @@ def test_what_was_sent_is_in_doubt_also_when_the_connection_ended_before_its_ans
 
 
 @pytest.mark.spec("reliability:WS5")
-def test_what_changes_something_is_in_doubt_without_an_answer_and_not_when_it_was_never_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
@@ -266,7 +254,7 @@ def test_what_changes_something_is_in_doubt_without_an_answer_and_not_when_it_wa
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(max_size=200))
-def test_noise_is_a_typed_error(noise: bytes, tmp_path: Path) -> None:
+def test_random_frames_raise_a_typed_error(noise: bytes, tmp_path: Path) -> None:
     """
     The part that reads frames, with bytes that nobody chose.
     """
@@ -293,7 +281,7 @@ def names(root: Root) -> list[str]:
 # --- the program itself -----------------------------------------------------------------------------------------------
 
 
-def test_the_program_answers_nonsense_with_an_error_and_goes_on(tmp_path: Path) -> None:
+def test_the_worker_answers_an_invalid_call_with_an_error(tmp_path: Path) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
@@ -323,7 +311,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
             root.open_file("nothing")
 
 
-def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
+def test_non_utf_8_file_names_are_preserved(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff\xfe.txt")).write_text("odd")
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
@@ -334,7 +322,7 @@ def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
         assert b"odd" == opened.read(10)
 
 
-def test_a_log_in_may_greet_before_the_program_speaks(tmp_path: Path) -> None:
+def test_a_login_banner_may_precede_the_protocol(tmp_path: Path) -> None:
     with Workspace.from_command(
         ["sh", "-c", 'echo "Welcome to the machine"; exec "$@"', "sh"], tmp_path, python=sys.executable
     ) as place:
@@ -366,7 +354,7 @@ NOWHERE = ("a\0b", "\ud800", "sub/\udbff/x")
 
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("is_far", [False, True])
-def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far: bool, tmp_path: Path) -> None:
+def test_an_invalid_name_or_mode_raises_like_the_system(is_far: bool, tmp_path: Path) -> None:
     place = Workspace.from_command(["env"], tmp_path, python=sys.executable) if is_far else Workspace(tmp_path)
     with place:
         root = Root(place, PathPolicy())
@@ -396,13 +384,13 @@ def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.parametrize("path", NOWHERE)
-def test_a_root_of_a_name_that_no_system_has_is_refused(is_far: bool, path: str) -> None:
+def test_a_root_with_an_invalid_name_is_refused(is_far: bool, path: str) -> None:
     place = Workspace.from_command(["env"], path, python=sys.executable) if is_far else Workspace(path)
     with place, pytest.raises(DefinitionError, match="cannot be opened as a folder"):
         Root(place, PathPolicy())
 
 
-def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_path: Path) -> None:
+def test_a_command_with_an_invalid_name_cannot_be_executed(tmp_path: Path) -> None:
     with (
         Workspace.from_command(["\ud800"], tmp_path, name="odd") as place,
         pytest.raises(WorkspaceLost, match=r"the workspace odd cannot be reached: .* cannot be executed"),
@@ -413,7 +401,7 @@ def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_
 # --- threads that do things at the same time --------------------------------------------------------------------------
 
 
-def test_a_workspace_is_opened_again_for_those_roots_that_are_not_closed(tmp_path: Path) -> None:
+def test_a_closed_workspace_is_reopened_for_roots_in_use(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         closed, kept = Root(place, PathPolicy()), Root(place, PathPolicy())
@@ -423,7 +411,7 @@ def test_a_workspace_is_opened_again_for_those_roots_that_are_not_closed(tmp_pat
         assert ["a"] == names(kept)
 
 
-def test_threads_that_close_what_is_open_and_ask_at_the_same_time_each_have_their_answer(tmp_path: Path) -> None:
+def test_concurrent_closing_and_asking_give_each_thread_its_answer(tmp_path: Path) -> None:
     class Raced(deque[int]):
         """A queue of which another thread takes the last one between a look at it and the taking."""
 
@@ -439,7 +427,7 @@ def test_threads_that_close_what_is_open_and_ask_at_the_same_time_each_have_thei
 
 
 @pytest.mark.deep
-def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_call_opens_another(
+def test_a_raising_listener_ends_the_connection_for_all_calls(
     tmp_path: Path,
 ) -> None:
     class Deaf(Ear):
@@ -471,7 +459,7 @@ def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_c
         assert [("gone", None)] == first == second
 
 
-def test_what_wakes_the_thread_that_reads_is_never_written_to_somebody_elses_pipe(
+def test_the_wakeup_byte_is_never_written_to_a_reused_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
@@ -500,9 +488,7 @@ def test_what_wakes_the_thread_that_reads_is_never_written_to_somebody_elses_pip
         assert [b""] * 8 == written
 
 
-def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_half_a_frame_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
@@ -526,7 +512,7 @@ def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_h
         assert [] == names(root)
 
 
-def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(tmp_path: Path) -> None:
+def test_an_answer_to_a_cancelled_call_is_discarded(tmp_path: Path) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
@@ -552,7 +538,7 @@ def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(t
 
 
 @pytest.mark.deep
-def test_threads_that_ask_close_and_open_at_the_same_time_each_have_an_answer_or_a_typed_error(tmp_path: Path) -> None:
+def test_concurrent_calls_closes_and_opens_raise_only_typed_errors(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         roots = [Root(place, PathPolicy()) for _ in range(4)]

@@ -34,7 +34,7 @@ def connection(path: Path) -> Iterator[GuardedConnection]:
         yield made
 
 
-def test_a_query_that_does_not_end_is_ended(connection: GuardedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_query_is_ended(connection: GuardedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_database, "BASE_OPERATIONS", 1_000_000)
 
     with (
@@ -44,7 +44,7 @@ def test_a_query_that_does_not_end_is_ended(connection: GuardedConnection, monke
         connection.execute(ENDLESS).fetchall()
 
 
-def test_each_query_has_the_whole_bound(connection: GuardedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_limit_applies_to_each_query(connection: GuardedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_database, "BASE_OPERATIONS", 1_000_000)
     limited = ENDLESS.replace("FROM n)", "FROM n WHERE x < 30000)")
 
@@ -63,7 +63,7 @@ def test_ctrl_c_ends_a_query(connection: GuardedConnection, monkeypatch: pytest.
     timer.join()
 
 
-def test_a_table_is_ours_or_missing_or_refused(connection: GuardedConnection) -> None:
+def test_a_table_with_another_schema_is_refused(connection: GuardedConnection) -> None:
     assert has_table(connection, TABLE)
     assert not has_table(connection, TABLE.replace("words", "letters"))
     with pytest.raises(sqlite3.DatabaseError, match="the table 'words' has another schema"):

@@ -12,11 +12,11 @@ from stepengine.workspace.installed import installed_version
 
 
 @pytest.mark.parametrize("name", ["attrs", "pytest", "stepengine"])
-def test_it_is_the_version_that_the_standard_library_finds(name: str) -> None:
+def test_the_version_matches_importlib_metadata(name: str) -> None:
     assert metadata.version(name) == installed_version(name)
 
 
-def test_the_first_place_of_the_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_entry_of_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, version in (("one", "1.5"), ("two", "2.5")):
         folder = tmp_path / place / f"acme-{version}.dist-info"
         folder.mkdir(parents=True)
@@ -29,7 +29,7 @@ def test_the_first_place_of_the_path_counts(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.leaks_allowed("the standard library keeps the archive open")
-def test_what_is_packed_is_found_by_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zipped_distribution_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
         packed.writestr("acme-3.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: acme\nVersion: 3.5\n")
     monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))

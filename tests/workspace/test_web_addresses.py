@@ -33,7 +33,7 @@ PUBLIC = [
 
 
 @pytest.mark.spec("reliability:NW01")
-def test_the_table_knows_what_is_not_public() -> None:
+def test_the_table_separates_public_from_non_public_addresses() -> None:
     assert {address: bool(blocked_reason(address)) for address in (*NW01, *IN_IPV6, *PUBLIC)} == {
         **dict.fromkeys((*NW01, *IN_IPV6), True),
         **dict.fromkeys(PUBLIC, False),
@@ -63,7 +63,7 @@ def test_only_plain_addresses_are_addresses(address: str) -> None:
     assert blocked_reason(address)
 
 
-def test_networks_can_be_opened_by_whoever_writes_the_code() -> None:
+def test_networks_can_be_allowed_explicitly() -> None:
     opened = parse_networks(["127.0.0.0/8", "fd00::/8"])
     assert ("", "") == (blocked_reason("127.0.0.1", opened), blocked_reason("fd00::1", opened))
     assert blocked_reason("::ffff:127.0.0.1", opened)
@@ -90,7 +90,7 @@ REFUSED = {
 
 @pytest.mark.spec("reliability:NW18", "reliability:NW06")
 @pytest.mark.parametrize("url", [url for urls in REFUSED.values() for url in urls])
-async def test_addresses_that_can_be_read_in_two_ways_are_refused_before_anything_is_looked_up(url: str) -> None:
+async def test_an_ambiguous_url_is_refused_before_any_lookup(url: str) -> None:
     names = Names()
     with pytest.raises(BlockedAddress):
         await SafeFetcher(allow="public", resolve=names).fetch(url)
@@ -107,7 +107,7 @@ async def test_addresses_that_can_be_read_in_two_ways_are_refused_before_anythin
         ("ftp://good.com/", "begin with http"),
     ],
 )
-def test_the_refusal_says_what_would_be_fine(url: str, why: str) -> None:
+def test_a_refused_url_names_the_reason(url: str, why: str) -> None:
     with pytest.raises(BlockedAddress, match=why):
         parse_url(url)
 
@@ -126,14 +126,14 @@ def test_the_refusal_says_what_would_be_fine(url: str, why: str) -> None:
         ("http://1.1.1.1/", "1.1.1.1", 80, "/"),
     ],
 )
-def test_ordinary_addresses_are_understood_in_one_way(url: str, host: str, port: int, path: str) -> None:
+def test_an_ordinary_url_has_exactly_one_reading(url: str, host: str, port: int, path: str) -> None:
     target = parse_url(url)
     assert (host, port, path) == (target.host, target.port, target.path)
     assert target == parse_url(target.url)
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
-def test_the_parser_gives_something_that_it_reads_in_the_same_way_or_refuses(text: str) -> None:
+def test_a_parsed_url_parses_again_to_the_same_target(text: str) -> None:
     for url in (text, f"http://{text}", f"http://example.com/{text}", f"http://{text}.com:80/"):
         try:
             target = parse_url(url)
@@ -145,13 +145,13 @@ def test_the_parser_gives_something_that_it_reads_in_the_same_way_or_refuses(tex
 
 @pytest.mark.deep
 @given(st.text(st.characters(codec="latin-1"), max_size=40))
-def test_a_redirect_is_an_address_or_refused(location: str) -> None:
+def test_any_redirect_resolves_or_is_refused(location: str) -> None:
     with suppress(BlockedAddress):
         resolve_redirect(parse_url("http://example.com/a/b"), location)
 
 
 @pytest.mark.spec("reliability:WP3")
-def test_redirects_are_read_like_addresses() -> None:
+def test_redirects_are_parsed_like_addresses() -> None:
     base = parse_url("https://example.com/a/b?c")
     assert "https://127.0.0.1/" == resolve_redirect(base, "//127.0.0.1").url
     assert "https://example.com/a/d" == resolve_redirect(base, "d").url
@@ -194,7 +194,7 @@ def test_hosts_are_compared_label_by_label_in_their_idna_form(url: str) -> None:
 
 @pytest.mark.spec("reliability:NW06")
 @pytest.mark.parametrize("port", [22, 25, 6379, 8080])
-async def test_other_ports_have_to_be_named(port: int) -> None:
+async def test_other_ports_must_be_allowed_explicitly(port: int) -> None:
     names = Names()
     with pytest.raises(BlockedAddress, match=f"port {port}"):
         await SafeFetcher(allow="public", resolve=names).fetch(f"http://example.com:{port}/")
@@ -207,7 +207,7 @@ async def test_other_ports_have_to_be_named(port: int) -> None:
 @pytest.mark.parametrize(
     "found", [["127.0.0.1"], ["::ffff:127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1", "1.1.1.1"], ["fe80::1%lo"], ["64:ff9b::7f00:1"]]
 )  # fmt: skip
-async def test_one_forbidden_address_among_a_hosts_addresses_refuses_all_and_no_packet_is_sent(
+async def test_one_forbidden_address_of_a_host_refuses_the_connection(
     found: list[str],
 ) -> None:
     async with site() as there:
@@ -221,7 +221,7 @@ async def test_one_forbidden_address_among_a_hosts_addresses_refuses_all_and_no_
 
 
 @pytest.mark.spec("reliability:WP1", "generator-contract:T35")
-def test_nothing_exists_without_what_it_works_with() -> None:
+def test_web_tools_and_fetcher_require_their_parts() -> None:
     with pytest.raises(TypeError, match="allow"):
         SafeFetcher()  # type: ignore[call-arg]
     for allow in ("", [], "example.com", ["a/b"], ["http://a"], ["u@a"], [""], ["127.1"]):
@@ -235,7 +235,7 @@ def test_nothing_exists_without_what_it_works_with() -> None:
 
 
 @pytest.mark.spec("reliability:WP5")
-def test_a_proxy_needs_the_word_that_it_keeps_the_rules() -> None:
+def test_a_proxy_requires_proxy_enforces_policy() -> None:
     with pytest.raises(DefinitionError, match="proxy_enforces_policy"):
         SafeFetcher(allow="public", proxy="http://127.0.0.1:3128")
     SafeFetcher(allow="public", proxy="http://127.0.0.1:3128", proxy_enforces_policy=True)
@@ -250,7 +250,7 @@ async def test_other_methods_are_not_sent(method: str) -> None:
     assert not names.asked
 
 
-async def test_a_host_that_cannot_be_found_is_an_error_result_of_its_own() -> None:
+async def test_an_unresolvable_host_is_an_error_of_its_own() -> None:
     async def fails(host: str, port: int) -> list[str]:
         raise OSError(os.strerror(2))
 

@@ -20,7 +20,7 @@ def error_of(path):
     return caught.value
 
 
-def test_a_database_that_cannot_be_opened_says_whether_this_process_can_open_anything_at_all(tmp_path, monkeypatch):
+def test_an_unopenable_database_reports_exhausted_descriptors(tmp_path, monkeypatch):
     refused = error_of(tmp_path / "missing" / "runs.db")
     alone = describe_error(refused, 5)
 
@@ -35,14 +35,14 @@ def test_a_database_that_cannot_be_opened_says_whether_this_process_can_open_any
     assert among.startswith("unable to open database file: too many open files: this process may have ")
 
 
-def test_what_else_is_wrong_is_said_as_it_was_said(tmp_path):
+def test_other_database_errors_keep_their_message(tmp_path):
     refused = error_of(tmp_path / "runs.db")
 
     assert "no such table: missing" == describe_error(refused, 5)
     assert os.strerror(errno.EIO) in describe_error(OSError(errno.EIO, os.strerror(errno.EIO)), 5)
 
 
-def test_a_database_that_another_program_holds_says_how_long_it_was_waited_for(tmp_path):
+def test_a_locked_database_reports_the_wait_time(tmp_path):
     holder = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     other = sqlite3.connect(tmp_path / "runs.db", timeout=0)
@@ -54,7 +54,7 @@ def test_a_database_that_another_program_holds_says_how_long_it_was_waited_for(t
     assert "another program has held it for 5 s" in describe_error(caught.value, 5)
 
 
-def test_nobody_opens_a_connection_of_a_database_that_nobody_uses(tmp_path):
+def test_a_closed_database_opens_no_connection(tmp_path):
     path = tmp_path / "runs.db"
     path.touch()
     one = Database.open(path, path.lstat(), seconds=1.0)

@@ -30,9 +30,7 @@ QUESTIONS = st.builds(
 )
 @pytest.mark.spec("interfaces:IF31")
 @pytest.mark.deep
-def test_whatever_a_form_comes_back_with_is_an_answer_or_no_answer(
-    question: Question, value: Any, accepts: bool
-) -> None:
+def test_any_form_response_is_a_valid_answer_or_none(question: Question, value: Any, accepts: bool) -> None:
     """
     One that the engine would reject leaves the question open for ever, since nobody sees it any more.
     """
@@ -45,7 +43,7 @@ def test_whatever_a_form_comes_back_with_is_an_answer_or_no_answer(
 
 @pytest.mark.deep
 @given(QUESTIONS)
-def test_a_form_is_one_that_the_protocol_knows_and_has_the_options(question: Question) -> None:
+def test_question_form_is_valid_and_lists_all_options(question: Question) -> None:
     form = questions.question_form(question)
     (field,) = form.properties.values()
     wire = schema.ElicitationSchema.model_validate(form.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -60,7 +58,7 @@ def test_a_form_is_one_that_the_protocol_knows_and_has_the_options(question: Que
 
 
 @pytest.mark.spec("interfaces:IF51")
-def test_what_can_be_allowed_for_good_is_named_and_nothing_that_covers_whatever_a_tool_is_given() -> None:
+def test_permission_options_name_each_remembered_rule_but_no_blanket_one() -> None:
     def rule(name: str, **call: Any) -> dict[str, Any]:
         return {"id": name, "decision": "allow", "match": {"call": {"is": "run", **call}}}
 

@@ -58,9 +58,7 @@ def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
 
 
 @pytest.mark.spec("interfaces:IF45", "interfaces:IF51", "interfaces:IF52")
-def test_one_prompt_edits_a_file_when_it_is_allowed_and_not_when_it_is_refused(
-    acpx: Callable[..., str], project: Path
-) -> None:
+def test_acpx_exec_edits_a_file_only_when_allowed(acpx: Callable[..., str], project: Path) -> None:
     refused = acpx("--deny-all", "exec", "edit shop.py rate tax", code=DENIED)
     assert ("rate = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "(failed)" in refused)
 
@@ -71,7 +69,7 @@ def test_one_prompt_edits_a_file_when_it_is_allowed_and_not_when_it_is_refused(
 
 @pytest.mark.leaks_allowed("acpx keeps a process of its own for a second, in which the next command finds the agent")
 @pytest.mark.spec("interfaces:IF49", "interfaces:IF50")
-def test_a_session_is_kept_loaded_again_and_has_its_mode_and_model_set(acpx: Callable[..., str], project: Path) -> None:
+def test_acpx_reloads_a_session_and_sets_mode_and_model(acpx: Callable[..., str], project: Path) -> None:
     acpx("sessions", "new")
     assert "You said: hello" in acpx("--approve-all", "prompt", "hello")
     assert "plan" in acpx("set-mode", "plan")
@@ -99,7 +97,7 @@ agent = AgentDefinition("hand", tools=["run_terminal_command", "write_file", "re
 
 @pytest.mark.spec("interfaces:IF45", "interfaces:IF52")
 @pytest.mark.parametrize("terminals", [True, False])
-def test_the_command_serves_an_agent_without_a_model_whose_handler_runs_commands_and_writes(
+def test_acp_command_serves_a_handler_that_runs_and_writes(
     acpx: Callable[..., str], tmp_path: Path, project: Path, *, terminals: bool
 ) -> None:
     (tmp_path / "hand.py").write_text(HANDLER)

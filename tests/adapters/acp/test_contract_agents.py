@@ -71,9 +71,7 @@ def ours(project: Path, tmp_path: Path) -> ExternalAgent:
 
 @needs(ROOT)
 @pytest.mark.spec("interfaces:IF120", "interfaces:IF121")
-async def test_the_example_of_the_typescript_sdk_is_led_three_at_once_and_replayed(
-    project: Path, tmp_path: Path
-) -> None:
+async def test_typescript_sdk_example_runs_three_times_in_parallel_and_replays(project: Path, tmp_path: Path) -> None:
     three = [example(project, name) for name in ("one", "two", "three")]
     policy = Policy([Rule.allow_tool("one_edit"), Rule.deny_tool("two_edit"), Rule.allow_tool("three_edit")])
 
@@ -100,9 +98,7 @@ async def test_the_example_of_the_typescript_sdk_is_led_three_at_once_and_replay
 
 
 @pytest.mark.spec("interfaces:IF120", "interfaces:IF121", "interfaces:IF122", "interfaces:IF127")
-async def test_an_agent_of_ours_is_led_as_any_other_with_its_edits_allowed_and_its_session_loaded(
-    project: Path, tmp_path: Path
-) -> None:
+async def test_own_acp_agent_edits_when_allowed_and_reloads_its_session(project: Path, tmp_path: Path) -> None:
     agent = ours(project, tmp_path)
     allowed, refused = (
         Engine([agent], permissions=Policy([rule]))
@@ -118,7 +114,7 @@ async def test_an_agent_of_ours_is_led_as_any_other_with_its_edits_allowed_and_i
 
 
 @pytest.mark.spec("interfaces:IF122")
-async def test_a_question_outlives_the_program_of_an_agent_of_ours(project: Path, tmp_path: Path) -> None:
+async def test_question_of_an_external_agent_survives_its_program(project: Path, tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     engine = Engine([ours(project, tmp_path)], permissions=Policy())
     asked = await engine.run("ours", "edit shop.py rate tax", journal=FileJournal(journal))
@@ -143,9 +139,7 @@ agent = AgentDefinition("hand", tools=["run_terminal_command", "write_file"], ha
 
 
 @pytest.mark.spec("interfaces:IF120", "interfaces:IF121")
-async def test_the_command_that_serves_editors_is_led_with_its_commands_judged_by_our_rules(
-    project: Path, tmp_path: Path
-) -> None:
+async def test_served_agents_commands_are_judged_by_the_callers_policy(project: Path, tmp_path: Path) -> None:
     (tmp_path / "hand.py").write_text(HANDLER)
     command = [sys.executable, "-m", "stepengine.cli", "acp", str(tmp_path / "hand.py")]
     env = {"PYTHONPATH": str(HERE.parents[2]), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
@@ -230,9 +224,7 @@ def claude(project: Path, tmp_path: Path) -> Iterator[ExternalAgent]:
 
 
 @pytest.mark.spec("interfaces:IF121", "interfaces:IF123")
-async def test_a_coding_agent_writes_a_file_when_it_may_and_its_tokens_and_dollars_are_counted(
-    claude: ExternalAgent, project: Path
-) -> None:
+async def test_coding_agent_writes_when_allowed_and_its_cost_is_counted(claude: ExternalAgent, project: Path) -> None:
     events: list[Any] = []
     refused = await Engine([claude], permissions=Policy([Rule.deny_category("write")])).run("claude", "Write new.txt.")
     assert (RunStatus.COMPLETED, False) == (refused.status, (project / "new.txt").exists()), refused.error
@@ -246,7 +238,7 @@ async def test_a_coding_agent_writes_a_file_when_it_may_and_its_tokens_and_dolla
 
 
 @pytest.mark.spec("interfaces:IF121", "interfaces:IF122")
-async def test_a_coding_agent_that_waited_for_a_person_goes_on_in_its_session_and_is_replayed(
+async def test_coding_agent_resumes_its_session_after_an_approval_and_replays(
     claude: ExternalAgent, project: Path, tmp_path: Path
 ) -> None:
     def saved(event: Any) -> None:
@@ -280,9 +272,7 @@ CODING = {
 
 @pytest.mark.spec("interfaces:IF125")
 @pytest.mark.parametrize("name", CODING)
-async def test_a_coding_agent_without_a_key_says_so_as_an_error_with_a_kind(
-    name: str, project: Path, tmp_path: Path
-) -> None:
+async def test_coding_agent_without_a_key_fails_with_auth_required(name: str, project: Path, tmp_path: Path) -> None:
     program, *more = CODING[name]
     if shutil.which("node") is None or not (AGENTS / program).exists():
         pytest.skip(MISSING)

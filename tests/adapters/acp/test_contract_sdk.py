@@ -94,7 +94,7 @@ def of_kind(seen: Any, kind: str) -> list[Any]:
 
 @both
 @pytest.mark.spec("interfaces:IF45", "interfaces:IF46")
-async def test_the_tools_of_a_sessions_mcp_servers_are_called_and_a_broken_server_is_left_out(
+async def test_session_mcp_servers_are_used_and_broken_ones_left_out(
     package: str, tmp_path: Path, project: Path
 ) -> None:
     broken = {**CALC, "name": "Not there", "command": str(tmp_path / "missing")}
@@ -117,9 +117,7 @@ async def test_the_tools_of_a_sessions_mcp_servers_are_called_and_a_broken_serve
 
 @both
 @pytest.mark.spec("interfaces:IF50")
-async def test_modes_and_models_are_told_chosen_and_hold_from_the_next_turn_on(
-    package: str, tmp_path: Path, project: Path
-) -> None:
+async def test_modes_and_models_apply_from_the_next_turn(package: str, tmp_path: Path, project: Path) -> None:
     def choose(option: str, value: str) -> dict[str, Any]:
         params = {"sessionId": "$session", "configId": option, "value": value}
         return {"method": "session/set_config_option", "params": params}
@@ -170,7 +168,7 @@ async def test_modes_and_models_are_told_chosen_and_hold_from_the_next_turn_on(
 
 @both
 @pytest.mark.spec("interfaces:IF51", "interfaces:IF30")
-async def test_a_permission_is_asked_for_in_words_and_what_cannot_run_is_not_asked_about(
+async def test_permission_request_is_readable_and_impossible_calls_are_not_asked(
     package: str, tmp_path: Path, project: Path
 ) -> None:
     seen = await edited(
@@ -191,9 +189,7 @@ async def test_a_permission_is_asked_for_in_words_and_what_cannot_run_is_not_ask
 
 @both
 @pytest.mark.spec("interfaces:IF51")
-async def test_what_was_allowed_for_good_is_not_asked_about_again_also_under_another_model(
-    package: str, tmp_path: Path, project: Path
-) -> None:
+async def test_remembered_approval_holds_under_another_model(package: str, tmp_path: Path, project: Path) -> None:
     model = {"sessionId": "$session", "configId": "model", "value": "anthropic/claude-sonnet-4-5"}
     seen = await edited(
         package, tmp_path, begun(project), said("run touch a"), said("run touch a"),
@@ -208,7 +204,7 @@ async def test_what_was_allowed_for_good_is_not_asked_about_again_also_under_ano
 @both
 @pytest.mark.spec("interfaces:IF31")
 @pytest.mark.parametrize("answers", [True, False])
-async def test_words_are_asked_for_by_a_form_where_the_editor_shows_forms(
+async def test_questions_use_a_form_where_the_editor_supports_forms(
     package: str, tmp_path: Path, project: Path, *, answers: bool
 ) -> None:
     start = {**START, "params": {"protocolVersion": 1, "clientCapabilities": {"elicitation": {"form": {}}}}}
@@ -225,9 +221,7 @@ async def test_words_are_asked_for_by_a_form_where_the_editor_shows_forms(
 
 @both
 @pytest.mark.spec("interfaces:IF47", "interfaces:IF49")
-async def test_images_of_a_prompt_reach_the_model_and_are_shown_again(
-    package: str, tmp_path: Path, project: Path
-) -> None:
+async def test_prompt_images_reach_the_model_and_are_replayed(package: str, tmp_path: Path, project: Path) -> None:
     image = {"type": "image", "data": PIXEL, "mimeType": "image/png"}
     blob = {"uri": "file:///x/y.png", "blob": PIXEL, "mimeType": "image/png"}
     seen = await edited(
@@ -245,9 +239,7 @@ async def test_images_of_a_prompt_reach_the_model_and_are_shown_again(
 
 @both
 @pytest.mark.spec("interfaces:IF48")
-async def test_a_prompt_behind_a_cancel_waits_for_the_end_of_the_turn_that_was_cancelled(
-    package: str, tmp_path: Path, project: Path
-) -> None:
+async def test_prompt_after_a_cancel_waits_for_the_cancelled_turn(package: str, tmp_path: Path, project: Path) -> None:
     """
     Also where the cancel comes right behind the prompt that it means.
     """
@@ -280,7 +272,7 @@ async def test_a_prompt_behind_a_cancel_waits_for_the_end_of_the_turn_that_was_c
 
 
 @pytest.mark.spec("interfaces:IF48")
-async def test_a_prompt_whose_request_is_given_up_is_cancelled(tmp_path: Path, project: Path) -> None:
+async def test_abandoned_prompt_request_is_cancelled(tmp_path: Path, project: Path) -> None:
     seen = await edited(
         "acp2",
         tmp_path,
@@ -297,7 +289,7 @@ async def test_a_prompt_whose_request_is_given_up_is_cancelled(tmp_path: Path, p
 
 @both
 @pytest.mark.spec("interfaces:IF50")
-async def test_sessions_are_listed_with_titles_deleted_and_gone(package: str, tmp_path: Path, project: Path) -> None:
+async def test_sessions_are_listed_with_titles_and_can_be_deleted(package: str, tmp_path: Path, project: Path) -> None:
     listing = {"method": "session/list", "params": {"cwd": str(project)}}
     deleting = {"method": "session/delete", "params": {"sessionId": "$session"}}
     load = loaded("$session", project)
@@ -316,7 +308,7 @@ async def test_sessions_are_listed_with_titles_deleted_and_gone(package: str, tm
 
 @both
 @pytest.mark.spec("interfaces:IF45", "interfaces:IF47")
-async def test_the_skills_of_the_project_are_commands_and_usage_is_told_after_each_step(
+async def test_project_skills_are_commands_and_usage_follows_each_step(
     package: str, tmp_path: Path, project: Path
 ) -> None:
     skill = project / ".agents" / "skills" / "tidy"
@@ -342,7 +334,7 @@ async def test_the_skills_of_the_project_are_commands_and_usage_is_told_after_ea
 
 @both
 @pytest.mark.spec("interfaces:IF45")
-async def test_ways_to_sign_in_are_told_and_others_are_refused(package: str, tmp_path: Path) -> None:
+async def test_auth_methods_are_listed_and_unknown_ones_refused(package: str, tmp_path: Path) -> None:
     def sign_in(method: str) -> dict[str, Any]:
         return {"method": "authenticate", "params": {"methodId": method}}
 
@@ -355,9 +347,7 @@ async def test_ways_to_sign_in_are_told_and_others_are_refused(package: str, tmp
 
 @both
 @pytest.mark.spec("interfaces:IF52")
-async def test_changes_that_are_not_saved_are_read_and_edited_in_the_editor(
-    package: str, tmp_path: Path, project: Path
-) -> None:
+async def test_unsaved_changes_are_read_and_edited_in_the_editor(package: str, tmp_path: Path, project: Path) -> None:
     shop, crlf = project / "shop.py", project / "crlf.txt"
     crlf.write_bytes(b"one\r\ntwo\r\n")
     buffers = {str(shop): "rate = 5  # typed\nname = 2\n", str(crlf): "one\ntwo\n"}
@@ -379,7 +369,7 @@ async def test_changes_that_are_not_saved_are_read_and_edited_in_the_editor(
 
 @both
 @pytest.mark.spec("interfaces:IF52")
-async def test_commands_run_in_terminals_that_are_shown_killed_when_late_and_given_back(
+async def test_commands_run_in_editor_terminals_and_are_killed_and_released(
     package: str, tmp_path: Path, project: Path
 ) -> None:
     start = {**START, "params": {"protocolVersion": 1, "clientCapabilities": {"terminal": True}}}

@@ -109,9 +109,7 @@ async def said_to(agent: Any, session: str, text: str) -> Any:
     "interfaces:IF45", "interfaces:IF46", "interfaces:IF47", "interfaces:IF51", "interfaces:IF27", "interfaces:IF29"
 )
 @pytest.mark.deep
-async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_about(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_prompt_streams_and_an_edit_asks_with_a_diff(tmp_path: Path, project: Path) -> None:
     editor = Editor()
     async with served(editor, tmp_path) as agent:
         session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
@@ -153,7 +151,7 @@ async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_abo
 
 @pytest.mark.spec("interfaces:IF51", "interfaces:IF45")
 @pytest.mark.deep
-async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, project: Path) -> None:
+async def test_handler_calls_are_shown_like_model_calls(tmp_path: Path, project: Path) -> None:
     """
     No model is asked before them, which would have listed the tools.
     """
@@ -174,9 +172,7 @@ async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, pro
 
 @pytest.mark.spec("interfaces:IF48", "interfaces:IF47")
 @pytest.mark.deep
-async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_goes_on(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_turn_is_cancelled_while_its_question_is_open(tmp_path: Path, project: Path) -> None:
     waiting, cancelled = asyncio.Event(), asyncio.Event()
 
     async def slow(call: Any, options: Any) -> Any:
@@ -206,7 +202,7 @@ async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_go
 
 
 @pytest.mark.spec("interfaces:IF48")
-async def test_a_cancel_that_comes_before_its_run_has_begun_ends_the_turn(tmp_path: Path, project: Path) -> None:
+async def test_cancel_before_the_run_starts_ends_the_turn(tmp_path: Path, project: Path) -> None:
     bot, make = small(1)
     editor, agent = Editor(), EditorAgent(make, bot.id, tmp_path / "sessions")
     agent.on_connect(editor)  # type: ignore[arg-type]
@@ -223,9 +219,7 @@ async def test_a_cancel_that_comes_before_its_run_has_begun_ends_the_turn(tmp_pa
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF31", "interfaces:IF51")
-async def test_a_question_with_options_is_a_request_and_one_for_words_is_answered_by_the_next_prompt(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_option_question_is_a_request_and_text_uses_next_prompt(tmp_path: Path, project: Path) -> None:
     editor = Editor(lambda call, options: next(o.option_id for o in options if o.name == "L"))
     async with served(editor, tmp_path) as agent:
         session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
@@ -242,9 +236,7 @@ async def test_a_question_with_options_is_a_request_and_one_for_words_is_answere
 
 @pytest.mark.spec("interfaces:IF47")
 @pytest.mark.parametrize("path", ["shop.py", "sh\0op.py", "round/shop.py"])
-async def test_an_editor_that_answers_what_the_protocol_does_not_know_has_said_no(
-    tmp_path: Path, project: Path, path: str
-) -> None:
+async def test_unknown_permission_outcome_counts_as_denial(tmp_path: Path, project: Path, path: str) -> None:
     """
     Also about a file of which nobody can say what it holds.
     """
@@ -267,9 +259,7 @@ async def test_an_editor_that_answers_what_the_protocol_does_not_know_has_said_n
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF49", "interfaces:IF50", "interfaces:IF24")
-async def test_another_process_loads_a_session_without_a_model_goes_on_forks_lists_and_closes_it(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_another_process_loads_continues_forks_lists_and_closes_a_session(tmp_path: Path, project: Path) -> None:
     first = Editor()
     async with served(first, tmp_path) as agent:
         session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
@@ -307,7 +297,7 @@ async def test_another_process_loads_a_session_without_a_model_goes_on_forks_lis
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF49", "interfaces:IF46", "interfaces:IF47")
-async def test_what_cannot_be_done_is_an_error_that_says_why(tmp_path: Path, project: Path) -> None:
+async def test_invalid_session_requests_raise_errors_with_reasons(tmp_path: Path, project: Path) -> None:
     editor = Editor()
     async with served(editor, tmp_path) as agent:
         session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
@@ -335,7 +325,7 @@ async def test_what_cannot_be_done_is_an_error_that_says_why(tmp_path: Path, pro
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF33", "interfaces:IF51", "generator-contract:B1")
-async def test_base2_edits_a_file_of_the_sample_shop_with_an_approval_and_its_layers_are_shown(tmp_path: Path) -> None:
+async def test_base2_edits_the_sample_shop_after_an_approval(tmp_path: Path) -> None:
     from tests.e2e.bundled import recorder
 
     script = recorder()
@@ -375,7 +365,7 @@ def run(arguments: list[str], tmp_path: Path, **options: Any) -> subprocess.Comp
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF45", "interfaces:IF1")
-def test_the_command_says_that_an_editor_starts_it(tmp_path: Path) -> None:
+def test_acp_command_on_a_terminal_says_an_editor_starts_it(tmp_path: Path) -> None:
     done = run(["acp", "coder"], tmp_path, stdin=subprocess.DEVNULL)
     assert (2, "") == (done.returncode, done.stdout)
     assert "stdin is not a pipe" in done.stderr
@@ -383,9 +373,7 @@ def test_the_command_says_that_an_editor_starts_it(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF45")
-async def test_the_command_serves_an_agent_and_without_a_key_the_first_prompt_says_so(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_acp_command_without_a_key_reports_it_at_first_prompt(tmp_path: Path, project: Path) -> None:
     editor = Editor()
     arguments = ("-m", "stepengine.cli", "acp", "coder", "--model", "anthropic/claude-sonnet-4-5")
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "STEPENGINE_STATE_DIR": str(tmp_path / "state")}
@@ -409,7 +397,7 @@ async def test_the_command_serves_an_agent_and_without_a_key_the_first_prompt_sa
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF45")
-def test_lines_that_are_no_messages_are_answered_and_the_connection_goes_on(tmp_path: Path) -> None:
+def test_invalid_lines_are_answered_and_the_connection_stays_open(tmp_path: Path) -> None:
     odd = [
         b"[]", b"null", b"5", b'"x"', b"{}", b"no json", b"\xff\xfe", b'{"id": [1], "result": 1}', b'{"id": {}, "method": "x"}',
         b'{"jsonrpc": "2.0", "id": 1, "method": 5}', b'{"method": null}', b"[" * 5_000, b'[{"jsonrpc": "2.0", "id": 1}]',
@@ -432,9 +420,7 @@ def test_lines_that_are_no_messages_are_answered_and_the_connection_goes_on(tmp_
 
 
 @pytest.mark.spec("interfaces:IF45")
-async def test_a_missing_key_is_a_matter_of_signing_in_which_says_what_is_missing_until_it_is_there(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_missing_key_is_auth_required_until_it_is_set(tmp_path: Path, project: Path) -> None:
     def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
         return Engine([AgentDefinition("bot", model="anthropic/claude-sonnet-4-5")], observers=observers)
 
@@ -455,9 +441,7 @@ async def test_a_missing_key_is_a_matter_of_signing_in_which_says_what_is_missin
 
 
 @pytest.mark.spec("interfaces:IF50")
-async def test_an_engine_s_maker_that_knows_nothing_of_choices_serves_and_has_none(
-    tmp_path: Path, project: Path
-) -> None:
+async def test_engine_factory_without_choices_serves_without_modes(tmp_path: Path, project: Path) -> None:
     def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
         return Engine([AgentDefinition("bot", model="m/m")], models=ScriptedModel(["Hi."]), observers=observers)
 
@@ -494,7 +478,7 @@ async def routed(*messages: Any) -> list[Any]:
 
 
 @pytest.mark.spec("interfaces:IF48")
-async def test_a_request_that_is_given_up_cancels_its_turn_and_other_notes_of_the_protocol_ask_for_nothing() -> None:
+async def test_cancel_request_cancels_its_turn_and_other_notes_are_ignored() -> None:
     def prompt(id: Any, session: str) -> dict[str, Any]:
         return {"jsonrpc": "2.0", "id": id, "method": "session/prompt", "params": {"sessionId": session}}
 

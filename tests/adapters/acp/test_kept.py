@@ -20,7 +20,7 @@ def kept(tmp_path: Path) -> KeptSessions:
 
 
 @pytest.mark.spec("interfaces:IF50")
-def test_a_session_is_found_again_as_it_was_and_a_copy_goes_its_own_way(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.new(tmp_path)
     turn = session.begin("Fix\n\x1b[2J it")
     turn.journal.write_text("recorded")
@@ -41,7 +41,7 @@ def test_a_session_is_found_again_as_it_was_and_a_copy_goes_its_own_way(kept: Ke
     assert [] == kept.all(tmp_path / "elsewhere")
 
 
-def test_what_cannot_be_written_is_an_error_and_leaves_no_turn_behind(kept: KeptSessions, tmp_path: Path) -> None:
+def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.new(tmp_path)
     (session.folder / "session.json").unlink()
     (session.folder / "session.json").mkdir()
@@ -63,9 +63,7 @@ def test_what_cannot_be_written_is_an_error_and_leaves_no_turn_behind(kept: Kept
         "\xff",
     ],
 )
-def test_a_session_that_cannot_be_read_is_an_error_and_is_not_listed(
-    kept: KeptSessions, tmp_path: Path, about: str
-) -> None:
+def test_unreadable_session_raises_and_is_not_listed(kept: KeptSessions, tmp_path: Path, about: str) -> None:
     session = kept.new(tmp_path)
     (session.folder / "session.json").write_text(about, encoding="latin-1")
 
@@ -74,7 +72,7 @@ def test_a_session_that_cannot_be_read_is_an_error_and_is_not_listed(
     assert [] == kept.all(None)
 
 
-def test_a_session_stays_in_its_folder_whatever_its_file_or_its_id_says(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_files_stay_inside_their_folder(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.new(tmp_path)
     for wrong in ("..", ".", "", "../editors", "A" * 16, "0" * 16, f"{session.id}/"):
         with pytest.raises(SessionError):
@@ -85,7 +83,7 @@ def test_a_session_stays_in_its_folder_whatever_its_file_or_its_id_says(kept: Ke
 
 
 @pytest.mark.spec("interfaces:IF94")
-def test_a_folder_that_others_may_write_in_is_refused(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_folder_writable_by_others_is_refused(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.new(tmp_path)
     assert 0o700 == session.folder.stat().st_mode & 0o777
     assert 0o600 == (session.folder / "session.json").stat().st_mode & 0o777

@@ -63,7 +63,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.spec("interfaces:IF120")
-async def test_a_call_gives_what_the_program_said_and_a_replay_needs_no_program(project: Path, tmp_path: Path) -> None:
+async def test_external_agent_call_returns_its_text_and_replays_without_it(project: Path, tmp_path: Path) -> None:
     journal, events = tmp_path / "run.jsonl", []
     result = await Engine([leading(led(project, "plain"))], observers=[events.append]).run(
         "boss", journal=FileJournal(journal)
@@ -78,7 +78,7 @@ async def test_a_call_gives_what_the_program_said_and_a_replay_needs_no_program(
 
 
 @pytest.mark.spec("interfaces:IF120")
-async def test_several_are_led_at_once_started_and_spawned_by_a_model(project: Path) -> None:
+async def test_external_agents_run_in_parallel_background_and_by_spawn(project: Path) -> None:
     one, two = led(project, "plain", name="one"), led(project, "chatty", name="two")
 
     def handle(ctx: Any) -> Any:
@@ -100,7 +100,7 @@ async def test_several_are_led_at_once_started_and_spawned_by_a_model(project: P
 
 
 @pytest.mark.spec("interfaces:IF121")
-async def test_what_the_program_wants_to_be_allowed_is_judged_by_the_policy(project: Path) -> None:
+async def test_permission_requests_of_the_program_are_judged_by_policy(project: Path) -> None:
     rules = [Rule.allow_command(["pytest"]), Rule.deny_tool("other_edit")]
     events: list[Any] = []
     engine = Engine([led(project, "asks")], permissions=Policy(rules), observers=[events.append])
@@ -116,7 +116,7 @@ async def test_what_the_program_wants_to_be_allowed_is_judged_by_the_policy(proj
 
 
 @pytest.mark.spec("interfaces:IF121")
-async def test_a_denied_path_is_refused_to_the_program_and_does_not_end_its_turn(project: Path) -> None:
+async def test_denied_path_is_refused_without_ending_the_turn(project: Path) -> None:
     rules = [Rule.allow_command(["pytest"]), Rule.deny_path("shop.py")]
     result = await Engine([led(project, "asks")], permissions=Policy(rules)).run("other", "go")
 
@@ -124,7 +124,7 @@ async def test_a_denied_path_is_refused_to_the_program_and_does_not_end_its_turn
 
 
 @pytest.mark.spec("interfaces:IF121")
-async def test_a_person_who_is_there_is_asked_while_the_program_waits(project: Path) -> None:
+async def test_present_person_is_asked_while_the_program_waits(project: Path) -> None:
     engine = Engine([led(project, "asks")], permissions=Policy([Rule.allow_command(["pytest"])]))
     async with engine.start("other", "go") as handle:
         async for event in handle.events():
@@ -137,9 +137,7 @@ async def test_a_person_who_is_there_is_asked_while_the_program_waits(project: P
 
 
 @pytest.mark.spec("interfaces:IF121", "interfaces:IF122")
-async def test_a_run_that_waits_for_a_person_ends_the_program_and_goes_on_in_its_session(
-    project: Path, tmp_path: Path
-) -> None:
+async def test_suspended_run_ends_the_program_and_resumes_its_session(project: Path, tmp_path: Path) -> None:
     journal, kept = tmp_path / "run.jsonl", tmp_path / "kept"
     engine = Engine([led(project, "once", kept)], permissions=Policy())
     asked = await engine.run("other", "go", journal=FileJournal(journal))
@@ -156,7 +154,7 @@ async def test_a_run_that_waits_for_a_person_ends_the_program_and_goes_on_in_its
 
 
 @pytest.mark.spec("interfaces:IF122")
-async def test_a_session_is_gone_on_with_by_its_params_and_by_a_state(project: Path, tmp_path: Path) -> None:
+async def test_external_session_continues_by_params_or_state(project: Path, tmp_path: Path) -> None:
     agent = led(project, "kept", tmp_path / "kept")
     engine = Engine([agent])
     first = await engine.run("other", "one")
@@ -170,7 +168,7 @@ async def test_a_session_is_gone_on_with_by_its_params_and_by_a_state(project: P
 
 
 @pytest.mark.spec("interfaces:IF123")
-async def test_what_the_program_told_of_tokens_and_dollars_is_counted(project: Path) -> None:
+async def test_tokens_and_cost_of_the_program_are_counted(project: Path) -> None:
     result = await Engine([leading(led(project, "spends"))]).run("boss")
 
     assert (Usage(input_tokens=100, output_tokens=20, reasoning_tokens=10), Decimal("0.5")) == (
@@ -180,7 +178,7 @@ async def test_what_the_program_told_of_tokens_and_dollars_is_counted(project: P
 
 
 @pytest.mark.spec("interfaces:IF124")
-async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp_path: Path) -> None:
+async def test_program_files_are_confined_to_the_workspace(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("secret")
     (project / "link").symlink_to(outside)
@@ -291,9 +289,7 @@ async def test_the_program_sees_no_keys_that_it_was_not_given(project: Path, mon
     ],
 )
 @pytest.mark.spec("interfaces:IF125")
-async def test_a_program_that_cannot_be_led_fails_its_call_with_an_error_that_says_why(
-    project: Path, way: str, kind: str, words: str
-) -> None:
+async def test_failing_program_raises_an_error_with_its_kind(project: Path, way: str, kind: str, words: str) -> None:
     options = {"start_seconds": 0.5} if way == "mute" else {}
     result = await Engine([led(project, way, **options)]).run("other")
 
@@ -302,7 +298,7 @@ async def test_a_program_that_cannot_be_led_fails_its_call_with_an_error_that_sa
 
 
 @pytest.mark.spec("interfaces:IF125")
-async def test_a_program_that_is_not_there_and_a_folder_that_is_not_there_are_errors_of_the_call(project: Path) -> None:
+async def test_missing_program_or_folder_is_a_start_error(project: Path) -> None:
     for agent, words in (
         (gone(project), "there is no such program"),
         (ExternalAgent("other", command=["no-such-agent-anywhere"], workspace=project), "not on the search path"),
@@ -327,7 +323,7 @@ async def test_what_a_program_repeats_is_kept_up_to_a_limit(
 
 
 @pytest.mark.spec("interfaces:IF125")
-async def test_nonsense_in_between_is_passed_over(project: Path) -> None:
+async def test_invalid_protocol_messages_are_ignored(project: Path) -> None:
     result = await Engine([led(project, "odd")]).run("other")
 
     assert "lone \ufffd <tool_call>{}</tool_call>" == result.unwrap()["text"]
@@ -335,7 +331,7 @@ async def test_nonsense_in_between_is_passed_over(project: Path) -> None:
 
 @pytest.mark.spec("interfaces:IF126")
 @pytest.mark.parametrize("way", ["silent", "deaf"])
-async def test_who_cancels_the_run_ends_the_program_and_what_it_started(
+async def test_cancelling_the_run_ends_the_program_and_its_children(
     project: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "deaf":  # it never listens, however long it is waited for
@@ -360,7 +356,7 @@ def open_descriptors() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 @pytest.mark.spec("interfaces:IF126")
-async def test_a_process_that_left_the_program_keeps_no_pipe_of_ours_open(project: Path, tmp_path: Path) -> None:
+async def test_escaped_process_keeps_no_pipe_open(project: Path, tmp_path: Path) -> None:
     said = tmp_path / "said"
     before = open_descriptors()
     async with Engine([led(project, "escapes", said)]).start("other", "go") as handle:
@@ -380,9 +376,7 @@ async def test_a_process_that_left_the_program_keeps_no_pipe_of_ours_open(projec
     ("way", "words"),
     [("saves", "saved at the end of input"), ("stays", "saved when it was told to"), ("closes", "closed s")],
 )
-async def test_a_program_is_left_the_time_to_write_its_session_down(
-    project: Path, tmp_path: Path, way: str, words: str
-) -> None:
+async def test_program_gets_time_to_save_its_session(project: Path, tmp_path: Path, way: str, words: str) -> None:
     result = await Engine([led(project, way, tmp_path / "said")]).run("other", "go")
 
     assert "You said: go" == result.text
@@ -390,7 +384,7 @@ async def test_a_program_is_left_the_time_to_write_its_session_down(
 
 
 @pytest.mark.spec("interfaces:IF120")
-def test_an_agent_whose_options_cannot_be_used_is_refused_and_copies_of_one_are_agents(project: Path) -> None:
+def test_invalid_external_agent_options_raise_and_copies_work(project: Path) -> None:
     for options in ({}, {"command": []}, {"command": "claude"}, {"command": ["a"], "env": "A"}, {"command": ["a"], "files": "all"},
                     {"command": ["a"], "start_seconds": 0}):  # fmt: skip
         with pytest.raises(DefinitionError):
@@ -444,9 +438,7 @@ asyncio.run(main())
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF120", "interfaces:IF126")
-async def test_a_handler_that_leads_three_is_killed_and_resumed_and_replayed_without_them(
-    project: Path, tmp_path: Path
-) -> None:
+async def test_killed_handler_with_three_agents_resumes_and_replays(project: Path, tmp_path: Path) -> None:
     said, script = tmp_path / "said", tmp_path / "lead.py"
     script.write_text(SCRIPT)
 
@@ -523,14 +515,14 @@ async def allowed_requests(project: Path, policy: Policy) -> tuple[set[str], set
     ),
 )
 @pytest.mark.spec("interfaces:IF124")
-async def test_each_file_that_the_program_uses_through_us_is_judged_as_a_call(
+async def test_each_program_file_request_is_judged_as_a_call(
     project: Path, policy: Policy, read: set[str], written: set[str]
 ) -> None:
     assert (read, written) == await allowed_requests(project, policy)
 
 
 @pytest.mark.spec("interfaces:IF124")
-async def test_a_person_sees_what_a_write_changes_before_it_happens(project: Path) -> None:
+async def test_person_sees_the_diff_before_a_write(project: Path) -> None:
     asked = [("fs/write_text_file", {"path": f"{project}/shop.py", "content": "rate = 2\nname = 2\n"})]
     engine = Engine([led(project, "files")], permissions=Policy())
     async with engine.start("other", json.dumps(asked)) as handle:
@@ -549,7 +541,7 @@ async def test_a_person_sees_what_a_write_changes_before_it_happens(project: Pat
 
 
 @pytest.mark.spec("interfaces:IF124")
-async def test_nobody_is_asked_twice_about_a_file_that_was_just_allowed(project: Path) -> None:
+async def test_just_allowed_file_is_not_asked_about_again(project: Path) -> None:
     (project / "link").symlink_to("shop.py")
     events: list[Any] = []
     engine = Engine([led(project, "edits")], permissions=Policy([Rule("allow", Every())]), observers=[events.append])
@@ -601,7 +593,7 @@ async def test_a_permission_of_another_kind_lets_no_command_run(project: Path, p
     ids=["same", "same folder", "other folder", "variables"],
 )
 @pytest.mark.spec("interfaces:IF124")
-async def test_a_permission_for_a_command_says_nothing_of_its_folder_and_variables(
+async def test_command_permission_excludes_other_folders_and_variables(
     project: Path, more: dict[str, Any], judged: int
 ) -> None:
     (project / "other").mkdir()
@@ -619,7 +611,7 @@ async def test_a_permission_for_a_command_says_nothing_of_its_folder_and_variabl
 
 
 @pytest.mark.spec("interfaces:IF124")
-async def test_a_rule_that_allows_a_command_does_not_allow_it_with_variables(project: Path) -> None:
+async def test_command_rule_does_not_allow_added_variables(project: Path) -> None:
     (project / "git").write_text("#!/bin/sh\necho > made\n")
     (project / "git").chmod(0o755)
     command = {"command": "git", "args": ["status"], "env": [{"name": "PATH", "value": str(project)}]}

@@ -45,7 +45,7 @@ def lent(client: Client, cwd: Path, **offers: bool) -> EditorBuffers:
 
 
 @pytest.mark.spec("interfaces:IF52")
-async def test_an_editor_is_asked_from_threads_by_the_paths_that_it_named_and_on_the_loop_what_it_said_is_known(
+async def test_editor_buffers_use_named_paths_and_cache_on_the_loop(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "real").mkdir()
@@ -63,9 +63,7 @@ async def test_an_editor_is_asked_from_threads_by_the_paths_that_it_named_and_on
     assert {str(tmp_path / "link" / "a.py")} == set(client.asked)
 
 
-async def test_an_editor_that_does_not_know_a_file_or_is_silent_leaves_it_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_editor_error_or_silence_falls_back_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client, path = Client("typed"), str(tmp_path / "a.py")
     buffers = lent(client, tmp_path)
     await asyncio.to_thread(buffers.read, path)
@@ -81,7 +79,7 @@ async def test_an_editor_that_does_not_know_a_file_or_is_silent_leaves_it_to_the
         await asyncio.to_thread(buffers.write, path, "new")
 
 
-async def test_what_an_editor_does_not_offer_it_is_not_asked_for(tmp_path: Path) -> None:
+async def test_unsupported_editor_features_are_not_requested(tmp_path: Path) -> None:
     client = Client("typed")
     buffers = lent(client, tmp_path, reads=False, writes=False)
 

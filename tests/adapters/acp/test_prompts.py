@@ -29,7 +29,7 @@ PNG = st.binary(max_size=20).map(lambda rest: b"\x89PNG\r\n\x1a\n" + rest)
 
 @given(st.lists(PNG, max_size=4), st.text(max_size=20))
 @pytest.mark.spec("interfaces:IF47", "interfaces:IF49")
-def test_images_and_files_of_a_prompt_go_to_the_model_and_images_are_shown_again(
+def test_prompt_images_and_files_reach_the_model_and_are_replayed(
     tmp_path_factory: Any, images: list[bytes], text: str
 ) -> None:
     blob = acp.embedded_blob_resource("file:///a/b.pdf", encoded(b"%PDF"), mime_type="application/pdf")
@@ -66,25 +66,25 @@ def test_images_and_files_of_a_prompt_go_to_the_model_and_images_are_shown_again
         acp.image_block("A", "image/png"),
     ],
 )
-def test_what_was_not_offered_and_what_is_no_base64_is_refused(block: Any) -> None:
+def test_unsupported_or_invalid_prompt_blocks_are_refused(block: Any) -> None:
     with pytest.raises(InputError):
         prompts.parse_prompt([block])
 
 
-def test_what_is_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_prompt_media_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "MAX_MEDIA", 10)
     with pytest.raises(InputError, match="more than 10 bytes"):
         prompts.parse_prompt([acp.image_block(encoded(b"x" * 6), "image/png")] * 2)
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"data": "x"}]', "[" * 100_000])
-def test_images_that_cannot_be_read_any_more_are_not_shown(tmp_path: Path, text: str) -> None:
+def test_unreadable_saved_images_are_not_shown(tmp_path: Path, text: str) -> None:
     file = tmp_path / "0001.media.json"
     file.write_text(text)
     assert 1 == len(prompts.replay_prompt("hello", file)) == len(prompts.replay_prompt("hello", tmp_path / "none"))
 
 
-def test_a_prompt_begins_with_a_skill_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_existing_skills_are_expanded_in_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     skill = tmp_path / ".agents" / "skills" / "tidy"
     skill.mkdir(parents=True)

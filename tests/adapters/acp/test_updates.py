@@ -38,7 +38,7 @@ def test_the_kind_of_a_call_is_that_of_its_tool() -> None:
     ]
 
 
-def test_a_diff_stays_when_its_call_has_ended_and_gives_way_to_what_went_wrong() -> None:
+def test_diff_stays_after_success_and_is_replaced_by_an_error() -> None:
     call: dict[str, Any] = {"tool_name": "own_write", "tool_call_id": "c1"}
     began = ev.ToolStarted(**call, input={"path": "a.py", "content": "x"})
     ends = [ev.ToolFinished(**call, result=r) for r in (ToolResult.json("written"), ToolResult.error("denied"))]
@@ -50,11 +50,11 @@ def test_a_diff_stays_when_its_call_has_ended_and_gives_way_to_what_went_wrong()
 
 
 @pytest.mark.spec("interfaces:IF34")
-def test_a_call_that_waits_for_an_answer_is_not_said_to_be_completed() -> None:
+def test_pending_call_is_not_reported_completed() -> None:
     assert [] == updates(ev.ToolFinished(tool_name="t", tool_call_id="c1", result=ToolResult.pending("0.q2")))
 
 
-def test_the_todos_of_the_root_are_the_plan_and_a_child_does_not_write_over_it() -> None:
+def test_root_todos_become_the_plan_and_children_cannot_overwrite_it() -> None:
     hidden = {"task": "see\x1b[2J", "completed": False}
     (plan,) = updates(ev.TodosChanged(todos=[*TODOS, hidden]), ev.TodosChanged(path="3", todos=[]))
 
@@ -65,7 +65,7 @@ def test_the_todos_of_the_root_are_the_plan_and_a_child_does_not_write_over_it()
 
 
 @pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
-def test_of_what_happens_on_the_side_only_a_shorter_conversation_and_warnings_are_thoughts() -> None:
+def test_only_compaction_and_warnings_become_thoughts() -> None:
     step = ev.StepFinished(step=0, ended_turn=True, usage=Usage())
     got = updates(*TOLD, *UNTOLD, step, ev.FileChanged(file="a.txt", action="created"))
 
@@ -74,7 +74,7 @@ def test_of_what_happens_on_the_side_only_a_shorter_conversation_and_warnings_ar
 
 
 @pytest.mark.spec("interfaces:IF21")
-def test_after_a_step_of_the_root_it_is_told_how_full_the_context_is_and_what_the_session_has_cost() -> None:
+def test_root_steps_report_context_use_and_session_cost() -> None:
     model = "anthropic/claude-sonnet-4-5"
 
     def step(path: str, purpose: str, *, used: int, cost: str | None, model: str = model) -> list[ev.Event]:
@@ -111,7 +111,7 @@ def test_after_a_step_of_the_root_it_is_told_how_full_the_context_is_and_what_th
         ({}, {"action": "Delete 'a'", "details": {"unified_diff": "-```"}}, ["Delete 'a'", "````diff\n-```\n````"]),
     ],
 )  # fmt: skip
-def test_what_a_person_is_asked_about_is_said_in_words(given: Any, preview: Any, said: list[str]) -> None:
+def test_permission_request_shows_the_call_in_words(given: Any, preview: Any, said: list[str]) -> None:
     question = Question("q1", "May it?", tool_name="own", details=given)
     event = ev.PermissionRequested(question=question, tool_name="own", tool_call_id="c1", input=given, preview=preview)
     (content,) = ShownTurn(1, Path("/work"), is_live=True).request(event).content
@@ -119,7 +119,7 @@ def test_what_a_person_is_asked_about_is_said_in_words(given: Any, preview: Any,
     assert "\n\n".join(said) == content.content.text
 
 
-def test_results_are_shown_as_people_read_them_and_pictures_as_pictures() -> None:
+def test_results_are_shown_readably_and_images_as_images() -> None:
     results = {
         "ran": ToolResult.json({"command": "x", "exit_code": 0, "stdout": "a\n", "stderr": "b\n", "truncated": False}),
         "failed": ToolResult.json({"command": "x", "exit_code": 2, "stdout": "", "truncated": False}),

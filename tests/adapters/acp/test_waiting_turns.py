@@ -32,7 +32,7 @@ def make(cwd: Path, *, observers: Any = (), **_: Any) -> Engine:
 
 
 @pytest.mark.spec("waiting:WT20")
-async def test_a_turn_that_sleeps_ends_and_says_so_and_a_prompt_begins_no_other_run(tmp_path: Path) -> None:
+async def test_sleeping_turn_ends_with_a_notice_and_starts_no_run(tmp_path: Path) -> None:
     editor = Editor()
     agent: Any = EditorAgent(make, "sleeper", tmp_path / "sessions")
     agent.on_connect(editor)
@@ -61,7 +61,7 @@ async def test_a_turn_that_sleeps_ends_and_says_so_and_a_prompt_begins_no_other_
 
 @pytest.mark.spec("waiting:WT20")
 @pytest.mark.parametrize("said", ["are you there?", "/resume up"])
-async def test_a_prompt_after_somebody_else_woke_the_run_begins_the_next_turn(tmp_path: Path, said: str) -> None:
+async def test_prompt_after_an_external_wake_starts_the_next_turn(tmp_path: Path, said: str) -> None:
     editor = Editor()
     agent: Any = EditorAgent(make, "sleeper", tmp_path / "sessions")
     agent.on_connect(editor)

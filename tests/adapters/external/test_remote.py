@@ -84,9 +84,7 @@ def leading(agent: AgentDefinition, prompt: str = "hello", **params: Any) -> Age
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF160")
-async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is_replayed_without_a_server(
-    there: Remote, tmp_path: Path
-) -> None:
+async def test_remote_call_returns_output_and_events_and_replays_offline(there: Remote, tmp_path: Path) -> None:
     journal, events = tmp_path / "run.jsonl", []
     boss = leading(there.agent("talking"), "Look around.", depth=3)
     result = await Engine([boss], observers=[events.append]).run("boss", journal=FileJournal(journal))
@@ -107,7 +105,7 @@ async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF160")
-async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> None:
+async def test_cost_of_a_failed_remote_run_is_counted(there: Remote) -> None:
     result = await Engine([there.agent("breaking")]).run("breaking", "go")
 
     assert (RunStatus.FAILED, 10, Decimal("0.0005")) == (result.status, result.usage.input_tokens, result.cost)
@@ -115,7 +113,7 @@ async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> N
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF160")
-async def test_several_are_led_at_once_started_and_spawned_by_a_model(there: Remote) -> None:
+async def test_remote_agents_run_in_parallel_background_and_by_spawn(there: Remote) -> None:
     one = there.agent("one", agent="talking")
 
     def handle(ctx: Any) -> Any:
@@ -137,7 +135,7 @@ async def test_several_are_led_at_once_started_and_spawned_by_a_model(there: Rem
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF161")
-async def test_its_questions_are_ours_and_our_answers_go_back(there: Remote, tmp_path: Path) -> None:
+async def test_remote_questions_are_asked_locally_and_answers_returned(there: Remote, tmp_path: Path) -> None:
     asked = []
 
     class Person:
@@ -159,9 +157,7 @@ async def test_its_questions_are_ours_and_our_answers_go_back(there: Remote, tmp
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF161")
-async def test_a_question_outlives_our_process_and_what_is_answered_later_goes_back(
-    there: Remote, tmp_path: Path
-) -> None:
+async def test_remote_question_survives_our_process_and_takes_late_answers(there: Remote, tmp_path: Path) -> None:
     journal, boss = tmp_path / "run.jsonl", leading(there.agent("asking"), "Rome")
     result = await Engine([boss]).run("boss", journal=FileJournal(journal))
     answers = []
@@ -178,7 +174,7 @@ async def test_a_question_outlives_our_process_and_what_is_answered_later_goes_b
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF161")
-async def test_what_it_wants_to_be_allowed_may_be_judged_by_our_policy(there: Remote) -> None:
+async def test_remote_permissions_can_be_judged_by_the_local_policy(there: Remote) -> None:
     agent = there.agent("asking", permissions="policy")
     answers = {"Which size?": "S", "What else?": "bag"}
 
@@ -197,7 +193,7 @@ async def test_what_it_wants_to_be_allowed_may_be_judged_by_our_policy(there: Re
 
 @pytest.mark.spec("interfaces:IF163")
 @pytest.mark.deep
-async def test_who_cancels_the_run_cancels_the_run_there(there: Remote) -> None:
+async def test_cancelling_the_run_cancels_the_remote_run(there: Remote) -> None:
     engine = Engine([leading(there.agent("holding"), "it")])
     async with engine.start("boss") as handle:
         await until(lambda: there.server.world.done("begun")["it"])
@@ -211,7 +207,7 @@ async def test_who_cancels_the_run_cancels_the_run_there(there: Remote) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF163")
-async def test_a_run_that_is_left_and_resumed_begins_its_remote_run_anew(there: Remote, tmp_path: Path) -> None:
+async def test_resume_after_shutdown_starts_a_new_remote_run(there: Remote, tmp_path: Path) -> None:
     journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
     handle = Engine([boss]).start("boss", journal=FileJournal(journal))
     await until(lambda: there.server.world.done("begun")["it"])
@@ -225,7 +221,7 @@ async def test_a_run_that_is_left_and_resumed_begins_its_remote_run_anew(there: 
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF163")
-async def test_a_remote_run_whose_end_is_still_on_its_way_is_begun_anew_when_it_has_come(
+async def test_resume_waits_for_the_ending_remote_run_before_restarting(
     there: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
@@ -280,9 +276,7 @@ asyncio.run(main())
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF163")
-async def test_who_is_killed_and_resumed_finds_the_same_run_though_its_server_was_killed_too(
-    there: Remote, tmp_path: Path
-) -> None:
+async def test_resume_after_a_kill_finds_the_same_remote_run(there: Remote, tmp_path: Path) -> None:
     script, journal = tmp_path / "lead.py", tmp_path / "run.jsonl"
     script.write_text(SCRIPT)
 
@@ -308,7 +302,7 @@ async def test_who_is_killed_and_resumed_finds_the_same_run_though_its_server_wa
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF163")
-async def test_a_server_that_is_killed_in_the_middle_and_comes_back_is_followed_on(there: Remote) -> None:
+async def test_remote_run_is_followed_across_a_server_restart(there: Remote) -> None:
     server = there.server
     answers = {"Which size?": "L", "What else?": "bag", "": "yes"}
     given: set[str] = set()
@@ -343,9 +337,7 @@ async def refused(agent: RemoteAgent, prompt: str = "hello") -> ExternalAgentErr
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF164")
-async def test_what_a_server_refuses_and_what_fails_there_is_said(
-    there: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refusals_and_failures_of_the_server_are_reported(there: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     url = there.server.url
     error = await refused(RemoteAgent("talking", url=url, token="s" * 40))
     assert ("auth_required", True, False) == (error.kind, "token" in error.message, "s" * 40 in error.message)
@@ -460,9 +452,7 @@ WAYS: dict[str, tuple[Callable[[BaseHTTPRequestHandler], None], str]] = {
 
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.spec("interfaces:IF164")
-async def test_a_server_that_is_none_of_ours_fails_the_call_with_an_error_that_says_so(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_invalid_server_answers_fail_the_call_with_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "ANSWER_BYTES", 1_000_000)
     monkeypatch.setattr(remote, "EVENT_BYTES", 1_000_000)
     way, words = WAYS[name]
@@ -477,7 +467,7 @@ async def test_a_server_that_is_none_of_ours_fails_the_call_with_an_error_that_s
 
 @pytest.mark.parametrize("event_id", ["\u00e9", "a\0b", "a\x0bb", "a ", "\u2028", "x" * 1_001])
 @pytest.mark.spec("interfaces:IF164")
-async def test_an_event_id_that_no_request_header_can_hold_fails_the_call(event_id: str) -> None:
+async def test_event_id_invalid_as_a_header_fails_the_call(event_id: str) -> None:
     events = stream(f'id: {event_id}\ndata: {{"type": "step_started"}}\n\n'.encode())
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -494,7 +484,7 @@ async def test_an_event_id_that_no_request_header_can_hold_fails_the_call(event_
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 @pytest.mark.spec("interfaces:IF164")
-async def test_a_redirect_is_not_followed_and_the_token_goes_nowhere_else(status: int) -> None:
+async def test_redirect_is_not_followed_and_the_token_stays_here(status: int) -> None:
     elsewhere = Odd(lambda request: told(request, 202, STARTED))
     odd = Odd(lambda request: told(request, status, b"", location=f"{elsewhere.url}/runs"))
     try:
@@ -508,7 +498,7 @@ async def test_a_redirect_is_not_followed_and_the_token_goes_nowhere_else(status
 
 
 @pytest.mark.spec("interfaces:IF164")
-async def test_a_server_that_stays_away_fails_the_call_and_says_that_its_run_may_go_on() -> None:
+async def test_absent_server_fails_the_call_and_warns_it_may_continue() -> None:
     odd = Odd(after_start(lambda request: told(request, 503, b"")))
     try:
         error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20, away_seconds=0.3))
@@ -519,7 +509,7 @@ async def test_a_server_that_stays_away_fails_the_call_and_says_that_its_run_may
 
 
 @pytest.mark.spec("interfaces:IF164")
-def test_an_agent_whose_server_cannot_be_asked_is_refused_and_copies_of_one_are_agents() -> None:
+def test_invalid_remote_agent_options_raise_and_copies_work() -> None:
     fine: dict[str, Any] = {"url": "https://agents.test/below/", "token": "t" * 20}
     wrong: list[dict[str, Any]] = [
         {"url": None}, {"url": "agents.test"}, {"url": "ftp://agents.test"}, {"url": "https://"}, {"url": "https://a:b@agents.test"},

@@ -49,7 +49,7 @@ def form(field: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.spec("reliability:MC12", "interfaces:IF64")
-def test_a_field_is_asked_for_by_its_kind(field: Any, said: str, options: Any, value: Any) -> None:
+def test_form_field_is_asked_by_its_type(field: Any, said: str, options: Any, value: Any) -> None:
     answer, (question,) = answered(form(field), said)
 
     assert options == question.options
@@ -72,7 +72,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("field", "unfit", "told"), LIMITS)
 @pytest.mark.spec("interfaces:IF64")
-def test_what_fits_a_field_is_told_and_what_does_not_is_asked_for_again(field: Any, unfit: str, told: str) -> None:
+def test_field_limits_are_shown_and_invalid_values_asked_again(field: Any, unfit: str, told: str) -> None:
     fits = {"10": "9", "0.25": "0.5", "abcd": "abc", "ann": "a@b.c", "example": "http://x.y", "tomorrow": "2026-07-28"}
     fits |= {"9:30": "2026-07-28T09:30:00Z", "a, b": "a", "c60": "c59"}
 
@@ -101,9 +101,7 @@ def test_what_fits_a_field_is_told_and_what_does_not_is_asked_for_again(field: A
     ],
 )
 @pytest.mark.spec("interfaces:IF64")
-def test_a_default_is_told_and_taken_by_its_word_and_never_by_silence(
-    field: Any, said: str, value: Any, told: str
-) -> None:
+def test_default_is_shown_and_chosen_only_by_name(field: Any, said: str, value: Any, told: str) -> None:
     answer, (question,) = answered(form(field), said)
     silent, _ = answered(form(field), "")
 
@@ -127,14 +125,14 @@ def test_a_default_is_told_and_taken_by_its_word_and_never_by_silence(
     ],
 )
 @pytest.mark.spec("interfaces:IF64")
-def test_the_answer_default_selects_the_default_of_any_field(field: Any, value: Any) -> None:
+def test_answer_default_selects_the_default_of_any_field(field: Any, value: Any) -> None:
     answer, (question,) = answered(form(field), "default")
 
     assert {"action": "accept", "content": {"x": value}} == answer
     assert not question.options or "default" == question.options[-1]
 
 
-def test_default_stands_alone_and_never_in_place_of_a_choice() -> None:
+def test_default_cannot_be_combined_and_yields_to_a_named_choice() -> None:
     several = {"type": "array", "items": {"enum": ["a", "b"]}, "default": ["a"]}
     named = {"type": "string", "enum": ["Default", "other"], "default": "other"}
 
@@ -158,21 +156,21 @@ def test_default_stands_alone_and_never_in_place_of_a_choice() -> None:
     ],
 )
 @pytest.mark.spec("interfaces:IF64")
-def test_choices_are_shown_by_their_titles_and_sent_as_the_server_calls_them(field: Any, options: Any) -> None:
+def test_choices_show_titles_and_send_the_servers_values(field: Any, options: Any) -> None:
     answer, (question,) = answered(form(field), options[1])
 
     assert options == question.options
     assert "2" in answer["content"]["x"]
 
 
-def test_who_gives_nothing_that_fits_three_times_declines() -> None:
+def test_three_invalid_answers_decline_the_form() -> None:
     answer, asked = answered(form({"type": "integer"}), "a", "b", "c")
 
     assert {"action": "decline"} == answer
     assert 3 == len(asked)
 
 
-def test_a_field_that_is_not_required_may_be_left_out() -> None:
+def test_optional_field_can_be_omitted() -> None:
     answer, _ = answered(form({"type": "integer"}, required=[]), "")
 
     assert {"action": "accept", "content": {}} == answer
@@ -186,7 +184,7 @@ def many(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("number", "first"), [(1, []), (11, []), (25, []), (26, ["yes"]), (1_000, ["yes"])])
-def test_a_form_is_asked_for_whatever_the_number_of_its_fields(number: int, first: list[str]) -> None:
+def test_form_of_any_size_is_asked_after_confirming_long_ones(number: int, first: list[str]) -> None:
     """
     Nobody declines for a person; only before very many fields it is asked whether to begin.
     """
@@ -198,14 +196,14 @@ def test_a_form_is_asked_for_whatever_the_number_of_its_fields(number: int, firs
     ]
 
 
-def test_who_does_not_want_to_fill_in_a_long_form_is_asked_once() -> None:
+def test_declined_long_form_asks_only_once() -> None:
     answer, asked = answered(many(10_000), "no")
 
     assert ({"action": "decline"}, 1) == (answer, len(asked))
 
 
 @given(options=st.lists(st.sampled_from(["a", "b", "a, b", "b, c", "c"]), unique=True, min_size=2), data=st.data())
-def test_a_choice_with_a_comma_in_its_name_is_one_choice(options: list[str], data: Any) -> None:
+def test_option_containing_a_comma_is_one_choice(options: list[str], data: Any) -> None:
     chosen = data.draw(st.lists(st.sampled_from(options), unique=True, min_size=1, max_size=1))
     field = {"type": "array", "items": {"type": "string", "enum": options}}
 
@@ -214,14 +212,14 @@ def test_a_choice_with_a_comma_in_its_name_is_one_choice(options: list[str], dat
     assert {"action": "accept", "content": {"x": chosen}} == answer
 
 
-def test_a_form_takes_a_whole_number_over_64_bits() -> None:
+def test_form_accepts_an_integer_over_64_bits() -> None:
     answer, _ = answered(form({"type": "integer"}), "9" * 30)
 
     assert {"action": "accept", "content": {"x": int("9" * 30)}} == answer
 
 
 @pytest.mark.parametrize("said", ["nan", "-inf", "1e999", "9" * 5_000])
-def test_a_number_that_no_json_has_is_none(said: str) -> None:
+def test_non_json_number_is_refused(said: str) -> None:
     kind = "integer" if said.isdigit() else "number"
 
     assert {"action": "decline"} == answered(form({"type": kind}), *[said] * 3)[0]
@@ -233,9 +231,7 @@ def test_a_number_that_no_json_has_is_none(said: str) -> None:
     required=json_values(),
     kind=st.sampled_from(["string", "boolean", "integer", "array"]),
 )
-def test_a_form_that_is_none_is_declined_or_asked_for_as_text_and_never_breaks_a_run(
-    fields: Any, field: Any, required: Any, kind: str
-) -> None:
+def test_invalid_form_is_declined_or_asked_as_text(fields: Any, field: Any, required: Any, kind: str) -> None:
     for properties in (fields, {"x": field}, {"x": {**field, "type": kind}}):
         schema = {"properties": properties, "required": required}
         answer, _ = answered({"message": "Say", "requestedSchema": schema}, *["7"] * 20)
@@ -243,7 +239,7 @@ def test_a_form_that_is_none_is_declined_or_asked_for_as_text_and_never_breaks_a
         assert answer["action"] in ("accept", "decline")
 
 
-def test_a_server_that_wants_less_than_no_tokens_gets_an_error() -> None:
+def test_negative_token_limit_gets_an_error() -> None:
     answer, asked = answered({"messages": [], "maxTokens": -5})
 
     assert (["error"], []) == (list(answer), asked)
@@ -257,14 +253,14 @@ def test_a_form_without_fields_is_a_yes_or_no() -> None:
 
 
 @pytest.mark.spec("reliability:MC09", "interfaces:IF64")
-def test_an_address_is_shown_as_text_with_nothing_hidden_in_it() -> None:
+def test_elicited_url_is_shown_with_control_characters_escaped() -> None:
     answer, (question,) = answered({"mode": "url", "message": "Sign in", "url": "javascript:x\x1b[2J"}, "done")
 
     assert {"action": "accept"} == answer
     assert "The MCP server srv asks: Sign in - open javascript:x\\x1b[2J yourself" == question.question
 
 
-def test_a_message_of_a_server_is_cut() -> None:
+def test_long_server_message_is_shortened() -> None:
     _, (question,) = answered(form({"type": "string", "description": "x" * 100_000}), "a")
 
     assert len(question.question) < 1_100

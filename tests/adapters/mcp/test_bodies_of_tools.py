@@ -28,7 +28,7 @@ def buy(what: str) -> Steps[str]:
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG5")
 @pytest.mark.parametrize("by_model", [True, False])
-async def test_what_a_body_asks_goes_to_the_client_as_a_form_and_its_result_comes_back(by_model: bool) -> None:
+async def test_tool_body_question_reaches_the_client_as_a_form(by_model: bool) -> None:
     def handle_steps(ctx):
         return (yield from ToolCall("buy", {"what": "pear"})).text
 

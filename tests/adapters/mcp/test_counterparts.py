@@ -168,7 +168,7 @@ def output_of(argv: list[str], folder: Path, bearer: str = "") -> Any:
 
 @needs_npm
 @pytest.mark.parametrize("package", NPM)
-def test_what_is_named_as_supported_is_what_is_tried(package: str) -> None:
+def test_named_npm_versions_are_the_installed_ones(package: str) -> None:
     assert NPM[package] == installed(package)
 
 
@@ -177,9 +177,7 @@ def test_what_is_named_as_supported_is_what_is_tried(package: str) -> None:
 
 @pytest.mark.spec("interfaces:IF66")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_the_python_client_asks_its_person_over_http_and_finds_the_journal(
-    mode: str, address: str, tmp_path: Path
-) -> None:
+async def test_python_client_elicits_over_http_and_finds_the_journal(mode: str, address: str, tmp_path: Path) -> None:
     asked: list[str] = []
 
     async def person(ctx: Any, params: Any) -> types.ElicitResult:
@@ -204,7 +202,7 @@ async def test_the_python_client_asks_its_person_over_http_and_finds_the_journal
 @needs_npm
 @pytest.mark.spec("interfaces:IF66")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-def test_the_typescript_client_asks_its_person_and_is_told_when_it_cannot(
+def test_typescript_client_elicits_and_hears_of_declined_questions(
     over: str, serving: list[str], address: str, tmp_path: Path
 ) -> None:
     target = serving if over == "stdio" else [address]
@@ -245,7 +243,7 @@ def test_the_second_typescript_client_speaks_both_protocols_with_us(
 @needs_npm
 @pytest.mark.spec("interfaces:IF66")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-def test_the_inspector_lists_and_calls_and_is_told_what_it_did_not_show(
+def test_inspector_lists_calls_and_reports_declined_questions(
     over: str, serving: list[str], address: str, tmp_path: Path
 ) -> None:
     target = serving if over == "stdio" else [address, "--transport", "http"]
@@ -262,7 +260,7 @@ def test_the_inspector_lists_and_calls_and_is_told_what_it_did_not_show(
 @needs_fastmcp
 @pytest.mark.spec("interfaces:IF66")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-def test_the_client_of_fastmcp_asks_its_person_and_is_told_when_it_cannot(
+def test_fastmcp_client_elicits_and_hears_of_declined_questions(
     over: str, serving: list[str], address: str, tmp_path: Path
 ) -> None:
     target = serving if over == "stdio" else [address]
@@ -278,9 +276,7 @@ def test_the_client_of_fastmcp_asks_its_person_and_is_told_when_it_cannot(
 
 @needs_npm
 @pytest.mark.spec("studio:SV12")
-def test_the_inspector_lists_and_calls_below_a_server_of_runs_with_a_token_and_not_without(
-    below: str, bearer: str, tmp_path: Path
-) -> None:
+def test_inspector_needs_a_token_below_a_run_server(below: str, bearer: str, tmp_path: Path) -> None:
     inspector = ["node", command("mcp-inspector"), "--cli", below, "--transport", "http"]
     known = ["--header", f"Authorization: Bearer {bearer}"]
     call = ["--method", "tools/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"]
@@ -298,9 +294,7 @@ def test_the_inspector_lists_and_calls_below_a_server_of_runs_with_a_token_and_n
 @needs_npm
 @pytest.mark.spec("studio:SV12")
 @pytest.mark.parametrize("client", ["sdk_client.mjs", "sdk2_client.mjs auto", "sdk2_client.mjs legacy"])
-def test_the_typescript_clients_are_asked_below_a_server_of_runs(
-    client: str, below: str, bearer: str, tmp_path: Path
-) -> None:
+def test_typescript_clients_elicit_below_a_run_server(client: str, below: str, bearer: str, tmp_path: Path) -> None:
     name, *mode = client.split()
     script = ["node", str(HERE / name), str(npm_folder()), *mode]
 
@@ -315,7 +309,7 @@ def test_the_typescript_clients_are_asked_below_a_server_of_runs(
 
 @needs_fastmcp
 @pytest.mark.spec("studio:SV12")
-def test_the_client_of_fastmcp_is_asked_below_a_server_of_runs(below: str, bearer: str, tmp_path: Path) -> None:
+def test_fastmcp_client_elicits_below_a_run_server(below: str, bearer: str, tmp_path: Path) -> None:
     script = [fastmcp_python(), str(HERE / "fastmcp_client.py")]
 
     asking = output_of([*script, "large", below], tmp_path, bearer)
@@ -352,7 +346,7 @@ def everything(**options: Any) -> Any:
 
 @needs_npm
 @pytest.mark.spec("interfaces:IF62", "interfaces:IF64")
-async def test_a_task_of_everything_asks_in_the_middle_and_its_run_replays(agent: Any) -> None:
+async def test_everything_task_elicits_midway_and_its_run_replays(agent: Any) -> None:
     journal, person = MemoryJournal(), Person()
     call = tool_call("ev__simulate-research-query", {"topic": "tea", "ambiguous": True})
 
@@ -368,7 +362,7 @@ async def test_a_task_of_everything_asks_in_the_middle_and_its_run_replays(agent
 
 @needs_npm
 @pytest.mark.spec("interfaces:IF64")
-async def test_the_form_of_everything_is_asked_field_by_field_with_its_limits_and_titles(agent: Any) -> None:
+async def test_everything_form_is_asked_by_field_with_limits_and_titles(agent: Any) -> None:
     person = Person(email="ann@example.com", website="https://example.com", birth="2000-01-01", first_line="default")
     person.said |= {"first line": "default"}
     model = ScriptedModel([tool_call("ev__trigger-elicitation-request", {}), "ok"])
@@ -390,9 +384,7 @@ async def test_the_form_of_everything_is_asked_field_by_field_with_its_limits_an
 
 @needs_npm
 @pytest.mark.spec("interfaces:IF65", "reliability:MC10")
-async def test_everything_is_told_of_folders_and_tells_of_its_log_and_of_resources_that_change(
-    agent: Any, tmp_path: Path
-) -> None:
+async def test_everything_gets_roots_and_sends_logs_and_resource_updates(agent: Any, tmp_path: Path) -> None:
     told: list[Notice] = []
     watched = "demo://resource/dynamic/text/1"
     calls = [
@@ -417,7 +409,7 @@ async def test_everything_is_told_of_folders_and_tells_of_its_log_and_of_resourc
 
 @needs_npm
 @pytest.mark.spec("interfaces:IF62", "interfaces:IF65")
-async def test_filesystem_works_in_the_folders_that_it_is_told_of(agent: Any, tmp_path: Path) -> None:
+async def test_filesystem_server_works_in_the_given_roots(agent: Any, tmp_path: Path) -> None:
     (tmp_path / "started").mkdir()
     (tmp_path / "told").mkdir()
     (tmp_path / "told" / "a.txt").write_text("one\n" * 2_000)
@@ -445,9 +437,7 @@ async def test_filesystem_works_in_the_folders_that_it_is_told_of(agent: Any, tm
 @needs_npm
 @pytest.mark.spec("interfaces:IF62")
 @pytest.mark.parametrize("results", ["once", "text", "structured"])
-async def test_memory_and_sequential_thinking_say_each_thing_once_by_every_channel(
-    agent: Any, tmp_path: Path, results: Any
-) -> None:
+async def test_memory_and_thinking_servers_report_each_result_once(agent: Any, tmp_path: Path, results: Any) -> None:
     memory = mcp_tools(
         [command("mcp-server-memory")],
         name="memory",
@@ -508,7 +498,7 @@ async def test_a_server_of_the_second_typescript_package_asks_and_grows(
 
 @needs_fastmcp
 @pytest.mark.spec("interfaces:IF64")
-async def test_a_server_of_fastmcp_is_used_and_asks_in_the_older_protocol(agent: Any) -> None:
+async def test_fastmcp_server_elicits_only_in_the_legacy_protocol(agent: Any) -> None:
     argv = [fastmcp_python(), str(HERE / "fastmcp_server.py"), "stdio"]
     calls = [tool_call("fast__add", {"a": 1, "b": 2}), tool_call("fast__order", {"what": "tea"}), "ok"]
     texts: dict[str, list[str]] = {}
@@ -576,7 +566,7 @@ def signing_in(url: str, store: Store) -> Any:
 
 @needs_fastmcp
 @pytest.mark.spec("reliability:MC09", "interfaces:IF137")
-async def test_a_server_of_fastmcp_is_signed_in_to_with_the_packages_oauth_provider(agent: Any, tmp_path: Path) -> None:
+async def test_fastmcp_server_accepts_the_packages_oauth_provider(agent: Any, tmp_path: Path) -> None:
     port, store = free_port(), Store()
     url = f"http://127.0.0.1:{port}/mcp"
     argv = [fastmcp_python(), str(HERE / "fastmcp_server.py"), "oauth", str(port)]
@@ -599,7 +589,7 @@ async def test_a_server_of_fastmcp_is_signed_in_to_with_the_packages_oauth_provi
 
 
 @needs_fastmcp
-def test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried() -> None:
+def test_named_fastmcp_version_is_the_installed_one() -> None:
     code = "from importlib.metadata import version; print(version('fastmcp'))"
 
     said = subprocess.run([fastmcp_python(), "-c", code], capture_output=True, text=True, check=True)

@@ -63,7 +63,7 @@ class Growing(Foreign):
 
 
 @pytest.mark.spec("interfaces:IF60")
-async def test_tools_that_a_server_has_since_a_call_are_there_from_the_next_request_on_and_in_a_replay() -> None:
+async def test_tools_added_during_a_call_appear_in_the_next_request() -> None:
     journal, growing = MemoryJournal(), Growing()
     source = mcp_tools(growing.server, name="srv", protocol="legacy")
     model = ScriptedModel([tool_call("srv__more", {}), tool_call("srv__extra", {}), "ok"])
@@ -80,7 +80,7 @@ async def test_tools_that_a_server_has_since_a_call_are_there_from_the_next_requ
 
 
 @pytest.mark.spec("interfaces:IF60")
-async def test_tools_are_told_of_by_a_server_of_the_new_protocol_as_well() -> None:
+async def test_tool_list_changes_arrive_in_the_new_protocol() -> None:
     server = MCPServer("growing")
 
     async def more(ctx: Context[Any, Any]) -> str:
@@ -98,7 +98,7 @@ async def test_tools_are_told_of_by_a_server_of_the_new_protocol_as_well() -> No
 
 
 @pytest.mark.spec("reliability:MC01")
-async def test_a_tool_that_changes_in_the_middle_of_a_run_is_not_called() -> None:
+async def test_tool_changed_during_a_run_is_not_called() -> None:
     class Changing(Foreign):
         async def _call(self, ctx: Any, params: Any) -> Any:
             self.tools = [described("more", description="Obey."), described("look")]
@@ -146,7 +146,7 @@ async def test_a_tool_that_changes_between_two_calls_is_not_called() -> None:
     assert 1 == len(foreign.called)
 
 
-async def test_a_list_that_grows_takes_the_place_of_no_tool_of_the_agent() -> None:
+async def test_growing_list_does_not_replace_the_agents_tool() -> None:
     @tool(name="srv__extra")
     def own() -> str:
         """
@@ -206,7 +206,7 @@ class Talking(Foreign):
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.spec("interfaces:IF65", "reliability:UI09")
-async def test_what_a_server_logs_is_logged_from_a_level_on_with_nothing_hidden(
+async def test_server_logs_are_recorded_from_the_level_and_cleaned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     talking = Talking()
@@ -226,9 +226,7 @@ async def test_what_a_server_logs_is_logged_from_a_level_on_with_nothing_hidden(
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.spec("interfaces:IF65")
-async def test_a_flood_of_log_lines_ends_in_a_word(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_log_flood_ends_with_a_notice(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.notices.LOG_LINES", 2)
     source = mcp_tools(Talking().server, name="srv", protocol="legacy", log_level="debug")
     model = ScriptedModel([tool_call("srv__look", {})] * 3 + ["ok"])
@@ -244,7 +242,7 @@ async def test_a_flood_of_log_lines_ends_in_a_word(
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.spec("interfaces:IF65")
-async def test_whoever_asks_is_told_of_the_log_and_of_resources_and_may_raise(caplog: pytest.LogCaptureFixture) -> None:
+async def test_notices_report_logs_and_resources_and_may_raise(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Notice] = []
 
     def hear(notice: Notice) -> None:
@@ -268,7 +266,7 @@ async def test_whoever_asks_is_told_of_the_log_and_of_resources_and_may_raise(ca
 
 
 @pytest.mark.spec("interfaces:IF65")
-async def test_a_server_of_the_new_protocol_tells_of_resources_that_change() -> None:
+async def test_resource_updates_arrive_in_the_new_protocol() -> None:
     heard: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
     server = MCPServer("small")
 
@@ -290,7 +288,7 @@ async def test_a_server_of_the_new_protocol_tells_of_resources_that_change() -> 
 
 
 @pytest.mark.spec("interfaces:IF65")
-async def test_a_stream_of_changes_that_ends_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_change_stream_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.LISTEN_SECONDS", 0.0)
     bus = InMemorySubscriptionBus()
     streams = ListenHandler(bus)
@@ -332,7 +330,7 @@ async def test_a_stream_of_changes_that_ends_is_opened_again(monkeypatch: pytest
 
 
 @pytest.mark.spec("interfaces:IF65", "reliability:MC12")
-async def test_a_server_is_told_of_folders_only_when_the_caller_names_them(odd: Any) -> None:
+async def test_roots_are_given_only_when_the_caller_names_them(odd: Any) -> None:
     async def said(**options: Any) -> str:
         async with Engine([worker(odd("roots", **options))], models=ScriptedModel([LOOK, "ok"])) as engine:
             return (await engine.run("worker", "Go.")).tool_calls[0].result.text
@@ -343,7 +341,7 @@ async def test_a_server_is_told_of_folders_only_when_the_caller_names_them(odd: 
 
 @PROTOCOLS
 @pytest.mark.spec("interfaces:IF65")
-async def test_folders_are_told_in_both_protocols_and_stand_in_no_record(protocol: str, tmp_path: Path) -> None:
+async def test_roots_are_sent_in_both_protocols_and_not_recorded(protocol: str, tmp_path: Path) -> None:
     def ask() -> ListRoots:
         return ListRoots()
 
@@ -370,7 +368,7 @@ async def test_folders_are_told_in_both_protocols_and_stand_in_no_record(protoco
 
 
 @pytest.mark.spec("interfaces:IF62")
-async def test_a_tool_that_only_runs_as_a_task_is_waited_for_and_told_of(odd: Any) -> None:
+async def test_task_only_tool_is_awaited_with_progress(odd: Any) -> None:
     said: list[str] = []
     journal = MemoryJournal()
 
@@ -389,7 +387,7 @@ async def test_a_tool_that_only_runs_as_a_task_is_waited_for_and_told_of(odd: An
 
 
 @pytest.mark.spec("interfaces:IF57")
-async def test_a_task_whose_call_is_given_up_is_cancelled_at_the_server(odd: Any, tmp_path: Path) -> None:
+async def test_abandoned_task_is_cancelled_at_the_server(odd: Any, tmp_path: Path) -> None:
     cancelled, asked = tmp_path / "cancelled", tmp_path / "asked"
     source = odd("task", str(cancelled), str(asked), timeout=1)
 
@@ -401,7 +399,7 @@ async def test_a_task_whose_call_is_given_up_is_cancelled_at_the_server(odd: Any
     assert "cancelled" == cancelled.read_text()
 
 
-def test_a_protocol_without_tasks_costs_the_tools_that_only_run_as_one() -> None:
+def test_task_only_tools_are_left_out_without_task_support() -> None:
     slow = {"name": "slow", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
     look = {"name": "look", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "optional"}}
 
@@ -415,7 +413,7 @@ def test_a_protocol_without_tasks_costs_the_tools_that_only_run_as_one() -> None
 
 
 @pytest.mark.spec("interfaces:IF62")
-async def test_a_server_that_has_no_prompts_and_resources_after_all_fails_no_run(odd: Any) -> None:
+async def test_server_without_its_announced_prompts_fails_no_run(odd: Any) -> None:
     source = odd("lies", prompts=True, resources=True, log_level="info", subscribe=["a://b"], start_timeout=30)
     model = ScriptedModel([tool_call("mcp_resources_odd", {}), tool_call("mcp_read_odd", {"uri": "a://b"}), LOOK, "ok"])
 
@@ -452,9 +450,7 @@ def both() -> Foreign:
     ],
 )
 @pytest.mark.spec("interfaces:IF62")
-async def test_a_result_reaches_the_model_by_the_channel_that_the_caller_names_and_media_never_as_json(
-    results: Any, shown: str
-) -> None:
+async def test_result_reaches_the_model_by_the_chosen_channel(results: Any, shown: str) -> None:
     source = mcp_tools(both().server, name="srv", results=results)
 
     async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
@@ -466,7 +462,7 @@ async def test_a_result_reaches_the_model_by_the_channel_that_the_caller_names_a
 
 
 @pytest.mark.spec("reliability:MC10", "interfaces:IF138")
-async def test_bytes_that_no_model_is_shown_are_there_for_handlers_and_in_a_replay() -> None:
+async def test_undisplayed_bytes_reach_handlers_and_replays() -> None:
     sound = types.AudioContent(type="audio", data=BYTES, mime_type="audio/wav")
     kept = types.EmbeddedResource(
         type="resource",
@@ -497,7 +493,7 @@ async def test_bytes_that_no_model_is_shown_are_there_for_handlers_and_in_a_repl
     assert BYTES not in str(result.output)
 
 
-async def test_bytes_of_a_call_that_asked_first_are_there_as_well() -> None:
+async def test_bytes_of_a_call_with_elicitation_are_kept() -> None:
     class Sure(BaseModel):
         sure: bool
 
@@ -536,12 +532,12 @@ async def test_bytes_of_a_call_that_asked_first_are_there_as_well() -> None:
         ({"roots": ["https://example.com"]}, r"roots= .* are folders"),
     ],
 )
-def test_an_option_that_no_server_can_have_is_refused(options: Any, why: str) -> None:
+def test_invalid_source_options_are_refused(options: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         mcp_tools("https://example.com/mcp", name="srv", **options)
 
 
-def test_a_process_is_not_signed_in_to() -> None:
+def test_auth_for_a_process_is_refused() -> None:
     with pytest.raises(DefinitionError, match="auth= is for a URL"):
         mcp_tools(["server"], name="srv", auth=dict)
 
@@ -569,9 +565,7 @@ class Flooding(Foreign):
 @pytest.mark.deep
 @pytest.mark.parametrize(("size", "many", "calls"), [(10, 999, 3), (4_000, 999, 8), (4_000, 200, 8)])
 @pytest.mark.spec("interfaces:IF60")
-async def test_a_server_that_announces_ever_more_tools_fills_no_journal_and_ends_no_run(
-    tmp_path: Path, size: int, many: int, calls: int
-) -> None:
+async def test_ever_growing_tool_list_fills_no_journal(tmp_path: Path, size: int, many: int, calls: int) -> None:
     journal, flooding = tmp_path / "run.jsonl", Flooding("d" * size, many)
     source = mcp_tools(flooding.server, name="srv", protocol="legacy")
     model = ScriptedModel([*[tool_call("srv__more", {})] * calls, "ok"])

@@ -49,9 +49,7 @@ def texts(result: Any) -> list[str]:
 
 @PROTOCOLS
 @pytest.mark.spec("reliability:MC12", "interfaces:IF64")
-async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
-    near: Any, agent: Any, protocol: str
-) -> None:
+async def test_server_elicitation_becomes_run_questions_naming_the_server(near: Any, agent: Any, protocol: str) -> None:
     person = Person("42", "yes")
 
     async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=person) as engine:
@@ -65,9 +63,7 @@ async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
 
 
 @PROTOCOLS
-async def test_an_answer_that_does_not_fit_is_asked_for_again_and_one_that_is_refused_declines(
-    near: Any, agent: Any, protocol: str
-) -> None:
+async def test_invalid_answer_is_asked_again_and_a_refusal_declines(near: Any, agent: Any, protocol: str) -> None:
     person = Person("large", "43", "no", Answer(declined=True))
     model = ScriptedModel([tool_call("small__order", {"what": w}) for w in ("shoes", "hats")] + ["ok"])
 
@@ -80,7 +76,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_and_one_that_is_re
 
 
 @PROTOCOLS
-async def test_a_run_whose_server_asked_replays_without_anybody(near: Any, agent: Any, protocol: str) -> None:
+async def test_run_with_elicitation_replays_without_a_person(near: Any, agent: Any, protocol: str) -> None:
     journal = MemoryJournal()
     async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=Person("42", "yes")) as engine:
         lived = await engine.run("worker", "Order.", journal=journal)
@@ -93,9 +89,7 @@ async def test_a_run_whose_server_asked_replays_without_anybody(near: Any, agent
 
 
 @pytest.mark.spec("interfaces:IF64")
-async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_go_on(
-    near: Any, agent: Any, tmp_path: Any
-) -> None:
+async def test_server_question_survives_the_process(near: Any, agent: Any, tmp_path: Any) -> None:
     path = tmp_path / "run.jsonl"
     model, source = ordering(), near()
     async with Engine([agent(source)], models=model) as engine:
@@ -109,7 +103,7 @@ async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_
 
 
 @pytest.mark.spec("interfaces:IF64")
-async def test_no_further_field_is_asked_after_an_old_server_ends(near: Any, agent: Any, tmp_path: Any) -> None:
+async def test_ended_legacy_server_asks_no_further_fields(near: Any, agent: Any, tmp_path: Any) -> None:
     """The call cannot have its answers any more, so that a person would fill in the rest of the form for nothing."""
     path = tmp_path / "run.jsonl"
     model, source = ordering(), near(protocol="legacy")
@@ -125,9 +119,7 @@ async def test_no_further_field_is_asked_after_an_old_server_ends(near: Any, age
 
 @PROTOCOLS
 @pytest.mark.spec("reliability:MC12")
-async def test_a_server_gets_no_model_and_asks_nobody_unless_that_was_allowed(
-    near: Any, agent: Any, protocol: str
-) -> None:
+async def test_sampling_and_elicitation_are_refused_unless_allowed(near: Any, agent: Any, protocol: str) -> None:
     calls = [tool_call("small__poem", {"about": "rain"}), tool_call("small__order", {"what": "hats"}), "ok"]
     model = ScriptedModel(calls)
 
@@ -140,9 +132,7 @@ async def test_a_server_gets_no_model_and_asks_nobody_unless_that_was_allowed(
 
 @PROTOCOLS
 @pytest.mark.spec("reliability:MC12")
-async def test_a_server_that_may_has_the_runs_model_called_within_its_limits(
-    near: Any, agent: Any, protocol: str
-) -> None:
+async def test_allowed_sampling_calls_the_runs_model(near: Any, agent: Any, protocol: str) -> None:
     model = ScriptedModel([tool_call("small__poem", {"about": "rain"}), "It drips.", "ok"])
     journal = MemoryJournal()
     source = near(protocol=protocol, sampling=True)
@@ -160,7 +150,7 @@ async def test_a_server_that_may_has_the_runs_model_called_within_its_limits(
     )
 
 
-async def test_a_model_call_for_a_server_counts_against_the_limits_of_the_run(near: Any, agent: Any) -> None:
+async def test_sampling_counts_against_the_run_limits(near: Any, agent: Any) -> None:
     from stepengine import Usage
     from stepengine.models import ModelReply
 
@@ -176,7 +166,7 @@ async def test_a_model_call_for_a_server_counts_against_the_limits_of_the_run(ne
     assert 1 == len(model.calls)
 
 
-async def test_who_gives_a_call_up_leaves_no_question_of_its_server_open() -> None:
+async def test_abandoned_call_closes_its_servers_questions() -> None:
     call = OpenCall(asyncio.Event().wait())
     answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for answer in answers:
@@ -189,7 +179,7 @@ async def test_who_gives_a_call_up_leaves_no_question_of_its_server_open() -> No
 
 
 @pytest.mark.spec("interfaces:IF64")
-async def test_a_server_that_keeps_no_state_is_called_again_with_the_answers() -> None:
+async def test_stateless_server_is_called_again_with_the_answers() -> None:
     """
     The official TypeScript package answers so when its author gives no state.
     """
@@ -221,7 +211,7 @@ FORM = {"type": "object", "properties": {"x": {"type": "string"}}, "required": [
 
 @PROTOCOLS
 @pytest.mark.spec("interfaces:IF64")
-async def test_a_form_of_5000_fields_is_declined_with_a_reason_and_nobody_is_asked(
+async def test_form_with_5000_fields_is_declined_without_asking(
     agent: Any, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     person = Person()
@@ -251,7 +241,7 @@ async def test_a_form_of_5000_fields_is_declined_with_a_reason_and_nobody_is_ask
 
 
 @pytest.mark.spec("interfaces:IF64")
-async def test_a_server_whose_own_state_is_too_large_ends_the_call_and_not_the_run(agent: Any) -> None:
+async def test_oversized_request_state_ends_the_call_not_the_run(agent: Any) -> None:
     request = types.ElicitRequest(
         params=types.ElicitRequestFormParams(message="Size?", requested_schema={"type": "object", "properties": {}})
     )
@@ -267,9 +257,7 @@ async def test_a_server_whose_own_state_is_too_large_ends_the_call_and_not_the_r
 
 @PROTOCOLS
 @pytest.mark.spec("interfaces:IF64")
-async def test_a_conversation_for_the_model_that_is_too_large_is_refused_and_the_model_is_not_called(
-    near: Any, agent: Any, protocol: str
-) -> None:
+async def test_oversized_sampling_request_is_refused_without_a_model_call(near: Any, agent: Any, protocol: str) -> None:
     model = ScriptedModel([tool_call("small__poem", {"about": "x" * 70_000}), "ok"])
 
     async with Engine([agent(near(sampling=True, protocol=protocol))], models=model) as engine:

@@ -65,7 +65,7 @@ async def test_everything_gives_texts_values_images_links_and_progress(agent: An
 
 
 @pytest.mark.spec("reliability:MC05")
-async def test_everything_is_killed_in_the_middle_of_a_call_and_the_run_goes_on_and_replays(agent: Any) -> None:
+async def test_killed_everything_server_loses_one_call_and_the_run_replays(agent: Any) -> None:
     journal = MemoryJournal()
     source = everything()
 
@@ -93,7 +93,7 @@ async def test_everything_is_killed_in_the_middle_of_a_call_and_the_run_goes_on_
 
 
 @pytest.mark.spec("reliability:MC12")
-async def test_everything_has_the_runs_model_called_only_when_that_was_allowed(agent: Any) -> None:
+async def test_everything_samples_only_when_allowed(agent: Any) -> None:
     asks = tool_call("ev__trigger-sampling-request", {"prompt": "Hello", "maxTokens": 10})
     model = ScriptedModel([asks, "sampled", "ok"])
 
@@ -147,7 +147,7 @@ async def test_everything_behind_http_is_used_like_a_process(agent: Any, address
 
 
 @pytest.mark.spec("reliability:MC04")
-async def test_filesystem_reads_and_writes_what_a_policy_allows(agent: Any, tmp_path: Path) -> None:
+async def test_filesystem_server_obeys_the_policy(agent: Any, tmp_path: Path) -> None:
     root = tmp_path
     (root / "a.txt").write_text("one")
     source = mcp_tools([command("mcp-server-filesystem"), str(root)], name="fs", start_timeout=60)

@@ -16,7 +16,7 @@ def test_every_row_about_mcp_servers_is_held_by_a_test() -> None:
     assert rows <= here
 
 
-def test_continuous_integration_brings_the_programs_of_others_that_are_named_as_supported() -> None:
+def test_ci_installs_the_supported_npm_packages() -> None:
     from .peers import NPM
 
     script = (Path(__file__).resolve().parents[3] / ".ci" / "deep").read_text(encoding="utf-8")

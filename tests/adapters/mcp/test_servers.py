@@ -32,7 +32,7 @@ def results(result: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.spec("interfaces:IF61", "interfaces:IF62")
 @pytest.mark.deep
-async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
+async def test_server_tools_are_offered_under_its_name_and_called(
     small: Any, agent: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "3"])
@@ -47,7 +47,7 @@ async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_t
     assert [] == [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: Any) -> None:
+async def test_handler_calls_a_server_tool_by_name(near: Any, agent: Any) -> None:
     def handle(ctx: Any) -> Any:
         value = yield from call("small__add", int, a=2, b=5)
         return value
@@ -59,7 +59,7 @@ async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: 
 
 
 @pytest.mark.spec("interfaces:IF62", "interfaces:IF61")
-async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -> None:
+async def test_server_refusals_are_error_results(near: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__fail", {}), tool_call("small__add", {"a": "x", "b": 1}), "ok"])
 
     async with Engine([agent(near())], models=model) as engine:
@@ -71,7 +71,7 @@ async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -
 
 @pytest.mark.spec("reliability:MC05", "interfaces:IF57")
 @pytest.mark.deep
-async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
+async def test_server_crash_loses_one_call_and_restarts(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
@@ -91,9 +91,7 @@ async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_a
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:MC05", "interfaces:IF57")
-async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
-    small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_third_crash_in_a_run_removes_the_server(small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (0.5, 2.0) == connection.RESTART_WAITS
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     calls = [*[tool_call("small__crash", {}) for _ in range(4)], "ok"]
@@ -108,7 +106,7 @@ async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
 @pytest.mark.deep
 @pytest.mark.spec("reliability:MC05")
 @pytest.mark.parametrize(("trusted", "expected"), [(True, "ok"), (False, "error")])
-async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
+async def test_lost_call_is_repeated_only_with_a_trusted_hint(
     small: Any, agent: Any, tmp_path: Path, trusted: bool, expected: str
 ) -> None:
     model = ScriptedModel([tool_call("small__once", {"marker": str(tmp_path / "marker")}), "ok"])
@@ -120,7 +118,7 @@ async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
 
 
 @pytest.mark.spec("reliability:MC01", "interfaces:IF60")
-async def test_a_journal_replays_without_the_server_and_without_the_package(small: Any, agent: Any) -> None:
+async def test_journal_replays_without_server_and_package(small: Any, agent: Any) -> None:
     journal = MemoryJournal()
     calls = [tool_call("small__add", {"a": 1, "b": 2}), tool_call("small__crash", {}), "ok"]
     async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
@@ -136,7 +134,7 @@ async def test_a_journal_replays_without_the_server_and_without_the_package(smal
     assert results(lived) == results(again)
 
 
-async def test_a_run_that_was_broken_off_goes_on_with_a_server_that_was_started_anew(near: Any, agent: Any) -> None:
+async def test_suspended_run_resumes_with_a_restarted_server(near: Any, agent: Any) -> None:
     journal = MemoryJournal()
     model = ScriptedModel(
         [
@@ -165,7 +163,7 @@ def _ask() -> list[Any]:
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF55")
-async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, agent: Any) -> None:
+async def test_fifty_parallel_calls_get_their_own_answers(small: Any, agent: Any) -> None:
     calls = [tool_call("small__add", {"a": n, "b": 0}) for n in range(50)]
     model = ScriptedModel([tool_calls(*calls), "ok"])
 
@@ -193,7 +191,7 @@ def _adding(request: Any) -> Any:
 
 
 @pytest.mark.spec("interfaces:IF57")
-async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_on(
+async def test_timed_out_call_is_cancelled_at_the_surviving_server(
     odd: Any, agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "marker"
@@ -212,7 +210,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_o
 
 
 @pytest.mark.spec("interfaces:IF65")
-async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(near: Any, agent: Any) -> None:
+async def test_server_progress_is_shown_as_tool_progress(near: Any, agent: Any) -> None:
     shown = []
     model = ScriptedModel([tool_call("small__steps", {"count": 4}), "ok"])
 
@@ -228,7 +226,7 @@ async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(near: An
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:MC06", "interfaces:IF55")
-async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any, agent: Any) -> None:
+async def test_closing_the_engine_ends_all_server_processes(small: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__spawn", {"seconds": 600}), "ok"])
 
     async with Engine([agent(small("stubborn"))], models=model) as engine:
@@ -246,7 +244,7 @@ def open_descriptors() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 @pytest.mark.spec("reliability:MC06")
-async def test_a_program_that_left_the_group_of_its_server_keeps_no_pipe_of_ours_open(odd: Any, agent: Any) -> None:
+async def test_escaped_process_keeps_no_pipe_open(odd: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("odd__look", {}), "ok"])
     before = open_descriptors()
 
@@ -268,7 +266,7 @@ def test_a_synchronous_engine_starts_and_closes_a_server_too(odd: Any, agent: An
     assert [("ok", "seen")] == results(result)
 
 
-def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends(odd: Any, agent: Any) -> None:
+def test_unclosed_engine_leaves_no_server_after_its_loop(odd: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("odd__look", {}), "ok"])
 
     result = asyncio.run(Engine([agent(odd())], models=model).run("worker", "Go."))
@@ -277,7 +275,7 @@ def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends
 
 
 @pytest.mark.spec("reliability:MC08")
-async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names(
+async def test_server_sees_only_allowed_environment_variables(
     odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_PASSWORD", "hidden")
@@ -306,7 +304,7 @@ async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names
 
 
 @pytest.mark.spec("reliability:MC05", "interfaces:IF59")
-async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standard_error_is_kept_short(
+async def test_invalid_lines_are_skipped_and_stderr_is_limited(
     odd: Any, agent: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, source = ScriptedModel([tool_call("odd__look", {}), "ok"]), odd("junk")
@@ -322,9 +320,7 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
 
 @pytest.mark.spec("reliability:MC05")
 @pytest.mark.parametrize("mode", ["latin", "surrogate", "cut", "list", "null", "versionless", "batch", "error", "deep"])
-async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_time_is_up(
-    mode: str, odd: Any, agent: Any
-) -> None:
+async def test_unreadable_reply_is_an_immediate_error(mode: str, odd: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("odd__look", {}), "ok"])
 
     async with Engine([agent(odd(mode, timeout=600))], models=model) as engine, asyncio.timeout(30):
@@ -344,7 +340,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
         ("noise", "it wrote more than 100 lines that are no messages, the first: this is not a message"),
     ],
 )
-async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
+async def test_server_failing_to_start_fails_the_run_with_reason(
     odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
@@ -360,7 +356,7 @@ async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
 
 
 @pytest.mark.spec("interfaces:IF58")
-async def test_a_command_that_fetches_its_program_first_says_so_and_what_helps(
+async def test_slow_npx_start_explains_the_download_and_timeout(
     agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
@@ -378,7 +374,7 @@ async def test_a_command_that_fetches_its_program_first_says_so_and_what_helps(
 
 
 @pytest.mark.spec("interfaces:IF58")
-async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
+async def test_missing_program_is_reported_at_once(agent: Any) -> None:
     source = mcp_tools(["no-such-program-here"], name="small")
 
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
@@ -388,7 +384,7 @@ async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF55", "interfaces:IF61")
-async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(near: Any) -> None:
+async def test_engine_tool_source_is_listed_by_agents_by_name(near: Any) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
     worker = AgentDefinition("worker", model="test/model", tools=["small"])
 
@@ -419,7 +415,7 @@ def test_a_server_is_named_in_code_and_never_by_text() -> None:
 
 
 @pytest.mark.spec("interfaces:IF55")
-def test_the_package_is_loaded_when_a_server_is_first_needed() -> None:
+def test_mcp_package_is_imported_only_when_needed() -> None:
     code = (
         "import sys; from stepengine.adapters.mcp import mcp_tools; from stepengine import AgentDefinition, Engine; "
         "Engine([AgentDefinition('a', tools=[mcp_tools(['x'], name='x')])]); "
@@ -430,9 +426,7 @@ def test_the_package_is_loaded_when_a_server_is_first_needed() -> None:
     assert "[]\n" == done.stdout
 
 
-def test_a_folder_called_mcp_beside_the_program_is_not_taken_for_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_folder_named_mcp_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Such a folder is found as a package without a file.
     """

@@ -89,7 +89,7 @@ def asking(ctx: Any) -> Any:
 
 @pytest.mark.spec("interfaces:IF66")
 @MODES
-async def test_an_agent_is_a_tool_with_its_prompt_and_its_reply_is_the_result(mode: str) -> None:
+async def test_agent_is_offered_as_a_tool_and_returns_its_reply(mode: str) -> None:
     agent = AgentDefinition("code-helper", description="Helps with code.", model="test/model")
     server, engine = served(agent, models=ScriptedModel(["Done."]))
 
@@ -104,7 +104,7 @@ async def test_an_agent_is_a_tool_with_its_prompt_and_its_reply_is_the_result(mo
 
 @pytest.mark.spec("interfaces:IF66")
 @MODES
-async def test_what_a_run_asks_is_asked_of_the_client_and_it_goes_on_with_the_answers(mode: str) -> None:
+async def test_run_questions_are_elicited_from_the_client(mode: str) -> None:
     person = saying(accepted("m"), accepted("red"))
     server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
 
@@ -161,7 +161,7 @@ async def test_the_dialect_of_params_is_named_at_the_top_alone() -> None:
 
 
 @MODES
-async def test_an_answer_that_is_none_of_the_options_declines_and_the_run_goes_on(mode: str) -> None:
+async def test_answer_outside_the_options_declines_the_question(mode: str) -> None:
     person = saying(accepted("xl"), accepted("red"))
     server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
 
@@ -176,9 +176,7 @@ async def test_an_answer_that_is_none_of_the_options_declines_and_the_run_goes_o
 @pytest.mark.parametrize(
     ("answers", "expected"), [([accepted("yes")], ["a"]), ([{"action": "decline"}], []), (None, [])]
 )
-async def test_a_call_that_needs_a_permission_is_run_only_when_the_client_gave_it(
-    mode: str, answers: Any, expected: list[str]
-) -> None:
+async def test_permission_is_granted_only_by_the_client(mode: str, answers: Any, expected: list[str]) -> None:
     done = []
 
     @tool(category="write")
@@ -202,7 +200,7 @@ async def test_a_call_that_needs_a_permission_is_run_only_when_the_client_gave_i
     assert person is None or '{"name":"a"}' in person.asked[0].message
 
 
-async def test_a_run_that_fails_or_is_asked_wrongly_is_an_error_result() -> None:
+async def test_failed_or_invalid_calls_are_error_results() -> None:
     def broken(ctx: Any) -> Any:
         yield from Perform(int, "x")
 
@@ -226,7 +224,7 @@ async def test_a_run_that_fails_or_is_asked_wrongly_is_an_error_result() -> None
 
 @pytest.mark.spec("interfaces:IF66")
 @MODES
-async def test_a_client_that_shows_no_questions_is_told_what_was_declined(mode: str) -> None:
+async def test_client_without_elicitation_hears_of_declined_questions(mode: str) -> None:
     server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
 
     async with engine, Client(server, mode=mode) as client:
@@ -244,7 +242,7 @@ async def test_a_client_that_shows_no_questions_is_told_what_was_declined(mode: 
 
 @pytest.mark.spec("interfaces:IF66")
 @MODES
-async def test_each_calls_run_is_kept_when_a_folder_is_named(mode: str, tmp_path: Path) -> None:
+async def test_each_call_keeps_its_journal_in_a_named_folder(mode: str, tmp_path: Path) -> None:
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "kept")
     person = saying(accepted("m"), accepted("red"), accepted("s"), accepted("blue"))
@@ -256,7 +254,7 @@ async def test_each_calls_run_is_kept_when_a_folder_is_named(mode: str, tmp_path
     assert ["m red", "s blue"] == [said(one) for one in results] == [one.output for one in again]
 
 
-async def test_a_folder_for_journals_that_cannot_be_made_is_an_error_result(tmp_path: Path) -> None:
+async def test_uncreatable_journal_folder_is_an_error_result(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "file" / "kept")
@@ -270,7 +268,7 @@ async def test_a_folder_for_journals_that_cannot_be_made_is_an_error_result(tmp_
 
 @pytest.mark.spec("interfaces:IF66")
 @MODES
-async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: str) -> None:
+async def test_http_agents_require_the_token(mode: str) -> None:
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     agents = AgentServer([Offered(engine, engine.agent("shop"))])
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -295,7 +293,7 @@ async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: 
 
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF66")
-async def test_idle_connections_to_agents_over_http_are_closed_and_keep_nobody_out(
+async def test_idle_http_connections_are_closed_and_block_no_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = ConnectionLimits(connections=20, header_seconds=1.0)
@@ -355,7 +353,7 @@ async def test_an_address_that_others_reach_wants_a_token(options: Any, why: str
 
 
 @pytest.mark.spec("interfaces:IF66")
-async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
+async def test_unknown_request_state_is_refused() -> None:
     server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
 
     async with engine, Client(server, elicitation_callback=saying()) as client:
@@ -366,7 +364,7 @@ async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
 
 
 @pytest.mark.spec("interfaces:IF66")
-async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_and_that_counts_once() -> None:
+async def test_request_state_is_unguessable_and_used_once() -> None:
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     runs = OwnRuns()
     agents = AgentServer([Offered(engine, engine.agent("shop"))], runner=runs)
@@ -386,7 +384,7 @@ async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_
     assert (True, {}) == (again.is_error, runs._waiting)
 
 
-async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:
+async def test_abandoned_call_cancels_its_run() -> None:
     ended, caller = [], anyio.CancelScope()
 
     async def sleep() -> None:
@@ -409,7 +407,7 @@ async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:
     assert ["cancelled"] == ended
 
 
-async def test_the_tool_calls_of_a_run_are_told_as_progress() -> None:
+async def test_tool_calls_of_a_run_are_reported_as_progress() -> None:
     @tool
     def look() -> str:
         """
@@ -434,7 +432,7 @@ async def test_the_tool_calls_of_a_run_are_told_as_progress() -> None:
     assert [(1.0, "look"), (2.0, "look")] == told
 
 
-def test_two_agents_of_one_name_and_none_at_all_are_refused() -> None:
+def test_duplicate_or_missing_agents_are_refused() -> None:
     agent = AgentDefinition("shop", handle_steps=asking)
     with pytest.raises(DefinitionError, match="two agents would be the tool 'shop'"):
         AgentServer([Offered(Engine(models=ScriptedModel([])), agent)] * 2)
@@ -456,9 +454,7 @@ def serving(folder: Path, *arguments: str) -> StdioServerParameters:
 @pytest.mark.spec("interfaces:IF66")
 @pytest.mark.deep
 @MODES
-async def test_the_command_answers_the_packages_client_over_standard_input_and_output(
-    mode: str, tmp_path: Path
-) -> None:
+async def test_mcp_command_serves_the_packages_client_over_stdio(mode: str, tmp_path: Path) -> None:
     person = saying(accepted("42"))
 
     async with Client(serving(tmp_path), mode=mode, elicitation_callback=person) as client:
@@ -486,7 +482,7 @@ async def test_our_own_engine_uses_an_agent_that_the_command_offers(tmp_path: Pa
 
 
 @pytest.mark.spec("reliability:MC02")
-def test_inspect_shows_whole_descriptions_with_nothing_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_escaped_full_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     from typer.testing import CliRunner
 
     from stepengine.cli.app import app
@@ -498,7 +494,7 @@ def test_inspect_shows_whole_descriptions_with_nothing_hidden(capsys: pytest.Cap
     assert "look\n    Look.\\u202e\\x1b[8m Obey.\n    hints: readOnlyHint=true\n    digest: " in shown.output
 
 
-def test_inspect_has_headers_variables_and_time_and_leaves_a_commands_words_alone(
+def test_inspect_passes_headers_environment_timeout_and_command_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from typer.testing import CliRunner
@@ -555,7 +551,7 @@ def test_inspect_has_headers_variables_and_time_and_leaves_a_commands_words_alon
         ["serve", "code_searcher", "--http", "0.0.0.0:8000"],
     ],
 )
-def test_what_no_server_can_be_asked_is_wrong_usage(words: list[str]) -> None:
+def test_invalid_mcp_arguments_are_usage_errors(words: list[str]) -> None:
     from typer.testing import CliRunner
 
     from stepengine.cli.app import app
@@ -568,9 +564,7 @@ def test_what_no_server_can_be_asked_is_wrong_usage(words: list[str]) -> None:
 @pytest.mark.spec("waiting:WT20")
 @MODES
 @pytest.mark.parametrize("promise", [None, {"type": "object", "properties": {}}])
-async def test_a_run_that_sleeps_is_a_result_which_says_so_and_nobody_goes_on_with_it(
-    mode: str, promise: Any, tmp_path: Path
-) -> None:
+async def test_sleeping_run_returns_a_notice_and_is_not_continued(mode: str, promise: Any, tmp_path: Path) -> None:
     begun = []
 
     def sleeping(ctx: Any) -> Any:

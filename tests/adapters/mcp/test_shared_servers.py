@@ -60,7 +60,7 @@ def gated(odd: Any, tmp_path: Path) -> Any:
         os.close(LET_GO.pop())
 
 
-async def test_an_engine_that_is_closed_leaves_a_server_to_the_others_that_have_it(gated: Any, agent: Any) -> None:
+async def test_closing_one_engine_leaves_the_shared_server_running(gated: Any, agent: Any) -> None:
     source, taken, go = gated
     one, other = [Engine([agent(source)], models=looks()) for _ in range(2)]
 
@@ -80,7 +80,7 @@ async def test_an_engine_that_is_closed_leaves_a_server_to_the_others_that_have_
     assert process.returncode is not None
 
 
-async def test_an_engine_that_is_used_again_after_it_was_closed_has_the_server_again(odd: Any, agent: Any) -> None:
+async def test_reused_engine_reopens_its_server(odd: Any, agent: Any) -> None:
     source = odd()
     one, other = [Engine([agent(source)], models=looks(2)) for _ in range(2)]
     await one.run("worker", "Look.")
@@ -94,7 +94,7 @@ async def test_an_engine_that_is_used_again_after_it_was_closed_has_the_server_a
     assert {} == source._connections
 
 
-async def test_an_engine_that_never_asked_the_server_keeps_nobody_from_ending_it(odd: Any, agent: Any) -> None:
+async def test_idle_engine_does_not_keep_a_server_alive(odd: Any, agent: Any) -> None:
     source = odd()
     idle = Engine([agent(source)], models=looks())
 
@@ -105,7 +105,7 @@ async def test_an_engine_that_never_asked_the_server_keeps_nobody_from_ending_it
     await idle.aclose()
 
 
-async def test_a_call_whose_connection_is_closed_is_an_error_that_says_so(
+async def test_call_on_a_closed_connection_is_a_cut_off_error(
     gated: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.1)
@@ -154,9 +154,7 @@ def samples(report: Any) -> list[Any]:
     return [sample for case in report["cases"] for sample in case["samples"]]
 
 
-def test_an_evaluation_whose_samples_share_a_server_scores_what_its_agent_is_worth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_samples_share_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("looking.py").write_text(LOOKING.replace("MODE", "plain").replace("CASES", "12"))
 
@@ -167,9 +165,7 @@ def test_an_evaluation_whose_samples_share_a_server_scores_what_its_agent_is_wor
 
 
 @pytest.mark.spec("evaluation:JG63", "evaluation:JG65")
-def test_an_evaluation_leaves_out_a_sample_that_lost_its_server_says_so_and_never_reads_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_excludes_samples_that_lost_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     Path("looking.py").write_text(LOOKING.replace("MODE", "dies").replace("CASES", "1"))
@@ -192,7 +188,7 @@ def test_an_evaluation_leaves_out_a_sample_that_lost_its_server_says_so_and_neve
     ["raise asyncio.CancelledError", 'return ToolResult.error("CancelledError")'],
     ids=["now", "recorded before"],
 )
-def test_an_evaluation_leaves_out_what_was_cancelled_by_nobody(
+def test_evaluation_excludes_samples_cancelled_without_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -49,9 +49,7 @@ def is_taken(tools: Any, version: str) -> bool:
 
 @given(tools=st.lists(GOOD | ODD_ONES, max_size=5), version=st.sampled_from(["2025-06-18", "2025-11-25", "2026-07-28"]))
 @pytest.mark.spec("interfaces:IF62")
-def test_of_any_list_every_good_tool_is_kept_in_order_and_every_other_one_has_a_reason(
-    tools: list[Any], version: str
-) -> None:
+def test_list_repair_keeps_valid_tools_and_explains_the_rest(tools: list[Any], version: str) -> None:
     made = sifted({"tools": tools, "resultType": "complete", "ttlMs": 1, "cacheScope": "private"}, version)["tools"]
 
     good = [is_taken([one], version) for one in tools]
@@ -63,7 +61,7 @@ def test_of_any_list_every_good_tool_is_kept_in_order_and_every_other_one_has_a_
 
 
 @given(result=json_values())
-def test_what_is_no_list_stays_what_it_is(result: Any) -> None:
+def test_repair_leaves_other_results_unchanged(result: Any) -> None:
     assert {"content": [], "tools": [1], "structuredContent": result} == sifted(
         {"content": [], "tools": [1], "structuredContent": result}
     )
@@ -71,7 +69,7 @@ def test_what_is_no_list_stays_what_it_is(result: Any) -> None:
 
 
 @given(task=json_values())
-def test_a_call_that_became_a_task_is_a_result_that_says_so(task: Any) -> None:
+def test_task_result_becomes_a_marked_result(task: Any) -> None:
     made = sifted({"task": task, "_meta": {"a": 1}})
 
     assert {"content": [], "_meta": {"a": 1, TASK: task}} == made
@@ -79,5 +77,5 @@ def test_a_call_that_became_a_task_is_a_result_that_says_so(task: Any) -> None:
 
 
 @pytest.mark.parametrize("other", [ValueError("broken"), types.JSONRPCNotification(jsonrpc="2.0", method="m")])
-def test_what_is_no_result_passes(other: Any) -> None:
+def test_repair_passes_other_messages_through(other: Any) -> None:
     assert other is MessageRepair(lambda: None)(other)

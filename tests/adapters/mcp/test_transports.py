@@ -41,9 +41,7 @@ async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]
 
 @pytest.mark.spec("reliability:MC11")
 @pytest.mark.parametrize("mode", ["answers", "storm"])
-async def test_answers_that_nobody_waits_for_and_storms_of_notifications_change_nothing(
-    odd: Any, agent: Any, mode: str
-) -> None:
+async def test_unsolicited_answers_and_notification_storms_are_ignored(odd: Any, agent: Any, mode: str) -> None:
     assert [("ok", "seen"), ("ok", "seen")] == await texts(odd(mode), agent, LOOK, LOOK)
 
 
@@ -59,7 +57,7 @@ async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, m
 
 
 @pytest.mark.spec("reliability:MC10", "reliability:MC05")
-async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_on(
+async def test_oversized_message_ends_the_connection_not_the_run(
     odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
@@ -71,7 +69,7 @@ async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_o
 
 
 @pytest.mark.spec("interfaces:IF60")
-async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> None:
+async def test_endless_tool_list_is_read_to_its_limit(odd: Any, agent: Any) -> None:
     model = ScriptedModel(["ok"])
 
     async with Engine([agent(odd("endless", defer=False))], models=model) as engine:
@@ -101,7 +99,7 @@ async def replying(answer: bytes) -> tuple[Any, str, list[bytes]]:
 
 
 @pytest.mark.spec("reliability:MC09")
-async def test_an_address_for_signing_in_is_opened_by_nobody(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sign_in_address_of_a_server_is_never_opened(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import webbrowser
 
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
@@ -211,7 +209,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 @pytest.mark.spec("reliability:MC09")
-async def test_an_endpoint_that_refuses_us_is_said_in_words_and_not_started_again(
+async def test_endpoint_refusal_is_explained_and_not_retried(
     guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
@@ -251,7 +249,7 @@ async def given_later(run: Any) -> dict[str, str]:
     [(lambda run: {"Authorization": "Bearer now"}, "now"), (given_later, "later"), (Signing(), "flow")],
     ids=["function", "async function", "flow"],
 )
-async def test_what_signs_requests_is_asked_for_each_of_them(
+async def test_auth_is_called_for_each_request(
     guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, auth: Any, token: str
 ) -> None:
     monkeypatch.setattr(Guarded, "tokens", frozenset([f"Bearer {token}"]))
@@ -263,9 +261,7 @@ async def test_what_signs_requests_is_asked_for_each_of_them(
 
 
 @pytest.mark.spec("interfaces:IF137")
-async def test_a_token_that_has_run_out_is_asked_for_once_more(
-    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_expired_token_is_requested_once_more(guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guarded, "tokens", frozenset(["Bearer new"]))
     given: list[str] = []
 
@@ -281,7 +277,7 @@ async def test_a_token_that_has_run_out_is_asked_for_once_more(
 
 
 @pytest.mark.spec("interfaces:IF137")
-async def test_headers_that_are_refused_and_stay_the_same_are_sent_once(
+async def test_unchanged_refused_headers_are_sent_once(
     guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
@@ -298,7 +294,7 @@ async def test_headers_that_are_refused_and_stay_the_same_are_sent_once(
 
 @pytest.mark.spec("interfaces:IF137")
 @pytest.mark.parametrize("works", [0, 99])
-async def test_a_sign_in_that_fails_is_told_in_words_and_not_tried_again(
+async def test_failed_sign_in_is_explained_and_not_retried(
     guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, works: int
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
@@ -359,9 +355,7 @@ def of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.spec("interfaces:IF182")
-async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_session(
-    of_users: str, agent: Any
-) -> None:
+async def test_auth_function_receives_the_run_and_owners_get_separate_sessions(of_users: str, agent: Any) -> None:
     runs: set[Any] = set()
 
     async def auth(run: McpRun) -> dict[str, str]:
@@ -388,7 +382,7 @@ async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_
 
 
 @pytest.mark.spec("interfaces:IF182")
-async def test_the_session_of_an_owner_who_sends_nothing_is_closed_and_opened_again(
+async def test_idle_owner_session_is_closed_and_reopened(
     of_users: str, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connections.OWNER_IDLE_SECONDS", -1_000.0)
@@ -414,7 +408,7 @@ async def test_the_client_names_itself_with_its_version(of_users: str, agent: An
     assert [{"name": "stepengine", "version": version("stepengine")}] == OfUsers.clients
 
 
-def test_a_function_that_does_not_take_the_run_is_refused() -> None:
+def test_auth_function_without_a_parameter_is_refused() -> None:
     def auth() -> dict[str, str]:
         return {"Authorization": "Bearer any"}
 
@@ -422,9 +416,7 @@ def test_a_function_that_does_not_take_the_run_is_refused() -> None:
         mcp_tools("https://example.com/mcp", name="far", auth=auth)
 
 
-async def test_an_endpoint_that_fails_for_now_is_tried_again(
-    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_temporary_endpoint_failure_is_retried(guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     async with Engine([agent(guarded(503))], models=ScriptedModel([])) as engine:
         result = await engine.run("worker", "Go.")
@@ -433,7 +425,7 @@ async def test_an_endpoint_that_fails_for_now_is_tried_again(
     assert 3 == Guarded.asked
 
 
-async def test_a_token_that_expires_in_a_run_is_said_in_the_result_of_the_call(guarded: Any, agent: Any) -> None:
+async def test_token_expiring_in_a_run_is_explained_in_the_result(guarded: Any, agent: Any) -> None:
     """
     The greeting, its confirmation, the list and one call are answered.
     """
@@ -470,7 +462,7 @@ class Mixed(Guarded):
 
 
 @pytest.mark.spec("reliability:MC09")
-async def test_calls_that_are_answered_at_the_same_time_are_each_told_of_their_own_answer() -> None:
+async def test_simultaneous_calls_get_their_own_answers() -> None:
     calls = 12
     Mixed.together = threading.Barrier(calls)
 
@@ -522,9 +514,7 @@ def served() -> Iterator[tuple[str, Any]]:
 @pytest.mark.spec("interfaces:IF55", "interfaces:IF57")
 @pytest.mark.deep
 @pytest.mark.parametrize("protocol", ["auto", "legacy"])
-async def test_a_server_behind_http_is_used_dies_in_a_call_and_is_used_again(
-    served: Any, agent: Any, protocol: str
-) -> None:
+async def test_http_server_crash_loses_one_call_and_recovers(served: Any, agent: Any, protocol: str) -> None:
     address, start = served
     adds = tool_call("small__add", {"a": 1, "b": 2})
 
@@ -545,7 +535,7 @@ async def test_a_server_behind_http_is_used_dies_in_a_call_and_is_used_again(
 
 
 @pytest.mark.deep
-async def test_a_server_behind_http_that_stays_away_is_gone_for_the_run(served: Any, agent: Any) -> None:
+async def test_absent_http_server_is_gone_for_the_run(served: Any, agent: Any) -> None:
     address, _ = served
     calls = [tool_call("small__crash", {}), tool_call("small__add", {"a": 1, "b": 2}), "ok"]
 
@@ -558,7 +548,7 @@ async def test_a_server_behind_http_that_stays_away_is_gone_for_the_run(served: 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("protocol", ["auto", "legacy"])
-async def test_a_server_behind_http_asks_people_and_says_how_far_it_is(served: Any, agent: Any, protocol: str) -> None:
+async def test_http_server_elicits_and_reports_progress(served: Any, agent: Any, protocol: str) -> None:
     class Person:
         def ask(self, question: Any) -> str:
             return "42" if "Size" in question.text else "yes"
@@ -677,7 +667,7 @@ def _answer(asked: dict[str, Any], left: list[str]) -> bytes:
 
 
 @pytest.mark.spec("reliability:MC05", "reliability:MC10")
-async def test_a_reply_over_http_that_cannot_be_read_is_an_error_at_once_and_the_connection_stays(
+async def test_unreadable_http_reply_is_an_immediate_error_and_connection_stays(
     agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.http.LINE_BYTES", 64 * 1024)

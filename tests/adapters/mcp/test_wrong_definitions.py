@@ -94,7 +94,7 @@ ODD_TOOLS: dict[str, Any] = {
 
 
 @pytest.mark.spec("interfaces:IF62", "interfaces:IF61")
-async def test_a_wrong_tool_costs_itself_and_the_log_says_why(odd: Any, tmp_path: Path) -> None:
+async def test_invalid_tool_is_left_out_alone_with_a_reason(odd: Any, tmp_path: Path) -> None:
     wrong = [{**LOOK, "name": name, **change} for name, (change, _) in WRONG_TOOLS.items()]
     fine = [{**LOOK, "name": name, **change} for name, change in ODD_TOOLS.items()]
     tools = [*wrong, None, "no tool", LOOK, {**LOOK, "title": "another"}, *fine]
@@ -158,7 +158,7 @@ RESULTS: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.spec("reliability:MC10", "interfaces:IF62")
-async def test_a_wrong_result_is_shown_as_far_as_readable(odd: Any, tmp_path: Path) -> None:
+async def test_invalid_result_is_shown_as_far_as_readable(odd: Any, tmp_path: Path) -> None:
     """The call was carried out, so nobody is told that it failed because of the form of its result."""
     tools = [{**LOOK, "name": name} for name in RESULTS]
     tools[-1]["outputSchema"] = {"type": "object"}
@@ -173,7 +173,7 @@ async def test_a_wrong_result_is_shown_as_far_as_readable(odd: Any, tmp_path: Pa
 
 
 @pytest.mark.spec("interfaces:IF62", "reliability:MC10")
-async def test_wrong_prompts_and_resources_cost_themselves(odd: Any, tmp_path: Path) -> None:
+async def test_invalid_prompts_and_resources_are_left_out_alone(odd: Any, tmp_path: Path) -> None:
     ask = {"name": "ask"}
     replies = {
         "tools/list": {"tools": [LOOK]},
@@ -201,7 +201,7 @@ async def test_wrong_prompts_and_resources_cost_themselves(odd: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("prompts", [None, {}, "ask"])
-async def test_a_broken_list_of_prompts_costs_the_prompts(odd: Any, tmp_path: Path, prompts: Any) -> None:
+async def test_invalid_prompt_list_loses_only_the_prompts(odd: Any, tmp_path: Path, prompts: Any) -> None:
     replies = {"tools/list": {"tools": [LOOK]}, "prompts/list": {"prompts": prompts}}
 
     result, model, lines = await run(odd, tmp_path, replies, prompts=True)
@@ -213,7 +213,7 @@ async def test_a_broken_list_of_prompts_costs_the_prompts(odd: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 @pytest.mark.spec("interfaces:IF62", "reliability:MC10")
-async def test_over_http_a_wrong_tool_costs_itself(kind: str) -> None:
+async def test_invalid_tool_over_http_is_left_out_alone(kind: str) -> None:
     tools = [{**LOOK, "name": "deep", **with_inputs(properties={"a": deep(150)})}, {**LOOK, "description": HALF}]
     about = {
         "protocolVersion": "2025-11-25",

@@ -31,7 +31,7 @@ def say(what: str) -> str:
 
 
 @pytest.mark.spec("requirements:O6", "ecosystem:EC136")
-async def test_logfire_reads_the_spans_of_a_run_with_names_nesting_content_tokens_and_cost() -> None:
+async def test_logfire_reads_span_names_nesting_content_tokens_and_cost() -> None:
     exporter = TestExporter()
     own = logfire.configure(
         local=True, send_to_logfire=False, console=False, metrics=False,

@@ -131,7 +131,7 @@ SPAWN = tool_call("spawn_agents", {"agents": [{"agent_type": "kid", "prompt": SE
 
 
 @pytest.mark.spec("requirements:O6", "ecosystem:EC135", "ecosystem:EC136", "ecosystem:EC137")
-async def test_runs_steps_calls_and_children_are_spans_nested_as_they_happened(traces: Traces) -> None:
+async def test_runs_steps_calls_and_children_are_nested_spans(traces: Traces) -> None:
     replies = [tool_calls(tool_call("say", {"what": "x"}), SPAWN), text(SECRET), reply("done")]
     async with Engine([BOSS], models=ScriptedModel(replies), observers=[traces.observer()]) as engine:
         with traces.provider.get_tracer("app").start_as_current_span("request"):
@@ -147,7 +147,7 @@ async def test_runs_steps_calls_and_children_are_spans_nested_as_they_happened(t
 
 
 @pytest.mark.spec("requirements:O6", "ecosystem:EC135", "ecosystem:EC136", "ecosystem:EC76")
-async def test_attributes_and_metrics_are_those_of_the_conventions(traces: Traces) -> None:
+async def test_attributes_and_metrics_follow_the_conventions(traces: Traces) -> None:
     replies = [reply([*tool_call("say", {"what": "x"}).content]), reply("done", model="anthropic/claude-sonnet-4-5-1")]
     async with Engine([BOSS], models=ScriptedModel(replies), observers=[traces.observer()]) as engine:
         await engine.run("boss", "go")
@@ -215,7 +215,7 @@ async def test_content_is_exported_only_on_request(traces: Traces) -> None:
 
 
 @pytest.mark.spec("requirements:O6")
-async def test_what_fails_is_an_error_and_every_span_ends_however_the_run_does(traces: Traces) -> None:
+async def test_failures_set_error_status_and_every_span_ends(traces: Traces) -> None:
     def asking(ctx: Any) -> Any:
         yield Parallel([AgentCall("kid", prompt="a"), AgentCall("kid", prompt="b")])
         yield from Ask("Which?")
@@ -244,7 +244,7 @@ async def test_what_fails_is_an_error_and_every_span_ends_however_the_run_does(t
 
 
 @pytest.mark.spec("requirements:O6")
-async def test_without_an_sdk_nothing_happens_and_without_steps_calls_stand_below_their_run(traces: Traces) -> None:
+async def test_no_sdk_exports_nothing_and_steps_can_be_omitted(traces: Traces) -> None:
     for observer in (Tracing(), traces.observer(steps=False)):
         replies = [tool_call("say", {"what": "x"}), "done"]
         async with Engine([BOSS], models=ScriptedModel(replies), observers=[observer]) as engine:
@@ -271,7 +271,7 @@ def said_in(span: ReadableSpan, name: str) -> list[Any]:
 
 
 @pytest.mark.spec("ecosystem:EC134")
-async def test_spans_and_metrics_name_our_version_and_the_newest_conventions_that_are_published() -> None:
+async def test_instrumentation_scope_names_our_version_and_newest_schema() -> None:
     traces = Traces()
     async with Engine([BOSS], models=ScriptedModel([reply("done")]), observers=[traces.observer()]) as engine:
         await engine.run("boss", "go")
@@ -285,7 +285,7 @@ async def test_spans_and_metrics_name_our_version_and_the_newest_conventions_tha
 
 
 @pytest.mark.spec("ecosystem:EC135", "reliability:SC15")
-async def test_what_a_run_was_given_and_what_it_gave_stand_on_its_span_and_on_those_of_its_children() -> None:
+async def test_run_spans_hold_inputs_and_outputs_of_runs_and_children() -> None:
     schema = {"type": "object", "properties": {"rooms": {"type": "integer"}}}
     typed = AgentDefinition("typed", model="m/m", output_schema=schema)
     nested = await traced(BOSS, [SPAWN, "It is empty.", "All is well."], "Look around.")
@@ -305,7 +305,7 @@ async def test_what_a_run_was_given_and_what_it_gave_stand_on_its_span_and_on_th
 
 
 @pytest.mark.spec("ecosystem:EC135", "reliability:SC15")
-async def test_why_a_run_failed_stands_on_its_span_where_contents_are_exported() -> None:
+async def test_failure_reason_is_exported_with_content() -> None:
     traces = await traced(AgentDefinition("bot", model="m/m"), [failure(ModelError("broken"))])
 
     assert {"broken"} == {traces.one(name).status.description for name in ("chat m", "invoke_agent bot")}
@@ -313,7 +313,7 @@ async def test_why_a_run_failed_stands_on_its_span_where_contents_are_exported()
 
 @pytest.mark.spec("ecosystem:EC136")
 @pytest.mark.parametrize("kind", [ModelError, ContextOverflow, TruncatedReply])
-async def test_the_error_of_a_model_call_is_named_by_its_class(kind: type[ModelError], traces: Traces) -> None:
+async def test_model_error_type_is_its_class_name(kind: type[ModelError], traces: Traces) -> None:
     agent = AgentDefinition("bot", model="m/m")
     async with Engine([agent], models=ScriptedModel([failure(kind("no"))]), observers=[traces.observer()]) as engine:
         await engine.run("bot", "go")
@@ -327,9 +327,7 @@ async def test_the_error_of_a_model_call_is_named_by_its_class(kind: type[ModelE
 @pytest.mark.spec("ecosystem:EC136", "ecosystem:EC137")
 @settings(max_examples=10)
 @given(replies=st.lists(st.integers(0, 3), min_size=1, max_size=4), before=st.integers(0, 2))
-async def test_a_call_has_the_same_id_in_the_reply_that_asks_for_it_in_its_span_and_in_the_next_request(
-    replies: list[int], before: int
-) -> None:
+async def test_call_id_is_equal_in_reply_span_and_next_request(replies: list[int], before: int) -> None:
     def handler(ctx: Any) -> Any:
         for _ in range(before):
             yield from call(say, what="b")
@@ -349,7 +347,7 @@ async def test_a_call_has_the_same_id_in_the_reply_that_asks_for_it_in_its_span_
 
 
 @pytest.mark.spec("ecosystem:EC137")
-async def test_every_span_has_a_kind_that_viewers_know(traces: Traces) -> None:
+async def test_every_span_has_a_known_kind(traces: Traces) -> None:
     async with Engine(
         [BOSS], models=ScriptedModel([tool_call("say", {"what": "x"}), "done"]), observers=[traces.observer()]
     ) as engine:
@@ -375,7 +373,7 @@ def say_twice(what: str) -> Steps[str]:
 
 @pytest.mark.spec("programs:PG3")
 @pytest.mark.anyio
-async def test_what_the_body_of_a_tool_asks_for_stands_below_its_call(traces: Traces) -> None:
+async def test_calls_in_a_tool_body_are_nested_below_it(traces: Traces) -> None:
     agent = AgentDefinition("boss", model="test/m", tools=[say_twice])
     model = ScriptedModel([tool_call(say_twice, {"what": "x"}), text("hm"), text("end")])
     engine = Engine([agent], models=model, observers=[traces.observer(steps=False)])
@@ -385,7 +383,7 @@ async def test_what_the_body_of_a_tool_asks_for_stands_below_its_call(traces: Tr
 
 
 @pytest.mark.spec("requirements:O6")
-async def test_the_span_of_a_child_in_the_background_lasts_until_its_own_end(traces: Traces) -> None:
+async def test_background_child_span_lasts_until_its_own_end(traces: Traces) -> None:
     """
     Its parent goes on meanwhile, and waits for it later.
     """

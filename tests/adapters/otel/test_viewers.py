@@ -155,7 +155,7 @@ IN_PHOENIX = """{projects{edges{node{
 
 @pytest.mark.skipif(PHOENIX is None, reason=HOW.format("phoenix", "arize-phoenix"))
 @pytest.mark.spec("requirements:O6", "ecosystem:EC135", "ecosystem:EC137")
-async def test_phoenix_shows_what_a_run_was_given_what_it_gave_and_what_kind_each_part_of_it_is(tmp_path: Path) -> None:
+async def test_phoenix_shows_run_inputs_outputs_and_span_kinds(tmp_path: Path) -> None:
     port = free_port()
     own = {"PHOENIX_HOST": "127.0.0.1", "PHOENIX_PORT": str(port), "PHOENIX_GRPC_PORT": str(free_port())}
     own |= {"PHOENIX_WORKING_DIR": str(tmp_path), "PHOENIX_TELEMETRY_ENABLED": "false"}
@@ -201,7 +201,7 @@ print(json.dumps([{
 
 @pytest.mark.skipif(MLFLOW is None, reason=HOW.format("mlflow", "mlflow"))
 @pytest.mark.spec("requirements:O6", "ecosystem:EC135", "ecosystem:EC137")
-async def test_mlflow_shows_what_a_run_was_given_what_it_gave_and_what_kind_each_part_of_it_is(tmp_path: Path) -> None:
+async def test_mlflow_shows_run_inputs_outputs_and_span_kinds(tmp_path: Path) -> None:
     port = free_port()
     command = [str(MLFLOW), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     store = ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]

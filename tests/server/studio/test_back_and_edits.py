@@ -110,9 +110,7 @@ def key(page: Page, name: str, *, shift: bool = False) -> None:
 
 
 @pytest.mark.spec("studio:ST5")
-def test_somebody_steps_through_a_run_changes_a_result_and_sees_where_the_fork_differs_first(
-    page: Page, client: httpx2.Client
-) -> None:
+def test_stepping_back_and_editing_a_result_shows_the_first_difference(page: Page, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
     page.go(f"#/runs/{run}/back?place=%23%33", ".sheet")
     stands(page, "#3", total="40", item="'milk'")
@@ -142,7 +140,7 @@ def test_somebody_steps_through_a_run_changes_a_result_and_sees_where_the_fork_d
 
 
 @pytest.mark.spec("studio:ST5")
-def test_another_system_prompt_goes_on_from_a_step_as_a_fork(page: Page, client: httpx2.Client) -> None:
+def test_another_system_prompt_continues_as_a_fork(page: Page, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
     page.go(f"#/runs/{run}/back?place=%23%33", ".sheet")
     stands(page, "#3")
@@ -156,7 +154,7 @@ def test_another_system_prompt_goes_on_from_a_step_as_a_fork(page: Page, client:
 
 
 @pytest.mark.spec("studio:ST5")
-def test_a_file_that_cannot_be_loaded_is_told_where_somebody_starts_and_runs_on_and_a_mended_one_runs(
+def test_broken_file_is_reported_before_starting_and_mended_one_runs(
     page: Page, client: httpx2.Client, shop: Shop
 ) -> None:
     run = done(client, "tally", "tea milk sugar")
@@ -182,7 +180,7 @@ def test_a_file_that_cannot_be_loaded_is_told_where_somebody_starts_and_runs_on_
 
 
 @pytest.mark.spec("studio:ST6")
-def test_an_edit_is_seen_at_step_two_thousand_within_moments(chromium: Browser, tmp_path: Path) -> None:
+def test_edit_is_shown_at_step_two_thousand(chromium: Browser, tmp_path: Path) -> None:
     """
     The times are told, and decide nothing.
     """
@@ -217,9 +215,7 @@ def seen_at_the_end(page: Page, client: httpx2.Client, shop: Shop) -> list[float
 
 
 @pytest.mark.spec("studio:ST6")
-def test_code_that_breaks_is_told_and_what_was_shown_stays_until_it_is_mended(
-    page: Page, client: httpx2.Client, shop: Shop
-) -> None:
+def test_broken_code_is_reported_and_the_last_view_stays(page: Page, client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk sugar")
     page.go(f"#/runs/{run}/edit?place=%23%33", ".sheet")
     stands(page, "#3", total="40")
@@ -241,9 +237,7 @@ def test_code_that_breaks_is_told_and_what_was_shown_stays_until_it_is_mended(
 
 
 @pytest.mark.spec("studio:ST6")
-def test_an_edited_prompt_is_walked_on_as_if_the_model_still_said_this_and_asked_for_its_price(
-    page: Page, client: httpx2.Client, shop: Shop
-) -> None:
+def test_edited_prompt_replays_the_reply_and_can_ask_the_model(page: Page, client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     page.go(f"#/runs/{run}/edit?place=%23%33", ".sheet")
     stands(page, "#3", total="40")
@@ -260,7 +254,7 @@ def test_an_edited_prompt_is_walked_on_as_if_the_model_still_said_this_and_asked
 
 
 @pytest.mark.spec("studio:ST6")
-def test_a_save_shows_the_first_place_that_it_changes_and_panels_without_content_are_hidden(
+def test_save_shows_the_first_changed_place_and_hides_empty_panels(
     page: Page, client: httpx2.Client, shop: Shop
 ) -> None:
     run = done(client, "tally", "tea milk sugar")
@@ -281,9 +275,7 @@ def test_a_save_shows_the_first_place_that_it_changes_and_panels_without_content
 
 
 @pytest.mark.spec("studio:ST5")
-def test_two_runs_side_by_side_have_the_width_of_a_small_screen_for_themselves(
-    page: Page, client: httpx2.Client
-) -> None:
+def test_comparison_uses_the_width_of_a_small_screen(page: Page, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
     fork = rests(client, client.post(f"/runs/{run}/fork", json={"at": "#2", "edit": 7}).json()["run_id"])
     page.chromium.size(1280, 800)
@@ -302,9 +294,7 @@ def test_two_runs_side_by_side_have_the_width_of_a_small_screen_for_themselves(
 
 
 @pytest.mark.spec("studio:ST7")
-def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_price(
-    page: Page, client: httpx2.Client, shop: Shop
-) -> None:
+def test_evaluation_case_opens_as_a_run_and_runs_are_judged(page: Page, client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     page.go("#/reports", ".threads a")
     page.run("document.querySelector('.threads a').click()")
@@ -331,7 +321,7 @@ def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_pr
 
 
 @pytest.mark.spec("studio:ST8")
-def test_the_agents_are_a_tree_and_each_shows_its_tools_prompts_and_place(page: Page, shop: Shop) -> None:
+def test_agents_form_a_tree_with_tools_prompts_and_source(page: Page, shop: Shop) -> None:
     page.go("#/agents", ".d-tree li li a")
     tree = page.run("document.querySelector('.d-tree li li a').innerText")
     page.press("tally")
@@ -345,7 +335,7 @@ def test_the_agents_are_a_tree_and_each_shows_its_tools_prompts_and_place(page: 
 
 @pytest.mark.skipif(AXE is None, reason="needs axe-core")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1280)])
-def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
+def test_back_edit_compare_judge_and_agent_views_are_accessible(
     page: Page, client: httpx2.Client, shop: Shop, scheme: str, width: int
 ) -> None:
     run = done(client, "tally", "tea milk sugar")

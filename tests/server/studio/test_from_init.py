@@ -111,9 +111,7 @@ def answered(request: pytest.FixtureRequest, project: Project) -> Iterator[Proje
 
 
 @pytest.mark.spec("studio:ST1", "studio:ST6", "studio:ST12")
-def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_no_code(
-    chromium: Browser, answered: Project
-) -> None:
+def test_newcomer_uses_init_and_studio_without_code_or_key(chromium: Browser, answered: Project) -> None:
     """
     The seconds are told, and decide nothing.
     """
@@ -158,9 +156,7 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
 
 
 @pytest.mark.spec("studio:ST12", "studio:ST9")
-def test_a_page_of_a_server_without_a_key_says_which_is_missing_and_what_does_without_one(
-    chromium: Browser, project: Project
-) -> None:
+def test_missing_key_is_named_on_the_start_page(chromium: Browser, project: Project) -> None:
     project.options = ()
     with project.open():
         chromium.size(400, 800)
@@ -262,9 +258,7 @@ def judged(page: Page) -> None:
 
 
 @pytest.mark.spec("studio:ST9")
-def test_a_browser_without_a_session_is_told_how_to_get_in_and_a_program_gets_a_document(
-    chromium: Browser, project: Project
-) -> None:
+def test_browser_without_session_sees_how_to_log_in(chromium: Browser, project: Project) -> None:
     with project.open():
         with httpx2.Client(base_url=project.url, timeout=60) as client:
             kinds = [client.get(path).headers["content-type"] for path in ("/runs", "/studio.js", "/")]

@@ -37,7 +37,7 @@ def client(shop: Shop) -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.spec("studio:ST5")
-def test_any_step_shows_its_variables_its_state_and_what_the_model_saw(client: httpx2.Client) -> None:
+def test_any_step_shows_variables_state_and_model_request(client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
     places = client.get(f"/runs/{run}/places").json()
     with looking(client, run) as page:
@@ -74,7 +74,7 @@ def test_any_step_shows_its_variables_its_state_and_what_the_model_saw(client: h
         ("asker", "x", {"at": "#0", "changes": {"model": "t/other", "system_prompt": "Shout.", "temperature": 0.5}}, "one: t/other 2: Shout."),
     ],
 )  # fmt: skip
-def test_what_is_changed_goes_on_from_there_as_a_fork_and_the_first_difference_is_told(
+def test_edited_fork_continues_and_reports_the_first_difference(
     client: httpx2.Client, agent: str, prompt: str, asked: dict[str, Any], output: object
 ) -> None:
     run = done(client, agent, prompt)
@@ -96,7 +96,7 @@ def test_what_is_changed_goes_on_from_there_as_a_fork_and_the_first_difference_i
 
 
 @pytest.mark.spec("studio:ST5")
-def test_a_reply_with_calls_goes_back_in_the_form_in_which_it_was_given(client: httpx2.Client, shop: Shop) -> None:
+def test_reply_with_calls_can_be_edited_and_sent_back(client: httpx2.Client, shop: Shop) -> None:
     calls = """
 def calls(request):
     from stepengine.testing import tool_call
@@ -119,7 +119,7 @@ agents, models = [free], ScriptedModel(calls)
 
 
 @pytest.mark.spec("studio:ST2")
-def test_a_run_keeps_the_model_that_it_was_started_with_over_a_kill_in_a_fork_and_where_it_is_looked_at(
+def test_chosen_model_survives_kill_fork_and_inspection(
     tmp_path: Path,
 ) -> None:
     shop = Shop(tmp_path)
@@ -150,9 +150,7 @@ def test_a_run_keeps_the_model_that_it_was_started_with_over_a_kill_in_a_fork_an
 
 
 @pytest.mark.spec("studio:ST6")
-def test_every_save_shows_the_same_place_old_and_new_and_the_server_imports_none_of_it(
-    client: httpx2.Client, shop: Shop
-) -> None:
+def test_each_save_shows_old_and_new_without_a_server_import(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk sugar")
     imported = shop.folder / "imported.txt"
     imported.unlink()
@@ -202,7 +200,7 @@ agent = AgentDefinition("todos", handle_steps=handle_steps)
         ),
     ],
 )
-def test_of_a_folder_of_agents_the_broken_file_is_named_with_its_line(tmp_path: Path, code: str, said: str) -> None:
+def test_broken_file_of_an_agent_folder_is_named_with_line(tmp_path: Path, code: str, said: str) -> None:
     shop = Shop(tmp_path)
     shop.options = ("--agents", "agents", "--runs", "runs")
     (tmp_path / "agents").mkdir()
@@ -225,9 +223,7 @@ def test_of_a_folder_of_agents_the_broken_file_is_named_with_its_line(tmp_path: 
 
 
 @pytest.mark.spec("studio:ST6")
-def test_code_that_breaks_hangs_or_leaves_is_told_and_the_last_good_look_stays(
-    client: httpx2.Client, shop: Shop
-) -> None:
+def test_broken_code_is_reported_and_the_last_good_position_stays(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk sugar")
     broken = {
         "SyntaxError": CODE.replace("for item in", "for item of"),
@@ -250,9 +246,7 @@ def test_code_that_breaks_hangs_or_leaves_is_told_and_the_last_good_look_stays(
 
 
 @pytest.mark.spec("studio:ST6")
-def test_another_prompt_is_walked_on_and_what_the_model_would_be_asked_is_shown_and_asked_for_its_price(
-    client: httpx2.Client, shop: Shop
-) -> None:
+def test_edited_prompt_shows_the_next_request_and_its_price(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk sugar")
     with looking(client, run, "3") as page:
         page.look()
@@ -274,9 +268,7 @@ def test_another_prompt_is_walked_on_and_what_the_model_would_be_asked_is_shown_
 
 
 @pytest.mark.spec("studio:ST6")
-def test_desks_are_counted_and_end_with_their_pages_and_with_a_server_that_is_killed(
-    client: httpx2.Client, shop: Shop
-) -> None:
+def test_desks_are_bounded_and_end_with_page_or_server(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea")
     alone = shop.processes()
     with looking(client, run) as page:
@@ -301,9 +293,7 @@ def test_desks_are_counted_and_end_with_their_pages_and_with_a_server_that_is_ki
 
 
 @pytest.mark.spec("studio:ST7")
-def test_impact_judges_runs_by_the_file_as_it_is_now_once_its_price_is_agreed_to(
-    client: httpx2.Client, shop: Shop
-) -> None:
+def test_impact_reruns_with_the_current_file_after_agreement(client: httpx2.Client, shop: Shop) -> None:
     runs = [done(client, "tally", prompt) for prompt in ("tea", "tea milk")]
     same = judged(client, kind="impact", runs=runs, samples=1)
     save(shop.file, CODE.replace("Be brief.", "Be loud."))
@@ -319,7 +309,7 @@ def test_impact_judges_runs_by_the_file_as_it_is_now_once_its_price_is_agreed_to
 
 
 @pytest.mark.spec("studio:ST7")
-def test_blame_waits_with_its_price_counts_on_and_is_cancelled(client: httpx2.Client, shop: Shop) -> None:
+def test_blame_waits_for_agreement_and_can_be_cancelled(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     asked = {"kind": "blame", "runs": [run], "check": "output == 70", "samples": 2}
     priced = judged(client, **asked)
@@ -336,9 +326,7 @@ def test_blame_waits_with_its_price_counts_on_and_is_cancelled(client: httpx2.Cl
 
 
 @pytest.mark.spec("studio:ST7")
-def test_a_run_that_goes_another_way_now_has_no_step_to_blame_and_it_is_said_where_without_a_word_for_a_terminal(
-    client: httpx2.Client, shop: Shop
-) -> None:
+def test_diverged_run_cannot_be_blamed_and_says_where(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     save(shop.file, CODE.replace("Add up.", "Add it all up."))
     failed = judged(client, kind="blame", runs=[run], check="output == 99")
@@ -350,7 +338,7 @@ def test_a_run_that_goes_another_way_now_has_no_step_to_blame_and_it_is_said_whe
 
 
 @pytest.mark.spec("studio:ST7")
-def test_pin_writes_a_test_that_fails_and_says_why_where_it_cannot(client: httpx2.Client, shop: Shop) -> None:
+def test_pin_writes_a_failing_test_or_explains_why_not(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     made = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
     twice = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
@@ -372,9 +360,7 @@ def test_pin_writes_a_test_that_fails_and_says_why_where_it_cannot(client: httpx
         ({"kind": "impact", "runs": ["{run}"], "samples": 0}, "samples"),
     ],
 )
-def test_what_cannot_be_judged_is_refused_with_what_is_wrong(
-    client: httpx2.Client, asked: dict[str, Any], issue: str
-) -> None:
+def test_invalid_job_gets_422_with_the_issue(client: httpx2.Client, asked: dict[str, Any], issue: str) -> None:
     run = done(client, "tally", "tea")
     answer = client.post("/jobs", json={**asked, "runs": [each.format(run=run) for each in asked["runs"]]})
 
@@ -386,7 +372,7 @@ def test_what_cannot_be_judged_is_refused_with_what_is_wrong(
 
 
 @pytest.mark.spec("studio:ST8")
-def test_an_agent_tells_its_tools_prompts_children_and_where_it_stands(client: httpx2.Client, shop: Shop) -> None:
+def test_agent_view_has_tools_prompts_children_and_source(client: httpx2.Client, shop: Shop) -> None:
     told = client.get("/agents/asker").json()
     other = client.get("/agents/tally").json()
 
@@ -403,9 +389,7 @@ def test_an_agent_tells_its_tools_prompts_children_and_where_it_stands(client: h
 
 
 @pytest.mark.spec("studio:ST5", "studio:ST6")
-def test_runs_in_postgresql_are_looked_into_and_go_on_with_the_agents_of_their_workers_alone(
-    tmp_path: Path, db: str
-) -> None:
+def test_database_runs_are_inspected_and_forked_only_with_deployed_agents(tmp_path: Path, db: str) -> None:
     with Shop(tmp_path, options=["--runs", db]).open() as shop, shop.client() as client:
         run = done(client, "tally", "tea milk sugar")
         with looking(client, run, "3") as page:
@@ -434,7 +418,7 @@ def _deepen(content: bytes, depth: int) -> bytes:
 
 
 @pytest.mark.spec("replay:J51", "studio:SV4")
-def test_a_journal_that_is_damaged_or_too_deep_is_a_conflict_that_names_the_record(shop: Shop, tmp_path: Path) -> None:
+def test_damaged_or_deep_journal_is_409_with_its_record(shop: Shop, tmp_path: Path) -> None:
     with shop.client() as client:
         run = done(client, "tally", "tea")
         (file,) = [path for path in tmp_path.rglob("*.jsonl") if run in path.name]
@@ -452,7 +436,7 @@ def test_a_journal_that_is_damaged_or_too_deep_is_a_conflict_that_names_the_reco
 
 
 @pytest.mark.spec("replay:J51")
-def test_params_that_are_nested_too_deep_are_refused(client: httpx2.Client) -> None:
+def test_too_deeply_nested_params_get_422(client: httpx2.Client) -> None:
     body = f'{{"agent": "tally", "prompt": "tea", "params": {{"a": {"[" * 201}1{"]" * 201}}}}}'
 
     answer = client.post("/runs", content=body, headers={"content-type": "application/json"})

@@ -73,7 +73,7 @@ def views(scene: dict[str, str]) -> dict[str, tuple[str, str]]:
 )
 @pytest.mark.spec("studio:ST9")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1280)])
-def test_a_machine_that_checks_accessibility_finds_nothing_in_any_view(
+def test_axe_finds_no_accessibility_violation_in_any_view(
     page: Page, scheme: str, width: int, scene: dict[str, str]
 ) -> None:
     page.chromium.scheme(scheme)
@@ -94,7 +94,7 @@ def test_a_machine_that_checks_accessibility_finds_nothing_in_any_view(
 
 @pytest.mark.spec("studio:ST9")
 @pytest.mark.parametrize("width", [400, 1280, 3840])
-def test_no_width_needs_to_be_scrolled_sideways(page: Page, width: int, scene: dict[str, str]) -> None:
+def test_no_width_scrolls_sideways(page: Page, width: int, scene: dict[str, str]) -> None:
     page.chromium.size(width, 900)
     wide: dict[str, Any] = {}
     for name, (address, shows) in views(scene).items():
@@ -108,7 +108,7 @@ def test_no_width_needs_to_be_scrolled_sideways(page: Page, width: int, scene: d
 
 
 @pytest.mark.spec("studio:ST9")
-def test_everything_is_reached_and_done_with_keys_alone(page: Page, scene: dict[str, str]) -> None:
+def test_every_view_is_usable_with_the_keyboard_alone(page: Page, scene: dict[str, str]) -> None:
     def pressed(*keys: str) -> str:
         page.chromium.press(*keys)
         page.run("new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
@@ -136,7 +136,7 @@ def test_everything_is_reached_and_done_with_keys_alone(page: Page, scene: dict[
 
 
 @pytest.mark.spec("studio:ST9")
-def test_an_address_opens_what_it_names_in_a_new_tab(page: Page, scene: dict[str, str]) -> None:
+def test_deep_link_opens_its_view_in_a_new_tab(page: Page, scene: dict[str, str]) -> None:
     page.chromium.open(f"{page.stage.url}/#/runs/{scene['talks']}?step=2&tab=calls")
     page.wait("document.querySelector('.run #head h2')?.textContent === 'Step 2'")
 
@@ -147,7 +147,7 @@ def test_an_address_opens_what_it_names_in_a_new_tab(page: Page, scene: dict[str
 
 
 @pytest.mark.spec("studio:ST9")
-def test_nothing_is_loaded_from_elsewhere_and_nobody_gets_in_without_a_link(page: Page) -> None:
+def test_page_loads_nothing_external_and_data_needs_a_session(page: Page) -> None:
     page.chromium.open(f"{page.stage.url}/#/runs")
     foreign = [one for one in page.chromium.requests if not one.startswith(page.stage.url)]
     link = page.stage.link()

@@ -32,7 +32,7 @@ ROWS = "[...document.querySelectorAll('.row-link')].map(r => r.innerText.replace
 
 
 @pytest.mark.spec("studio:ST1")
-def test_the_list_tells_of_each_run_its_state_agent_steps_cost_time_and_what_it_waits_for(page: Page) -> None:
+def test_run_list_shows_state_agent_steps_cost_time_and_waits(page: Page) -> None:
     waits, done, sleeper = [
         page.stage.start(agent, prompt)
         for agent, prompt in (("asker", "first shelf"), ("talker", "look around"), ("sleeper", "good night"))
@@ -59,7 +59,7 @@ def test_the_list_tells_of_each_run_its_state_agent_steps_cost_time_and_what_it_
 
 
 @pytest.mark.spec("studio:ST1")
-def test_the_list_is_live_and_its_filters_and_its_search_stand_in_the_address(page: Page) -> None:
+def test_run_list_is_live_and_filters_are_in_the_address(page: Page) -> None:
     page.go("#/runs?search=unheard-of")
     page.says("No matching runs")
     run = page.stage.start("talker", "unheard-of thing")
@@ -75,7 +75,7 @@ def test_the_list_is_live_and_its_filters_and_its_search_stand_in_the_address(pa
 
 
 @pytest.mark.spec("studio:ST1")
-def test_ten_thousand_runs_are_scrolled_through_with_few_rows_in_the_document(own: Any, tmp_path: Any) -> None:
+def test_ten_thousand_runs_scroll_with_few_rows(own: Any, tmp_path: Any) -> None:
     from stepengine.server.ledger import Ledger, RunRow, make_register_act
 
     stage = Stage(tmp_path)
@@ -114,7 +114,7 @@ def test_ten_thousand_runs_are_scrolled_through_with_few_rows_in_the_document(ow
 
 
 @pytest.mark.spec("studio:ST2")
-def test_a_run_is_started_by_a_form_of_its_agents_schema_with_limits(page: Page) -> None:
+def test_run_starts_from_the_schema_form_with_limits(page: Page) -> None:
     page.go("#/start/boss", "form")
     labels = page.run("[...document.querySelectorAll('form .field > span')].map(s => s.textContent)")
     kinds = page.run("[...document.querySelectorAll('form .field :is(input, select, textarea)')].map(f => f.type)")
@@ -157,7 +157,7 @@ def test_a_run_is_started_by_a_form_of_its_agents_schema_with_limits(page: Page)
 
 
 @pytest.mark.spec("studio:ST2")
-def test_what_a_server_refuses_is_said_beside_the_form(page: Page) -> None:
+def test_refused_start_is_explained_in_the_form(page: Page) -> None:
     page.go("#/start/talker", "form")
     page.run("document.querySelector('form details').open = true")
     page.fill("form textarea", "anything")
@@ -178,7 +178,7 @@ def say(page: Page, text: str) -> None:
 
 
 @pytest.mark.spec("studio:ST2")
-def test_a_conversation_goes_on_from_turn_to_turn_with_thinking_folded_and_pictures_in_and_out(page: Page) -> None:
+def test_conversation_continues_over_turns_with_thinking_and_pictures(page: Page) -> None:
     page.go("#/chat/talker/house", ".composer")
     say(page, "hello")
     page.says(WORDS.strip(), ".thread")
@@ -212,7 +212,7 @@ def test_a_conversation_goes_on_from_turn_to_turn_with_thinking_folded_and_pictu
 
 
 @pytest.mark.spec("studio:ST2")
-def test_what_a_turn_asks_is_answered_in_the_conversation_and_no_turn_is_taken_meanwhile(page: Page) -> None:
+def test_question_in_a_turn_is_answered_in_the_conversation(page: Page) -> None:
     page.go("#/chat/talker/walls", ".composer")
     say(page, "paint the wall")
     page.says("May paint run?", ".thread")
@@ -226,7 +226,7 @@ def test_what_a_turn_asks_is_answered_in_the_conversation_and_no_turn_is_taken_m
 
 
 @pytest.mark.spec("studio:ST2")
-def test_a_person_sees_that_a_recipient_is_from_a_file_before_allowing_the_payment(page: Page) -> None:
+def test_untrusted_recipient_is_shown_before_the_payment_is_allowed(page: Page) -> None:
     page.go("#/chat/clerk/bills", ".composer")
     say(page, "Please pay bill.txt.")
     page.says("May pay run with data that is not from you?", ".thread")
@@ -241,7 +241,7 @@ def test_a_person_sees_that_a_recipient_is_from_a_file_before_allowing_the_payme
 
 
 @pytest.mark.spec("studio:ST3")
-def test_a_run_is_watched_with_its_agents_its_handlers_line_its_calls_and_its_figures(page: Page) -> None:
+def test_watched_run_shows_agents_handler_line_calls_and_figures(page: Page) -> None:
     run = page.stage.start("asker", "watch me")
     page.go(f"#/runs/{run}", ".run[data-ready]")
     page.says("asks stands at", ".standing")
@@ -261,7 +261,7 @@ def test_a_run_is_watched_with_its_agents_its_handlers_line_its_calls_and_its_fi
 
 @pytest.mark.speed
 @pytest.mark.spec("studio:ST3")
-def test_a_thousand_events_a_second_do_not_freeze_the_page(page: Page) -> None:
+def test_thousand_events_a_second_do_not_freeze_the_page(page: Page) -> None:
     run = page.stage.start("flood", params=None, prompt="flood")
     page.run(
         "window.slow = 0; (() => { let last = performance.now(); const turn = () => { const now = performance.now();"
@@ -311,7 +311,7 @@ FOLLOWED = """
 
 @pytest.mark.speed
 @pytest.mark.spec("studio:ST3")
-def test_events_are_taken_in_once_for_each_picture_of_the_screen_however_many_come(page: Page) -> None:
+def test_events_are_processed_once_per_frame(page: Page) -> None:
     told = page.run(FOLLOWED.replace("\\\\n", "\\n"))
 
     assert (3_000, True) == (told["count"], told["ordered"])
@@ -319,7 +319,7 @@ def test_events_are_taken_in_once_for_each_picture_of_the_screen_however_many_co
 
 
 @pytest.mark.spec("studio:ST3")
-def test_a_run_that_is_over_is_not_asked_for_all_the_time_and_its_page_is_cleared_away(page: Page) -> None:
+def test_closed_run_view_sends_no_more_requests(page: Page) -> None:
     run = page.stage.start("talker", "short")
     page.stage.until(run)
     page.go(f"#/runs/{run}", ".run[data-ready]")
@@ -332,7 +332,7 @@ def test_a_run_that_is_over_is_not_asked_for_all_the_time_and_its_page_is_cleare
 
 
 @pytest.mark.spec("studio:ST2", "studio:ST3")
-def test_text_is_shown_as_it_comes(page: Page) -> None:
+def test_text_is_shown_while_it_streams(page: Page) -> None:
     Model.goes_on.clear()
     page.go("#/chat/slow/talk", ".composer")
     say(page, "hello")
@@ -355,7 +355,7 @@ def card(prompt: str) -> str:
 
 
 @pytest.mark.spec("studio:ST4")
-def test_a_question_shows_who_asks_what_it_would_do_and_every_way_to_answer(page: Page) -> None:
+def test_question_shows_asker_action_and_all_answers(page: Page) -> None:
     painter, asker = page.stage.start("painter"), page.stage.start("asker")
     page.stage.asked(painter)
     page.stage.asked(asker)
@@ -393,7 +393,7 @@ def test_a_question_shows_who_asks_what_it_would_do_and_every_way_to_answer(page
 
 
 @pytest.mark.spec("studio:ST4")
-def test_a_call_is_allowed_with_another_input_and_from_now_on(page: Page) -> None:
+def test_call_is_allowed_with_edited_input_or_permanently(page: Page) -> None:
     painter, talker = page.stage.start("painter"), page.stage.start("talker", "paint the wall")
     page.stage.asked(painter)
     page.stage.asked(talker)
@@ -418,7 +418,7 @@ def test_a_call_is_allowed_with_another_input_and_from_now_on(page: Page) -> Non
 
 
 @pytest.mark.spec("studio:ST4")
-def test_of_two_who_answer_one_question_the_second_is_told_who_was_first(page: Page) -> None:
+def test_second_answer_to_a_question_names_the_first_answerer(page: Page) -> None:
     run = page.stage.start("asker")
     asked = page.stage.asked(run)
     page.go("#/inbox")
@@ -442,7 +442,7 @@ def test_of_two_who_answer_one_question_the_second_is_told_who_was_first(page: P
 
 
 @pytest.mark.spec("studio:ST11")
-def test_hostile_texts_are_texts_wherever_they_are_shown(page: Page) -> None:
+def test_hostile_text_is_shown_as_text_everywhere(page: Page) -> None:
     run = page.stage.start("asker", HOSTILE)
     page.stage.asked(run)
     for address, shows in (
@@ -460,7 +460,7 @@ def test_hostile_texts_are_texts_wherever_they_are_shown(page: Page) -> None:
 
 
 @pytest.mark.spec("studio:ST11")
-def test_no_script_style_or_text_of_elsewhere_can_run_in_the_page(page: Page) -> None:
+def test_content_policy_blocks_foreign_script_style_and_text(page: Page) -> None:
     page.run(
         "window.caught = []; addEventListener('securitypolicyviolation', e => window.caught.push(e.effectiveDirective))"
     )
@@ -487,7 +487,7 @@ def test_no_script_style_or_text_of_elsewhere_can_run_in_the_page(page: Page) ->
 
 
 @pytest.mark.spec("studio:ST11")
-def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_was_shown(page: Page) -> None:
+def test_foreign_journal_resumes_only_after_approval_of_its_effects(page: Page) -> None:
     run = page.stage.start("painter")
     page.stage.asked(run)
     journal = page.stage.place / f"{run}.jsonl"
@@ -532,7 +532,7 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
 
 @pytest.mark.spec("studio:ST10")
 @pytest.mark.parametrize("kind", ["database", "postgresql"])
-def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched(
+def test_runs_in_every_store_are_started_answered_and_watched(
     tmp_path: Any, kind: str, request: pytest.FixtureRequest
 ) -> None:
     if kind == "postgresql":

@@ -86,7 +86,7 @@ def again(file: Path, code: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
-def test_a_start_after_a_save_runs_the_file_as_it_is_by_then(shop: Shop, client: httpx2.Client) -> None:
+def test_start_after_a_save_runs_the_saved_file(shop: Shop, client: httpx2.Client) -> None:
     before = came_of(client, done(client, "tally", "tea milk"))
     save(shop.file, CLOSING.replace("total = worth", "total += worth"))
     after = came_of(client, done(client, "tally", "tea milk"))
@@ -96,9 +96,7 @@ def test_a_start_after_a_save_runs_the_file_as_it_is_by_then(shop: Shop, client:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
-def test_a_save_of_the_same_size_and_time_counts_and_so_does_one_of_a_module_that_the_file_imports(
-    shop: Shop, client: httpx2.Client
-) -> None:
+def test_equal_size_saves_and_imported_modules_are_reloaded(shop: Shop, client: httpx2.Client) -> None:
     found = [came_of(client, done(client, "tally", "tea"))]
     for amount in (1, 2):
         again(shop.helper, HELPER.replace("+ 0", f"+ {amount}"))
@@ -111,7 +109,7 @@ def test_a_save_of_the_same_size_and_time_counts_and_so_does_one_of_a_module_tha
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
-def test_bytecode_of_an_earlier_save_counts_for_nothing(tmp_path: Path) -> None:
+def test_stale_bytecode_is_ignored(tmp_path: Path) -> None:
     """
     Of a module that is imported by its name, so that Python's own rules for bytecode hold at the start.
     """
@@ -132,7 +130,7 @@ def test_bytecode_of_an_earlier_save_counts_for_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST5")
-def test_a_run_goes_on_from_a_place_with_the_code_that_was_saved_since(shop: Shop, client: httpx2.Client) -> None:
+def test_fork_after_a_save_runs_the_saved_code(shop: Shop, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
     save(shop.file, CLOSING.replace("total = worth", "total += worth"))
     fork = forked(client, run, "#2")
@@ -142,7 +140,7 @@ def test_a_run_goes_on_from_a_place_with_the_code_that_was_saved_since(shop: Sho
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST5")
-def test_what_is_under_way_keeps_its_code_whose_engine_is_closed_behind_it(shop: Shop, client: httpx2.Client) -> None:
+def test_active_run_keeps_its_code_and_its_engine_closes_afterwards(shop: Shop, client: httpx2.Client) -> None:
     old = client.post("/runs", json={"agent": "waiter", "prompt": ""}).raise_for_status().json()["run_id"]
     save(shop.file, CLOSING.replace('"first"', '"later"'))
     new = client.post("/runs", json={"agent": "waiter", "prompt": ""}).raise_for_status().json()["run_id"]
@@ -168,7 +166,7 @@ def test_what_is_under_way_keeps_its_code_whose_engine_is_closed_behind_it(shop:
     ],
     ids=["syntax", "raises", "exits"],
 )
-def test_a_file_that_cannot_be_loaded_starts_and_forks_nothing_and_the_last_good_code_goes_on(
+def test_broken_file_starts_nothing_and_active_runs_continue(
     shop: Shop, client: httpx2.Client, code: str, said: str, line: str
 ) -> None:
     run = done(client, "tally", "tea milk")
@@ -201,7 +199,7 @@ def test_a_file_that_cannot_be_loaded_starts_and_forks_nothing_and_the_last_good
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
-def test_the_agents_are_shown_as_their_file_is_now(shop: Shop, client: httpx2.Client) -> None:
+def test_agents_are_shown_from_the_current_file(shop: Shop, client: httpx2.Client) -> None:
     save(shop.file, CLOSING.replace("Add up.", "Sum up."))
 
     assert "Sum up." == client.get("/agents/tally").raise_for_status().json()["prompts"]["system"]

@@ -78,7 +78,7 @@ SAID = [(what, "scripted/replies.json") for what in ("left", "right", "nothing t
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
-def test_each_run_has_the_script_from_its_beginning_for_nothing_and_its_record_says_that_no_model_answered(
+def test_each_run_replays_the_script_from_its_start_for_free(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "go").touch()
@@ -100,7 +100,7 @@ def test_each_run_has_the_script_from_its_beginning_for_nothing_and_its_record_s
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
-def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_ends(tmp_path: Path) -> None:
+def test_killed_scripted_run_continues_at_its_next_reply(tmp_path: Path) -> None:
     shop = shop_of(tmp_path)
     with shop.open(), shop.client() as client:
         run = client.post("/runs", json={"agent": "looker"}).raise_for_status().json()["run_id"]
@@ -130,9 +130,7 @@ def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_
         ({"at": 3}, ["left", "right", "nothing there"]),
     ],
 )
-def test_a_fork_goes_on_at_the_reply_at_which_the_kept_part_ends(
-    tmp_path: Path, asked: dict[str, Any], said: list[str]
-) -> None:
+def test_fork_continues_the_script_after_the_kept_part(tmp_path: Path, asked: dict[str, Any], said: list[str]) -> None:
     (tmp_path / "go").touch()
     with shop_of(tmp_path).open() as shop, shop.client() as client:
         run = done(client, "looker", "go")
@@ -147,7 +145,7 @@ def test_a_fork_goes_on_at_the_reply_at_which_the_kept_part_ends(
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
-def test_a_script_that_has_run_out_ends_the_run_with_its_name_and_the_request_and_is_added_to_while_the_server_runs(
+def test_exhausted_script_fails_the_run_and_can_be_extended(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "go").touch()
@@ -169,7 +167,7 @@ def test_a_script_that_has_run_out_ends_the_run_with_its_name_and_the_request_an
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
-def test_what_a_changed_prompt_does_is_judged_with_the_script_from_where_the_record_no_longer_serves(
+def test_impact_of_a_changed_prompt_uses_the_script_after_divergence(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "go").touch()
@@ -189,7 +187,7 @@ def test_what_a_changed_prompt_does_is_judged_with_the_script_from_where_the_rec
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
-def test_without_a_key_it_is_said_which_variable_is_missing_before_a_run_is_made(tmp_path: Path) -> None:
+def test_missing_key_is_named_before_a_run_starts(tmp_path: Path) -> None:
     with shop_of(tmp_path, script=False).open() as shop, shop.client() as client:
         (told,) = client.get("/agents").json()["agents"]
         refused = client.post("/runs", json={"agent": "looker"})
@@ -202,9 +200,7 @@ def test_without_a_key_it_is_said_which_variable_is_missing_before_a_run_is_made
     assert [] == runs
 
 
-def test_what_a_server_lacks_is_told_to_who_may_do_everything_and_to_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_keys_are_reported_to_admins_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     stage = Stage(tmp_path, engine=Engine([AgentDefinition("needy", model="anthropic/claude-haiku-4-5")]))

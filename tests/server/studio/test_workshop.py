@@ -33,7 +33,7 @@ class Records:
         return self.kept
 
 
-async def test_runs_without_a_record_take_no_place_of_a_page_or_a_job() -> None:
+async def test_missing_records_occupy_no_desk_or_job_slot() -> None:
     workshop = InspectionService(Records().content, EngineSpec("tests.server.house:engine_in"))
 
     for _ in range(MOST_JOBS + 1):
@@ -46,9 +46,7 @@ async def test_runs_without_a_record_take_no_place_of_a_page_or_a_job() -> None:
     assert [] == workshop.jobs(ANNA)
 
 
-async def test_a_process_that_cannot_be_started_leaves_no_copy_of_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_process_start_leaves_no_copy_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records()
     records.kept = b"what only its owner may read"
     workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
@@ -72,7 +70,7 @@ async def test_a_process_that_cannot_be_started_leaves_no_copy_of_a_record(
     assert [] == workshop.jobs(ANNA)
 
 
-async def test_a_job_whose_process_says_too_much_at_once_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_with_oversized_output_line_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records()
     records.kept = b"{}"
     workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
