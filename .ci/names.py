@@ -1,5 +1,5 @@
 """
-Check names: modules are nouns, functions are no prepositions or participles, class names are unique.
+Check names: modules are nouns, functions are no prepositions or participles, class names are unique, tests have ten words at most.
 
 Run ``python .ci/names.py [FOLDER]``. The words are in ``names.toml``, next to this file. A module must not be a gerund, except for
 terms of the field. Some older functions and classes still break a rule; ``[left]`` has their number. A new one is an error. After
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MOST_WORDS = 10
 WORDS = tomllib.loads((ROOT / ".ci" / "names.toml").read_text(encoding="utf-8"))
 
 
@@ -77,10 +78,20 @@ def check(package: Path, left: Mapping[str, int]) -> list[str]:
     return faults
 
 
+def find_long_test_names(tests: Path) -> Iterator[str]:
+    """Yield a line for each test whose name has more than ten words, which a list of failures would cut."""
+    for path in sorted(tests.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            words = node.name.split("_")[1:] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else []
+            if len(words) > MOST_WORDS and node.name.startswith("test_"):
+                at = f"{path.relative_to(tests.parent).as_posix()}:{node.lineno}"
+                yield f"{at}: {node.name!r} has {len(words)} words; say in at most {MOST_WORDS} what is promised"
+
+
 def main(arguments: list[str]) -> int:
     """Print the faults; return 1 if there are any."""
     package = Path(arguments[0]) if arguments else ROOT / "stepengine"
-    faults = check(package, WORDS["left"])
+    faults = [*check(package, WORDS["left"]), *find_long_test_names(ROOT / "tests")]
     print(*faults, sep="\n", end="\n" if faults else "")
     print(f"{len(list(package.rglob('*.py')))} modules, {len(faults)} problems")
     return 1 if faults else 0

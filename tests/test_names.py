@@ -52,3 +52,13 @@ def test_properties_and_verbs_pass(names: ModuleType, tmp_path: Path) -> None:
 def test_a_number_that_is_too_high_is_reported(names: ModuleType, tmp_path: Path) -> None:
     (fault,) = names.check(package(tmp_path, first="def parse():\n    pass\n"), {**NONE_LEFT, "preposition": 1})
     assert "write this number into [left]" in fault
+
+
+def test_long_test_name_is_reported(names: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_a.py").write_text(
+        "def test_a_b_c_d_e_f_g_h_i_j():\n    pass\n\n\ndef test_a_b_c_d_e_f_g_h_i_j_k():\n    pass\n"
+    )
+    (fault,) = names.find_long_test_names(folder)
+    assert fault.startswith("tests/test_a.py:5: 'test_a_b_c_d_e_f_g_h_i_j_k' has 11 words")

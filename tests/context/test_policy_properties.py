@@ -190,7 +190,7 @@ def test_live_request_survives_every_prune_on_every_provider(transcript, within,
 
 
 @pytest.mark.spec("generator-contract:P32")
-def test_newest_note_is_cut_to_a_small_window_whatever_the_budgets():
+def test_newest_note_is_cut_to_a_small_window():
     asked, note = UserMessage("Go.", tags=("USER_PROMPT",)), AssistantMessage("x " * 2_000)
     within = ContextLimits(max_tokens=205)
     pruned = prune_to_summary(user_budget=0, assistant_tool_budget=0).summarised(Transcript([asked, note]), within)
