@@ -104,7 +104,7 @@ def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
             for spelled in _spellings_with_blanks(WEB_ADDRESS.sub(_keep_parents, form)):
                 new = set(_splitter(keep).findall(spelled)) - parts
                 parts |= new
-                found.update([path for part in new for path in _readings(part)])
+                found.update([path for part in new for path in _readings(part, is_alone=part == text)])
                 found.update([f"./{name}" for name in PREFIXED.findall(spelled)])
                 if len(found) > MAX_PARTS:
                     return None
@@ -216,11 +216,12 @@ def _splitter(keep: str) -> re.Pattern[str]:
     return re.compile(f"[^{re.escape(split_at)}]+")
 
 
-def _readings(part: str) -> Iterator[str]:
+def _readings(part: str, *, is_alone: bool) -> Iterator[str]:
     parts = {part, part.lstrip("-")}
     if part.startswith("-") and not part.startswith("--"):
         parts.update([part[at:] for at in range(2, MAX_LETTERS)])  # `-xfNAME`
-    parts |= {one[2:] for one in parts if one[:2] in PATCH_PREFIXES and len(one) > len("a/")}
+    if not is_alone:  # a patch has more than one name
+        parts |= {one[2:] for one in parts if one[:2] in PATCH_PREFIXES and len(one) > len("a/")}
     if part[0] in DELIMITERS:  # one that is part of names, as in `@@scope/x`
         parts.add(part[0] + part.lstrip(part[0]))
     parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}

@@ -384,6 +384,17 @@ GLOBS = ["a/**", "**/b", "a/*/c", "*.py", "A/B", "a/{b,c}", "**/*.py", "b"]
 PATHS = [(), ("a",), ("a", "b"), ("A", "B"), ("a", "x", "c"), ("b",), ("m.py",), ("a", "b", "m.PY"), ("d", "e")]
 
 
+def test_folder_named_like_a_patch_prefix_is_no_other_path() -> None:
+    look = ToolSpec("look", category="read")
+    policy = Policy(rules=[Rule.deny_path("b"), Rule.allow_tool("look", priority=-1)])
+
+    def decide(**given: str) -> str:
+        return policy.check(Request(tool=look, input=freeze_object(given))).decision
+
+    assert "allow" == decide(path="a/b")
+    assert "ask" == decide(patch="--- a/b\n+++ b/b\n")
+
+
 @pytest.mark.deep
 @settings(max_examples=300)
 @hypothesis_given(
