@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pkgutil
+import resource
 import runpy
 import signal
 import socket
@@ -213,7 +214,8 @@ def forked(command: list[str], cwd: str, env: dict[str, str], fds: list[int]) ->
     Return the number of a new process that runs a command, and the channel that brings its wait status.
     """
     assert command[0] == sys.executable, command
-    request = json.dumps({"words": command[1:], "cwd": cwd, "env": env}).encode()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    request = json.dumps({"words": command[1:], "cwd": cwd, "env": env, "files": files}).encode()
     # A channel of its own: a test that is interrupted here leaves no answer for the next one.
     ours, theirs = socket.socketpair()
     try:
@@ -273,6 +275,7 @@ def program(request: dict[str, Any], fds: list[int]) -> Any:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, request["files"])
     if os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))

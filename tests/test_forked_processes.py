@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -71,3 +72,15 @@ def test_a_forked_process_takes_signals_and_wait_timeouts() -> None:
             process.wait(0.01)
         process.send_signal(signal.SIGTERM)
         assert -signal.SIGTERM == process.wait(50)
+
+
+def test_forked_program_has_the_file_limit_of_the_caller() -> None:
+    command = [sys.executable, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        done = forked_processes.run(command, capture_output=True, text=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert f"{soft - 1}\n" == done.stdout
