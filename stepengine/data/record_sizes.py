@@ -9,10 +9,9 @@ so that it ends as one with a journal does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -61,35 +60,30 @@ def may_be_long(value: Any) -> bool:
 
     What is never stored counts for nothing.
     """
-    try:
-        return _subtract_chars(value, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) < 0
-    except RecursionError:
-        return True
+    left, values = MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES, [value]
+    for one in values:  # it grows meanwhile
+        kind: Any = type(one)
+        if kind is str or kind is bytes:
+            left -= len(one)
+        elif kind in SHORT:
+            left -= 0 if kind is not int or -1 < one < MANY else _int_digits(one)
+        elif (get_members := HEAVY.get(kind)) is not None:
+            values += [member for member in get_members(one) if member]
+            left -= MIN_VALUE_CHARS * WIDEST_FIELDS
+        else:
+            members = _list_members(one)
+            left -= MIN_VALUE_CHARS * len(members)
+            if left < 0:
+                break
+            values += members
+    return left < 0
 
 
-def _subtract_chars(value: Any, left: int) -> int:
-    """Return *left* without the characters for which *value* counts; it is counted no further once that is negative."""
-    kind: Any = type(value)
-    left -= MIN_VALUE_CHARS
-    if kind is str or kind is bytes:
-        return left - len(value)
-    if kind in SHORT:
-        return left if kind is not int or -1 < value < MANY else left - _int_digits(value)
-    get_members = HEAVY.get(kind)
-    if get_members is not None:
-        left -= MIN_VALUE_CHARS * WIDEST_FIELDS
-    for member in _list_members(value) if get_members is None else filter(None, get_members(value)):
-        if left < 0:
-            break
-        left = left - MIN_VALUE_CHARS - len(member) if type(member) is str else _subtract_chars(member, left)
-    return left
-
-
-def _list_members(value: Any) -> Iterable[Any]:
+def _list_members(value: Any) -> Sequence[Any]:
     if isinstance(value, SEQUENCES):
         return value
     if isinstance(value, dict):
-        return chain(value, value.values())
+        return [*value, *value.values()]
     return _stored_members(value)
 
 
