@@ -384,17 +384,17 @@ def _find_passwords(text: str) -> Iterator[str]:
     for password in found:
         yield password
         yield _decode_escapes(password)
-    yield from _find_secret_members(parse_if_json(text.strip()))
+    yield from [value for _, value in find_secret_members(parse_if_json(text.strip()))]
 
 
-def _find_secret_members(tree: object) -> Iterator[str]:
-    """Give the texts in a JSON value that are credentials by the names of their members."""
+def find_secret_members(tree: object) -> Iterator[tuple[str, str]]:
+    """Yield the names and values, numbers as texts, of the members of a JSON value that are credentials by their names."""
     pending = [tree]
     for one in pending:  # grows meanwhile
         pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
         for name, value in one.items() if isinstance(one, dict) else ():
-            if isinstance(value, str) and may_differ(name, value, "member"):
-                yield value
+            if type(value) in (str, int) and may_differ(name, str(value), "member"):
+                yield name, str(value)
 
 
 def _decode_escapes(text: str) -> str:

@@ -102,7 +102,7 @@ MEMBER_HINTS = (
     "passphrase", "passwd", "password", "passwords", "pwd", "secret", "secrets", "string", "token",
 )  # fmt: skip
 """The last words of all names of members that are secret."""
-NAME_END = re.compile(r"(?:[_-]?(?:value|plain|plaintext|raw))?[0-9_.\[\] -]*\\*\"")
+NAME_END = re.compile(rf"(?:[_-]?(?:{'|'.join(sorted(VALUE_WORDS))}))?[0-9_.\[\] -]*\\*\"")
 """What can be between the last word of a member's name and what follows the name."""
 ESCAPED_LETTER = re.compile(r"\\u00([4-7][0-9a-f])")
 """A letter of a name may be escaped in JSON."""

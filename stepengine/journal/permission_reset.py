@@ -120,7 +120,7 @@ def _may_be_permission(history: History, intent: Intent, prints: Fingerprints) -
     """Return whether an effect is a permission question, or has the fingerprint of something else than it says that it is."""
     form = history.form(intent)
     is_permission = intent.type == "ask" and form["purpose"] == PERMISSION
-    # A run compares fingerprints. Of a record that says another thing than its own nobody knows which question it answers.
+    # A run compares fingerprints only. If one does not fit its record, the record may answer any question.
     return is_permission or intent.fp != prints.for_effect(form)
 
 

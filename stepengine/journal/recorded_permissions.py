@@ -82,8 +82,8 @@ class RecordedPermissions:
             if self._mode.cuts_off:
                 return True
             msg = (
-                f"{self._past.history.name} is somebody else's, and what it has at {format_address(*address)} is no permission for the "
-                f"call of {item.effect.questions[0].tool_name!r} that asks for one there; fork it before that, so that you are asked"  # type: ignore[union-attr]
+                f"{self._past.history.name} was written by others, and its record at {format_address(*address)} is no permission for the "
+                f"call of {item.effect.questions[0].tool_name!r}. Fork the run before that, and you are asked"  # type: ignore[union-attr]
             )
             raise self._writer.fail(JournalError(msg))
         if not self._leeway.doubts_yes:

@@ -64,10 +64,10 @@ def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
     return frozenset(scope for scope in SCOPES if scope in found)
 
 
-def _check_name(_: object, of: attrs.Attribute[Any], value: object) -> None:
-    # Runs of schedules have no owner: whoever has no name would have them.
+def _check_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
+    # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
-        msg = f"Caller({of.name}={value!r}) is not the name of somebody, such as the id of a user"
+        msg = f"Caller(name={value!r}) is not the name of a caller, such as the id of a user"
         raise DefinitionError(msg)
 
 

@@ -1,4 +1,4 @@
-"""``PendingStarts``: the starts that this process has registered, and of which it does not know yet whether they succeed."""
+"""``PendingStarts``: registered starts of this process that have neither succeeded nor failed yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class PendingStarts:
     """
     Registered starts that are under way.
 
-    A start that fails removes its run again. Whoever repeats its request meanwhile must not be told of that run.
+    A start that fails removes its run again. A client that repeats the request meanwhile must not get the id of that run.
     """
 
     def __init__(self) -> None:

@@ -207,7 +207,7 @@ class RunLauncher:
         self._live.check_room(row.owner)
         if row.status == "stranded":
             await self._store.write(make_status_act(row.run, "running", time.time()))
-        # When a waiting run changed stays as it is: of two answers to its question, one before and one after this, one counts.
+        # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"))
 
     async def resume_in_background(self, row: RunRow) -> None:

@@ -90,7 +90,7 @@ class RunStore:
 
     async def scan(self, owner: str, work: Callable[[], Made]) -> Made:
         """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""
-        # Without this an owner with many runs would have all threads wait for its searches, and so everybody else.
+        # Without this, the searches of one owner with many runs would occupy all threads.
         lock = self._scans.setdefault(owner, asyncio.Lock())
         async with lock, self._scanning:
             return await asyncio.to_thread(work)

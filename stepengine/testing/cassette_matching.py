@@ -173,7 +173,7 @@ class Matcher:
 
 
 def _write_decimal(number: object) -> list[object]:
-    """Return what stands for a number that is no float: a list that no JSON holds, since a text of the same digits is another value."""
+    """Return a list that no JSON can contain for a number that is no float, so that it differs from a text of the same digits."""
     return [math.nan, str(number)]
 
 

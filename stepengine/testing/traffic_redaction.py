@@ -41,6 +41,7 @@ from stepengine.redaction import (
     Redactor,
     SecretFound,
     Span,
+    find_secret_members,
     make_redactor,
     parse_if_json,
     write_changes,
@@ -304,12 +305,7 @@ def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[t
         yield from _find_form_secrets(body.decode("latin-1"))
     else:
         text = body.decode(errors="replace")
-        members = [parse_if_json(text.strip())] if may_name_secret_member(text) else []
-        for one in members:
-            members += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-            values = one.items() if isinstance(one, dict) else ()
-            texts = [(n, v if isinstance(v, str) else str(v)) for n, v in values if type(v) in (str, int)]
-            yield from [(name, value) for name, value in texts if may_differ(name, value, "member")]
+        yield from find_secret_members(parse_if_json(text.strip())) if may_name_secret_member(text) else ()
 
 
 def _split_parts(body: bytes, boundary: str) -> list[bytes]:
@@ -375,7 +371,7 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
         return not TOKEN_PARAMETERS.isdisjoint(_find_parameters(request))
     if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
-    if request.header("content-type").lower().startswith("application/x-www-form-urlencoded"):
+    if request.header("content-type").lower().startswith(FORM):
         form = _find_parameters(request)
         if GRANT in form or form.get("action", "").startswith("AssumeRole"):
             return True

@@ -7,7 +7,7 @@ A path rule knows the arguments that a tool's definition marks as paths. Any oth
 1. The text is decoded (``%2f``, escapes of JSON) until nothing changes.
 2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
 3. The result is split at blanks, control characters and the characters of ``DELIMITERS``.
-4. A part loses dashes in front, the letters of options such as ``-I`` and ``-xf``, the ``a/`` of a patch, and dots at its end.
+4. A part loses dashes in front, the letters of options such as ``-I`` and ``-xf``, the ``a/`` of a patch if it is not the whole text, and dots at its end.
 5. A part that starts at ``~``, a variable or a drive is absolute: its start is unknown. Its ``..`` are resolved. It is returned as it is
    written, too, since ``..`` behind a link leads elsewhere: only the file system knows where.
 

@@ -660,7 +660,7 @@ async def test_flooding_caller_gets_429_and_others_are_unaffected(tmp_path: Path
 @pytest.mark.parametrize("name", ["", None, 7])
 def test_a_caller_without_a_name_is_refused(name: Any) -> None:
     """It would be the owner of the runs that schedules start."""
-    with pytest.raises(DefinitionError, match="is not the name of somebody"):
+    with pytest.raises(DefinitionError, match="is not the name of a caller"):
         Caller(name, {"read"})
 
 
