@@ -66,12 +66,13 @@ def may_be_long(value: Any) -> bool:
         if kind is str or kind is bytes:
             left -= len(one)
         elif kind in SHORT:
-            left -= 0 if kind is not int or -1 < one < MANY else _int_digits(one)
+            if kind is int and not -1 < one < MANY:
+                left -= _int_digits(one)
         elif (get_members := HEAVY.get(kind)) is not None:
-            values += [member for member in get_members(one) if member]
+            values += filter(None, get_members(one))
             left -= MIN_VALUE_CHARS * WIDEST_FIELDS
         else:
-            members = _list_members(one)
+            members = one if kind is tuple else _list_members(one)
             left -= MIN_VALUE_CHARS * len(members)
             if left < 0:
                 break
@@ -80,11 +81,9 @@ def may_be_long(value: Any) -> bool:
 
 
 def _list_members(value: Any) -> Sequence[Any]:
-    if isinstance(value, SEQUENCES):
-        return value
     if isinstance(value, dict):
         return [*value, *value.values()]
-    return _stored_members(value)
+    return value if isinstance(value, SEQUENCES) else _stored_members(value)
 
 
 def find_length_problem(value: object) -> str:
