@@ -5,7 +5,9 @@ Engines whose runs have journals, and small agents to record.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +29,12 @@ from stepengine import (
 from stepengine.data.tools import ToolAnnotations
 from stepengine.engine.run import EngineRun
 from stepengine.engine.run_plans import RunRequest, pop_run_info
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.workspace import write_ahead
+from stepengine.workspace.guarded_database import GuardedConnection
 
 
 class Rig:
@@ -92,6 +97,57 @@ def rig() -> type[Rig]:
     Makes engines whose runs have journals.
     """
     return Rig
+
+
+@pytest.fixture
+def synced_disk() -> None:
+    """
+    Lets a test ask the disk to sync, as deep tests do.
+    """
+
+
+def check_descriptor(descriptor: int) -> None:
+    """Take the place of ``os.fsync``."""
+    os.fstat(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def unsynced_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Lets no other test wait for the disk, which each run would do dozens of times: nobody pulls the plug.
+    """
+    if "synced_disk" in request.fixturenames or request.node.get_closest_marker("deep"):
+        return
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, check_descriptor)
+    enable, execute = write_ahead.enable_write_ahead, GuardedConnection.execute
+
+    def enabled(database: GuardedConnection, seconds: float) -> None:
+        execute(database, "PRAGMA synchronous=OFF")
+        enable(database, seconds)
+
+    def executed(self: GuardedConnection, sql: str, *parameters: Any) -> Any:
+        return execute(self, sql.replace("synchronous=FULL", "synchronous=OFF"), *parameters)
+
+    monkeypatch.setattr(write_ahead, "enable_write_ahead", enabled)
+    monkeypatch.setattr(GuardedConnection, "execute", executed)
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Journal]:
+    """
+    Makes the same journal again and again, as every process has its own object for it; in memory it is one object.
+    """
+    kept: dict[str, Journal] = {}
+
+    def made(**options: Any) -> Journal:
+        if request.param == "file":
+            return FileJournal(tmp_path / "run.jsonl", **options)
+        if request.param == "sqlite":
+            return SqliteJournal(tmp_path / "runs.db", "run", **options)
+        return kept.setdefault("it", MemoryJournal(**options))
+
+    return made
 
 
 class World:

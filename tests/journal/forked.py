@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 
@@ -27,5 +28,29 @@ def in_child(work: Callable[[], Any]) -> int:
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         if time.monotonic() > until:
             os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(0.002)
     return os.waitstatus_to_exitcode(ended[1])
+
+
+@contextmanager
+def held_by_child(take: Callable[[], Any]) -> Iterator[int]:
+    """
+    Fork, and let the child have what *take* opens until the block ends; yield its process id.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            with closing(take()):
+                os.write(writing, b"ready")
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    try:
+        assert b"ready" == os.read(reading, 5), "the child could not open it"
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)

@@ -222,6 +222,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.startswith("runs.db")}
 
 
+@pytest.mark.usefixtures("synced_disk")
 @pytest.mark.spec("reliability:JR39", "reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)
 def test_sqlite_run_continues_from_its_last_commit_after_power_cut(
@@ -252,7 +253,7 @@ def test_sqlite_run_continues_from_its_last_commit_after_power_cut(
 
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR39")
-@pytest.mark.parametrize("name", ["batches", "everything"])
+@pytest.mark.parametrize("name", ["batches", pytest.param("everything", marks=pytest.mark.deep)])
 def test_run_continues_after_the_database_is_full_at_any_page(
     name: str, case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
