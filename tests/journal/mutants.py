@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
@@ -28,15 +28,26 @@ def mutant(lines: list[bytes], random: Random) -> bytes:
     """
     Return another journal: one to three things in it are changed, and its checksums made anew.
     """
-    records = [json.loads(line) for line in lines]
-    for record in records:
-        del record["crc"]
+    records = unsealed(lines)
     for _ in range(random.randint(1, 3)):
         random.choice([changed, changed, changed, dropped, renamed, shuffled])(records, random)
     return sealed(records)
 
 
+def unsealed(lines: Iterable[bytes]) -> list[Any]:
+    """
+    Return the records of a journal without their checksums.
+    """
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        del record["crc"]
+    return records
+
+
 def sealed(records: list[Any]) -> bytes:
+    """
+    Return a journal of records, with checksums.
+    """
     link = bool(records) and isinstance(records[0], dict) and records[0].get("link") is True
     made, previous = [], 0
     for record in records:

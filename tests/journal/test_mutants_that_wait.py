@@ -34,10 +34,10 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal.show import render, run_tree
 from stepengine.testing import ScriptedModel
 
-from .mutants import mutant, places, sealed
+from .mutants import mutant, places, sealed, unsealed
 
 CHUNK = 40
-FAST, DEEP = 3, 24
+DEEP = 24
 PATIENCE = 50.0
 PATHS = ("", "0", "1", "2", "3", "9", "0.0", "1.0.0", "99999999", "0." * 40 + "0")
 TIMES = (0, -1, 1, 2**31, 2**53, 2**63, 10**30, -(10**30))
@@ -110,13 +110,6 @@ def good() -> list[list[bytes]]:
     assert asyncio.run(record(ended, stays=False)) == "completed"
     assert asyncio.run(record(waiting, stays=True)) == "suspended"
     return [ended.lines(), waiting.lines(), waiting.lines()[: len(waiting.lines()) // 2]]
-
-
-def unsealed(lines: list[bytes]) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in lines]
-    for record in records:
-        del record["crc"]
-    return records
 
 
 def aimed(lines: list[bytes], random: Random) -> bytes:
@@ -235,7 +228,7 @@ def fuzz(chunk: int, good: list[list[bytes]], path: Path) -> Counter[str]:
 
 
 @pytest.mark.spec("reliability:JR02", "reliability:R22")
-@pytest.mark.parametrize("chunk", [*range(FAST), *[pytest.param(n, marks=pytest.mark.deep) for n in range(FAST, DEEP)]])
+@pytest.mark.parametrize("chunk", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, DEEP)]])
 def test_mutated_waiting_tree_is_rejected_or_works_and_ends(
     chunk: int, good: list[list[bytes]], tmp_path: Path
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,10 @@ from stepengine.cli.app import app
 from stepengine.debugging import describe_compactions, describe_run, render_run, render_text
 from stepengine.errors import DataError, JournalCorrupt, JournalError
 from stepengine.evaluation import price
-from stepengine.journal import FileJournal, check, diff, scan, scrub, verify
+from stepengine.journal import FileJournal, check, diff, reading_limit, scan, scrub, verify
 from stepengine.journal.origins import call_origins
 from stepengine.testing import Cassette
+from tests.journal.mutants import sealed
 
 FP = "ab" * 16
 HEAD = {"kind": "head", "format": "stepengine.journal/1", "engine": "0", "agent": "a", "definition": FP, "run": "r"}
@@ -38,10 +37,17 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A limit that is reached in little time; the tests of one call that names a text often reach the true one.
+    """
+    monkeypatch.setattr(reading_limit, "MAX_MADE_BYTES", 1024 * 1024)
+
+
 def written(path: Path, records: Iterable[dict[str, Any]]) -> Path:
     """Write records as stepengine does, each with its checksum."""
-    bodies = [json.dumps(one, ensure_ascii=False, separators=(",", ":"))[:-1].encode() for one in records]
-    path.write_bytes(b"".join([body + b',"crc":"%08x"}\n' % zlib.crc32(body) for body in bodies]))
+    path.write_bytes(sealed([*records]))
     return path
 
 
@@ -74,7 +80,7 @@ def requests(path: Path, all_messages: Iterable[list[dict[str, Any]]]) -> Path:
     return written(path, records)
 
 
-def slices_of_slices(path: Path, doublings: int = 18) -> Path:
+def slices_of_slices(path: Path, doublings: int = 14) -> Path:
     """Each request has the messages of the one before twice; those behind them one of their own, or none of them."""
     doubled = [[user("hello")], *[[piece(n, 2**n)] * 2 for n in range(doublings)]]
     last = [piece(doublings, 2**doublings)]
@@ -95,7 +101,7 @@ def one_text_often(path: Path, times: int = 2_000, chars: int = 2_500_000, *, to
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show --step", "show --step as text", "show --left-out", "scrub", "price"])
-def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str) -> None:
+def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str, small_limit: None) -> None:
     path = slices_of_slices(tmp_path / "run.jsonl")
     assert path.stat().st_size < 32_000
 
@@ -105,9 +111,9 @@ def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str) -> 
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub", "diff"])
-def test_text_named_by_many_results_exceeds_the_reading_limit(tmp_path: Path, reader: str) -> None:
+def test_text_named_by_many_results_exceeds_the_reading_limit(tmp_path: Path, reader: str, small_limit: None) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
-        READERS[reader](one_text_often(tmp_path / "run.jsonl"))
+        READERS[reader](one_text_often(tmp_path / "run.jsonl", times=400, chars=100_000))
 
 
 @pytest.mark.spec("replay:J54")
@@ -121,7 +127,7 @@ def test_text_named_often_by_one_call_exceeds_the_reading_limit(tmp_path: Path, 
 def test_inputs_at_one_address_count_separately_towards_the_limit(tmp_path: Path) -> None:
     blob = {"kind": "blob", "fp": FP, "data": "y" * 2_500_000}
     prompt = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": {"type": "system_prompt", "text": {"$blob": FP}}}
-    path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), blob, *[prompt] * 2_000])
+    path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), blob, *[prompt] * 200])
 
     with pytest.raises(JournalCorrupt, match=LIMIT):
         FileJournal(path).history()
@@ -145,17 +151,17 @@ def test_record_read_again_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("replay:J54")
-def test_long_run_that_drops_messages_each_step_is_readable(tmp_path: Path) -> None:
+def test_long_run_that_drops_messages_each_step_is_readable(tmp_path: Path, small_limit: None) -> None:
     """Its requests name pieces of earlier ones that name pieces of earlier ones, and none of them has many messages."""
     messages, length = [[user("first")]], 1
-    for n in range(1, 400):
+    for n in range(1, 150):
         rest = [{**piece(n - 1, length), "start": 2}] if length > 60 else [piece(n - 1, length)]
         messages.append([*rest, user(f"question {n} " * 50), user("and more " * 50)])
         length += 0 if length > 60 else 2
     path = requests(tmp_path / "run.jsonl", messages)
 
-    assert length == len(describe_run(path, step="400")["request"]["messages"])
-    assert length == len(describe_run(scrub(path), step="400")["request"]["messages"])
+    assert length == len(describe_run(path, step="150")["request"]["messages"])
+    assert length == len(describe_run(scrub(path), step="150")["request"]["messages"])
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
