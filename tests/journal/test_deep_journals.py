@@ -21,6 +21,12 @@ from tests.journal.test_reading_limit import FP, HEAD, written
 COMMANDS = [["show"], ["show", "--json"], ["show", "--html", "-o", "PAGE"], ["journal", "check"]]
 
 
+def invoke(command: list[str], *paths: Path) -> Any:
+    """Invoke a command with journals; a page is written beside the first."""
+    words = [str(paths[0].with_name("p.html")) if word == "PAGE" else word for word in command]
+    return CliRunner().invoke(app, [*words, *map(str, paths)])
+
+
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
@@ -56,9 +62,7 @@ async def test_too_deep_journal_is_rejected_by_record_number(
 ) -> None:
     path = deepened(await recorded(tmp_path / "run.jsonl", ["input"]), mark, depth)
 
-    result = CliRunner().invoke(
-        app, [*[str(tmp_path / "p.html") if word == "PAGE" else word for word in command], str(path)]
-    )
+    result = invoke(command, path)
 
     said = " ".join((result.stdout + result.stderr).split())
     assert result.exit_code in (1, 2), said
@@ -72,13 +76,8 @@ async def test_value_of_maximum_depth_is_written_and_read(tmp_path: Path) -> Non
     path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH_LEVELS - 2))
 
     assert check(FileJournal(path))
-    for command in (
-        ["show"],
-        ["show", "--json"],
-        ["show", "--html", "-o", str(tmp_path / "page.html")],
-        ["journal", "check"],
-    ):
-        result = CliRunner().invoke(app, [*command, str(path)])
+    for command in COMMANDS:
+        result = invoke(command, path)
         assert 0 == result.exit_code, (command, result.stderr)
 
 
@@ -138,16 +137,15 @@ async def test_a_deep_record_is_refused_in_memory_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("reliability:SP01")
-@pytest.mark.parametrize("levels", [101, 3_000])
+@pytest.mark.parametrize("levels", [101, 1_100])
 @pytest.mark.parametrize("command", [*COMMANDS, ["compare", "diff"], ["journal", "repair", "--seal"]], ids=" ".join)
 def test_too_deeply_nested_runs_are_rejected_by_record_number(tmp_path: Path, levels: int, command: list[str]) -> None:
     start = {"type": "agent_call", "agent_id": "a", "prompt": "go", "params": None, "run_id": "r"}
     addresses = [("", -1), *[(".".join(["0"] * level), 0) for level in range(levels + 1)]]
     calls = [{"kind": "intent", "path": path, "seq": n, "fp": FP, "effect": start} for path, n in addresses]
     path = written(tmp_path / "run.jsonl", [HEAD, *calls])
-    words = [str(tmp_path / "p.html") if word == "PAGE" else word for word in command]
 
-    result = CliRunner().invoke(app, [*words, *[str(path)] * (2 if "diff" in command else 1)])
+    result = invoke(command, *[path] * (2 if "diff" in command else 1))
 
     said = " ".join((result.stdout + result.stderr).split())
     assert isinstance(result.exception, SystemExit), result.exception
@@ -158,12 +156,15 @@ def test_too_deeply_nested_runs_are_rejected_by_record_number(tmp_path: Path, le
 @pytest.mark.spec("reliability:SP01")
 async def test_children_below_the_maximum_depth_fail(tmp_path: Path) -> None:
     deepest: list[Any] = []
+    deep = nested(MAX_DEPTH_LEVELS - 10)
 
     def handle_steps(ctx: Any) -> Any:
-        asked = yield AgentCall("desk", params={"value": ctx.params["value"]})
+        # Only the last levels hold deep values: the text that a command shows grows with both depths.
+        level = ctx.params["level"]
+        asked = yield AgentCall("desk", params={"level": level + 1, "value": deep if level >= 98 else None})
         if asked.value.error is not None:
             deepest.append(asked.value.error)
-            yield ToolCall("shout", {"text": ctx.params["value"]})
+            yield ToolCall("shout", {"text": deep})
         return "done"
 
     shout = Tool(name="shout", description="Shout.", input_schema={"type": "object"}, run=lambda _: "HI")
@@ -171,15 +172,10 @@ async def test_children_below_the_maximum_depth_fail(tmp_path: Path) -> None:
     agent = AgentDefinition("desk", tools=[shout], spawnable_agents=["desk"], handle_steps=handle_steps, limits=limits)
     journal = FileJournal(tmp_path / "run.jsonl")
     async with Engine([agent], models=ScriptedModel([])) as engine:
-        await engine.run("desk", params={"value": nested(MAX_DEPTH_LEVELS - 10)}, journal=journal)
+        await engine.run("desk", params={"level": 0}, journal=journal)
 
     assert ["depth"] == [error.kind for error in deepest]
     assert "more than 100 levels below the root" in str(deepest[0])
-    for command in (
-        ["show"],
-        ["show", "--json"],
-        ["show", "--html", "-o", str(tmp_path / "p.html")],
-        ["journal", "check"],
-    ):
-        ended = CliRunner().invoke(app, [*command, str(journal.path)])
+    for command in COMMANDS:
+        ended = invoke(command, journal.path)
         assert 0 == ended.exit_code, (command, ended.stderr)
