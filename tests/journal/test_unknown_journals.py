@@ -9,6 +9,7 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ from tests.journal.mutants import resealed
 
 pytestmark = pytest.mark.spec("requirements:X72")
 
-STORES: dict[str, Callable[[Path, str], Any]] = {
-    "file": lambda folder, name: FileJournal(folder / f"{name}.jsonl"),
+STORES: dict[str, Callable[..., Any]] = {
+    "file": lambda folder, name, **options: FileJournal(folder / f"{name}.jsonl", **options),
     "sqlite": lambda folder, name: SqliteJournal(folder / "runs.db", name),
 }
 
@@ -140,15 +141,43 @@ def resumed(
         return world.done, engine.resume_sync(journal, on_divergence="stop", **options)
 
 
-def killed_everywhere(store: str, folder: Path, *, by_model: bool) -> Iterator[Any]:
-    """Yield the journal of a run as it is after each of its lines, as if the run had been killed there."""
-    make = STORES[store]
-    whole = make(folder, "whole")
+def recorded(folder: Path, *, by_model: bool = True, store: str = "file", **options: Any) -> Any:
+    """Return the journal of a run that has ended."""
+    whole = STORES[store](folder, "whole", **options)
     with World(by_model=by_model).engine() as engine:
         engine.run_sync("actor", "act", journal=whole).unwrap()
-    lines = whole.content().splitlines(keepends=True)
-    for count in range(2, len(lines)):
-        cut = make(folder, f"cut-{count}")
+    return whole
+
+
+def lines_of(journal: Journal) -> list[bytes]:
+    return journal.content().splitlines(keepends=True)
+
+
+def cut_file(path: Path, lines: Sequence[bytes], **options: Any) -> FileJournal:
+    """Return a journal of these lines, as a run leaves them that is killed behind them."""
+    path.write_bytes(b"".join(lines))
+    return FileJournal(path, **options)
+
+
+ASKS_FOR_A_CALL = re.compile(rb'"effect":\{"type":"(?:tool_call|perform)"|"value":\{"type":"model_reply"')
+
+
+def killed_everywhere(
+    store: str, folder: Path, *, by_model: bool, at_calls: bool = False, step: int = 1
+) -> Iterator[Any]:
+    """
+    Yield the journal of a run as it is after each of its lines, as if the run had been killed there.
+
+    With *at_calls* only where its last line asks for something: a call that has begun, or a reply of the model.
+    """
+    lines = lines_of(recorded(folder, by_model=by_model, store=store))
+    for count in range(2, len(lines), step):
+        if at_calls and not ASKS_FOR_A_CALL.search(lines[count - 1]):
+            continue
+        if store == "file":
+            yield cut_file(folder / f"cut-{count}.jsonl", lines[:count])
+            continue
+        cut = STORES[store](folder, f"cut-{count}")
         cut.lock()()
         cut.append_bytes(b"".join(lines[:count]), 0)
         yield cut
@@ -158,13 +187,13 @@ def become_somebody_else(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(folder / "another-state"))
 
 
-@pytest.mark.parametrize("by_model", [True, False])
-@pytest.mark.parametrize("in_doubt", ["fail", "retry", "ask"])
+@pytest.mark.parametrize(("by_model", "in_doubt"), [(True, "retry"), (False, "retry"), (False, "fail"), (True, "ask")])
 def test_unknown_journal_performs_no_recorded_call(
     by_model: bool, in_doubt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the handler asks for now is asked for by this user's own code, and is done; what the record asks for is not."""
-    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    # Where nothing has begun, nothing is in doubt.
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model, at_calls=in_doubt != "retry"))
     become_somebody_else(monkeypatch, tmp_path)
     suspended = 0
     for cut in cuts:
@@ -185,10 +214,9 @@ def test_unknown_journal_performs_no_recorded_call(
     assert suspended >= 4
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("by_model", [True, False])
-def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, tmp_path: Path) -> None:
-    for cut in killed_everywhere(store, tmp_path, by_model=by_model):
+@pytest.mark.parametrize(("store", "by_model", "step"), [("file", True, 1), ("file", False, 1), ("sqlite", True, 5)])
+def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, step: int, tmp_path: Path) -> None:
+    for cut in killed_everywhere(store, tmp_path, by_model=by_model, step=step):
         person = Says("no")
         _, result = resumed(cut, by_model=by_model, person=person, in_doubt="retry")
 
@@ -201,7 +229,7 @@ def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, tm
 def test_person_decides_each_call_of_an_unknown_journal(
     said: str, by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model, at_calls=True))
     become_somebody_else(monkeypatch, tmp_path)
     for cut in cuts:
         person = Says(said)
@@ -211,6 +239,8 @@ def test_person_decides_each_call_of_an_unknown_journal(
 
         assert "suspended" != result.status
         assert len(asked) <= 2
+        if said == "yes":
+            assert all(any(each.startswith(one) for each in texts) for one in asked)
         if said == "no" and asked:
             # A model that is told of the denial goes on with its script, which begins here with a look.
             assert (
@@ -219,7 +249,7 @@ def test_person_decides_each_call_of_an_unknown_journal(
 
 
 def test_trusted_unknown_journal_resumes_without_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts = list(killed_everywhere("file", tmp_path, by_model=True))
+    cuts = list(killed_everywhere("file", tmp_path, by_model=True, at_calls=True))
     become_somebody_else(monkeypatch, tmp_path)
     for cut in cuts:
         assert "completed" == resumed(cut, by_model=True, in_doubt="retry", trust=True)[1].status
@@ -230,10 +260,7 @@ def test_fork_of_an_unknown_journal_asks_about_its_calls(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a reply of the model, whose call then comes from the record alone."""
-    whole = FileJournal(tmp_path / "whole.jsonl")
-    world = World(by_model=True)
-    with world.engine() as engine:
-        engine.run_sync("actor", "act", journal=whole).unwrap()
+    whole = recorded(tmp_path)
     replies = [a[1] for a, i in whole.history().intents.items() if i.type == "model_call" and not a[0]]
     if not is_own:
         become_somebody_else(monkeypatch, tmp_path)
@@ -254,29 +281,30 @@ def test_fork_ignores_recorded_approval_of_an_unknown_journal(
 ) -> None:
     """The call is the handler's own, so only the recorded yes could let it run."""
     done = list[str]()
-
-    @tool(category="write")
-    def keep(text: str) -> str:
-        """Write."""
-        done.append(text)
-        return "kept"
-
-    def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
-        yield ToolCall("keep", {"text": "a"})
-
-    agent = AgentDefinition("keeper", tools=[keep], handle_steps=handle_steps)
-    policy = Policy([Rule.ask_for_tool("keep")])
+    agent = make_keeper(done)
     whole = FileJournal(tmp_path / "whole.jsonl")
-    with Engine([agent], interactor=Says("yes"), permissions=policy) as engine:
+    with Engine([agent], interactor=Says("yes"), permissions=ASKS) as engine:
         engine.run_sync("keeper", "act", journal=whole).unwrap()
     (asked,) = [address[1] for address, intent in whole.history().intents.items() if intent.type == "ask"]
     become_somebody_else(monkeypatch, tmp_path)
-    with Engine([agent], permissions=policy) as engine:
+    with Engine([agent], permissions=ASKS) as engine:
         options: dict[str, Any] = {"edit": ["yes"]} if is_edited else {}
         result = engine.fork_sync(whole, at=asked, allow_repeat=True, **options)
 
     assert (["a", "a"] if is_edited else ["a"]) == done
     assert is_edited == (result.status != "suspended")
+
+
+def make_run(done: list[str]) -> Any:
+    """Return a tool that asks for no permission and notes its calls."""
+
+    @tool(category="execute", requires_permission=False)
+    def run(text: str) -> str:
+        """Run."""
+        done.append(text)
+        return "ran"
+
+    return run
 
 
 def make_keeper(done: list[str]) -> AgentDefinition:
@@ -373,20 +401,21 @@ def test_grandchild_from_an_unknown_journal_needs_approval(tmp_path: Path, monke
     with make(starts) as engine:
         engine.run_sync("lead", "go", journal=whole).unwrap()
     assert ["grand evil", "evil"] == sent
-    lines = whole.path.read_bytes().splitlines(keepends=True)
+    lines = lines_of(whole)
     begun = next(number for number, line in enumerate(lines) if b'"path":"1' in line)
     become_somebody_else(monkeypatch, tmp_path)
     sent.clear()
     for count in (begun, begun + 1, begun + 2):
-        cut = FileJournal(tmp_path / f"{count}.jsonl")
-        cut.path.write_bytes(b"".join(lines[:count]))
+        cut = cut_file(tmp_path / f"{count}.jsonl", lines[:count])
         with make() as engine:
             assert "suspended" == engine.resume_sync(cut, on_divergence="stop").status
         assert [] == sent, lines[count - 1]
 
 
-@pytest.mark.parametrize("way", ["spawn_agents", "start_agents"])
-@pytest.mark.parametrize("said", ["yes", "no", None])
+@pytest.mark.parametrize(
+    ("said", "way"),
+    [("yes", "spawn_agents"), ("no", "start_agents"), (None, "spawn_agents"), (None, "start_agents")],
+)
 def test_child_from_an_unknown_journal_needs_approval(
     said: str | None, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,14 +436,13 @@ def test_child_from_an_unknown_journal_needs_approval(
     whole = FileJournal(tmp_path / "whole.jsonl")
     with make(spawns) as engine:
         engine.run_sync("lead", "go", journal=whole).unwrap()
-    lines = whole.path.read_bytes().splitlines(keepends=True)
+    lines = lines_of(whole)
     replied = next(number for number, line in enumerate(lines) if b'"type":"model_reply"' in line)
     done = next(number for number, line in enumerate(lines) if b'"kind":"result","path":"1","seq":0' in line)
     become_somebody_else(monkeypatch, tmp_path)
     asked = 0
     for count in range(replied + 1, done):
-        cut = FileJournal(tmp_path / f"{count}.jsonl")
-        cut.path.write_bytes(b"".join(lines[:count]))
+        cut = cut_file(tmp_path / f"{count}.jsonl", lines[:count])
         sent.clear()
         person = Says(said) if said else None
         with make(interactor=person) as engine:
@@ -478,17 +506,12 @@ def test_without_private_state_folder_every_journal_is_unknown(
         folder.mkdir()
         folder.chmod(0o777)
         monkeypatch.setenv("STEPENGINE_STATE_DIR", str(folder))
-    statuses = [resumed(cut, by_model=True)[1].status for cut in killed_everywhere("file", tmp_path, by_model=True)]
 
-    assert "suspended" in statuses
+    assert "suspended" == resumed(killed_at_reply(tmp_path), by_model=True)[1].status
 
 
 def test_stable_recording_has_no_digests(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "stable.jsonl", stable=True)
-    with World(by_model=True).engine() as engine:
-        engine.run_sync("actor", "act", journal=journal).unwrap()
-
-    assert b'"mac"' not in journal.path.read_bytes()
+    assert b'"mac"' not in recorded(tmp_path, stable=True).content()
 
 
 def new_signing_key(folder: Path, name: str) -> Path:
@@ -510,7 +533,7 @@ def test_foreign_signature_makes_a_journal_unknown(
         FileJournal(cut.path, sign=new_signing_key(tmp_path, "evil")).writer().close()
     assert b'"type":"signature"' in cut.path.read_bytes().splitlines()[-1]
     if forgery == "a signature of nothing":
-        *lines, last = cut.path.read_bytes().splitlines(keepends=True)
+        *lines, last = lines_of(cut)
         cut.path.write_bytes(b"".join([*lines, re.sub(rb'"at":[0-9]+', b'"at":999999999999', last)]))
         cut.path.write_bytes(resealed(cut.path.read_bytes()))
 
@@ -519,13 +542,9 @@ def test_foreign_signature_makes_a_journal_unknown(
 
 def test_killed_run_ending_with_its_signature_resumes_without_questions(tmp_path: Path) -> None:
     signer = SigningKey(new_signing_key(tmp_path, "audit"), records=9)
-    whole = FileJournal(tmp_path / "whole.jsonl", sign=signer)
-    with World(by_model=True).engine() as engine:
-        engine.run_sync("actor", "act", journal=whole).unwrap()
-    lines = whole.path.read_bytes().splitlines(keepends=True)
+    lines = lines_of(recorded(tmp_path, sign=signer))
     for count in [n for n, line in enumerate(lines, 1) if b'"type":"signature"' in line][:-1]:
-        cut = FileJournal(tmp_path / f"cut-{count}.jsonl", sign=signer)
-        cut.path.write_bytes(b"".join(lines[:count]))
+        cut = cut_file(tmp_path / f"cut-{count}.jsonl", lines[:count], sign=signer)
         person = Says("no")
         result = resumed(cut, by_model=True, person=person, in_doubt="retry")[1]
 
@@ -564,7 +583,6 @@ def signed(source: FileJournal, target: FileJournal) -> None:
     forked(source, FileJournal(target.path, sign=target.path.with_name("audit")))
 
 
-REPLY = b'"model_reply" "tool_name":"run"'
 COMMANDS = [forked, extended, forked_from_record, scrubbed, repaired, signed]
 
 
@@ -574,18 +592,15 @@ def is_known_after(commands: Sequence[Any], *, is_own: bool) -> bool:
         folder = Path(name)
         key = new_signing_key(folder, "audit")
         patch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
-        made = FileJournal(folder / "0.jsonl")
-        with World(by_model=True).engine() as engine:
-            engine.run_sync("actor", "act", journal=made).unwrap()
+        made: Any = recorded(folder)
         if not is_own:
             become_somebody_else(patch, folder)
         for number, command in enumerate(commands, 1):
             source, made = made, FileJournal(folder / f"{number}.jsonl")
             command(source, made)
-        lines = made.path.read_bytes().splitlines(keepends=True)
+        lines = lines_of(made)
         is_signed = b'"signed":"' in lines[0]
-        killed = FileJournal(folder / "killed.jsonl", sign=key if is_signed else None)
-        killed.path.write_bytes(b"".join(lines[: line_of_reply(lines)]))
+        killed = cut_file(folder / "killed.jsonl", lines[: line_of_reply(lines)], sign=key if is_signed else None)
         done, result = resumed(killed, by_model=True)
         assert bool(done) == (result.status != "suspended")
         return bool(done)
@@ -594,6 +609,12 @@ def is_known_after(commands: Sequence[Any], *, is_own: bool) -> bool:
 def line_of_reply(lines: Sequence[bytes]) -> int:
     """Return the number of the line of the reply that asks for a call of ``run``, from 1."""
     return next(n for n, line in enumerate(lines, 1) if b'"model_reply"' in line and b'"tool_name":"run"' in line)
+
+
+def killed_at_reply(folder: Path) -> FileJournal:
+    """Return the journal of a run that was killed behind the reply that asks for a call of ``run``."""
+    lines = lines_of(recorded(folder))
+    return cut_file(folder / "cut.jsonl", lines[: line_of_reply(lines)])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -614,8 +635,7 @@ def test_chained_commands_keep_a_journal_as_known_as_before(commands: list[Any],
 def test_in_memory_copy_of_an_unknown_journal_asks(
     made: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuts = killed_everywhere("file", tmp_path, by_model=True)
-    cut = next(each for each in cuts if line_of_reply([*each.content().splitlines(), REPLY]) == len(each.records()))
+    cut = killed_at_reply(tmp_path)
     if not is_own:
         become_somebody_else(monkeypatch, tmp_path)
     history = cut.history()
@@ -635,16 +655,14 @@ def test_in_memory_copy_of_an_unknown_journal_asks(
 def test_fork_in_runs_folder_is_as_known_as_its_source(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = FileJournal(tmp_path / "whole.jsonl")
-    with World(by_model=True).engine() as engine:
-        engine.run_sync("actor", "act", journal=whole).unwrap()
+    whole = recorded(tmp_path)
     if not is_own:
         become_somebody_else(monkeypatch, tmp_path)
     folder = state_folder()
     assert folder is not None
     make_folder(folder, 0o700)
     make_folder(folder / RUNS, 0o700)
-    lines = whole.path.read_bytes().splitlines(keepends=True)
+    lines = lines_of(whole)
     replies = [r.seq for r in whole.records()[: line_of_reply(lines)] if r.kind == "result"]
     made = branch(whole, replies[-1], into=folder / RUNS / "fork.jsonl", allow_repeat=True)
 
@@ -660,9 +678,7 @@ def test_live_replay_performs_no_call_of_an_unknown_journal(
     by_model: bool, live: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Except of a tool that only reads here. What the person trusts is performed."""
-    whole = FileJournal(tmp_path / "whole.jsonl")
-    with World(by_model=by_model).engine() as engine:
-        engine.run_sync("actor", "act", journal=whole).unwrap()
+    whole = recorded(tmp_path, by_model=by_model)
     own, theirs, trusted = World(by_model=by_model), World(by_model=by_model), World(by_model=by_model)
     with own.engine() as engine:
         assert "completed" == engine.replay_sync(whole, live=live).status
@@ -681,7 +697,7 @@ def test_live_replay_performs_no_call_of_an_unknown_journal(
 def test_live_replay_of_unknown_killed_journal_stops_at_its_end(
     by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model))
+    cuts = list(killed_everywhere("file", tmp_path, by_model=by_model, at_calls=True))
     become_somebody_else(monkeypatch, tmp_path)
     for cut in cuts:
         world = World(by_model=by_model)
@@ -695,11 +711,9 @@ def test_live_tool_fork_asks_about_calls_of_an_unknown_journal(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record ends the run right behind a reply, whose calls have no results there."""
-    whole = FileJournal(tmp_path / "whole.jsonl")
-    with World(by_model=True).engine() as engine:
-        engine.run_sync("actor", "act", journal=whole).unwrap()
+    whole = recorded(tmp_path)
     records = whole.records()
-    reply = line_of_reply(whole.path.read_bytes().splitlines(keepends=True))
+    reply = line_of_reply(lines_of(whole))
     forged = FileJournal(tmp_path / "forged.jsonl")
     replace_with_derived(forged, [*records[:reply], records[-1]], whole)
     if not is_own:
@@ -723,12 +737,7 @@ def test_debugger_fork_of_an_unknown_journal_asks(
 ) -> None:
     """At a question whose answer is all that the debugger adds: the call behind it comes from the record."""
     done = list[str]()
-
-    @tool(category="execute", requires_permission=False)
-    def run(text: str) -> str:
-        """Run."""
-        done.append(text)
-        return "ran"
+    run = make_run(done)
 
     @tool(category="control", requires_permission=False)
     def confirm() -> Generator[Any, Any, str]:
@@ -784,7 +793,7 @@ def test_journal_swapped_during_extend_stays_unknown(tmp_path: Path, monkeypatch
         become_somebody_else(other, tmp_path)
         with World(by_model=True).engine() as engine:
             engine.run_sync("actor", "act", journal=theirs).unwrap()
-    lines = theirs.path.read_bytes().splitlines(keepends=True)
+    lines = lines_of(theirs)
     theirs.path.write_bytes(b"".join(lines[: line_of_reply(lines)]))
 
     class Exchanges(Says):
@@ -794,9 +803,8 @@ def test_journal_swapped_during_extend_stays_unknown(tmp_path: Path, monkeypatch
 
     with World(by_model=True).engine(Exchanges("yes")) as engine:
         assert "completed" == engine.resume_sync(theirs, on_divergence="extend").status
-    killed = FileJournal(tmp_path / "killed.jsonl")
-    made = theirs.path.read_bytes().splitlines(keepends=True)
-    killed.path.write_bytes(b"".join(made[: line_of_reply(made)]))
+    made = lines_of(theirs)
+    killed = cut_file(tmp_path / "killed.jsonl", made[: line_of_reply(made)])
 
     assert "suspended" == resumed(killed, by_model=True)[1].status
 
@@ -898,12 +906,7 @@ def test_an_import_refuses_an_approval_that_its_record_hides(
 def test_call_of_a_recorded_reply_asks_behind_a_reviewing_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook asks a model now, whose reply asks for no call."""
     done = list[str]()
-
-    @tool(category="execute", requires_permission=False)
-    def run(text: str) -> str:
-        """Run."""
-        done.append(text)
-        return "ran"
+    run = make_run(done)
 
     def review(ctx: Any, call: Any) -> Generator[Any, Any, None]:
         yield from Complete("Is this call fine?")
@@ -916,9 +919,8 @@ def test_call_of_a_recorded_reply_asks_behind_a_reviewing_hook(tmp_path: Path, m
     whole = FileJournal(tmp_path / "whole.jsonl")
     with make() as engine:
         engine.run_sync("runner", "act", journal=whole).unwrap()
-    lines = whole.path.read_bytes().splitlines(keepends=True)
-    cut = FileJournal(tmp_path / "cut.jsonl")
-    cut.path.write_bytes(b"".join(lines[: line_of_reply(lines)]))
+    lines = lines_of(whole)
+    cut = cut_file(tmp_path / "cut.jsonl", lines[: line_of_reply(lines)])
     become_somebody_else(monkeypatch, tmp_path)
     done.clear()
     with make() as engine:
@@ -937,7 +939,7 @@ def test_a_line_with_a_member_twice_is_not_written_again(
     """What its start says decides what is asked, and what the whole of it says would be written."""
     cut = next(each for each in killed_everywhere("file", tmp_path, by_model=False) if len(each.records()) == 3)
     become_somebody_else(monkeypatch, tmp_path)
-    *lines, last = cut.path.read_bytes().splitlines(keepends=True)
+    *lines, last = lines_of(cut)
     body = re.sub(rb',"mac":"[0-9a-f]{32}","crc":"[0-9a-f]{8}"}\n', b"", last)
     cut.path.write_bytes(b"".join([*lines, body + b"," + member.encode() + b',"crc":"00000000"}\n']))
     cut.path.write_bytes(resealed(cut.path.read_bytes()))
@@ -980,9 +982,7 @@ def test_third_party_journal_is_judged_with_constant_lookups_per_record(
     monkeypatch.setattr(History, "form", lambda history, intent: (looks.append(intent), form(history, intent))[1])
     for count in (10, 20, 30):
         journal = MemoryJournal()
-        with Engine([make_keeper([])], permissions=ASKS) as engine:
-            engine.run_sync("keeper", "act", journal=journal)
-        journal.replace([*journal.records()[:2], *make(count)])
+        journal.replace([*start_of_a_run(), *make(count)])
         looks.clear()
         with contextlib.suppress(JournalError):
             refuse_unknown_calls(MemoryJournal(journal.lines()), trust=False)
@@ -1021,14 +1021,11 @@ def test_the_models_of_a_journal_are_added_up_by_halves(monkeypatch: pytest.Monk
 
 def test_effects_begin_together_only_one_after_the_other() -> None:
     """Else each could name another group, of which every effect would be looked at again."""
-    journal = MemoryJournal()
-    with Engine([make_keeper([])], permissions=ASKS) as engine:
-        engine.run_sync("keeper", "act", journal=journal)
     call = freeze({"type": "tool_call", "tool_name": "x", "input": {}, "tool_call_id": "c", "source": "model"})
     done = Value(ToolResult.text("done"), 0)
     together = [Intent("", n, call, gather=0) for n in range(3)]
     ended = [Result("", n, 0, done) for n in range(3)]
-    start = [*journal.records()[:2], *together, *ended]
+    start = [*start_of_a_run(), *together, *ended]
 
     assert 3 == len(History([*start, Intent("", 3, call, gather=3)]).results)
     for gather in (1, 4):
@@ -1036,18 +1033,24 @@ def test_effects_begin_together_only_one_after_the_other() -> None:
             History([*start, Intent("", 3, call, gather=gather)])
 
 
-@given(sent=st.lists(st.sampled_from("abc")), received=st.lists(st.sampled_from("abcd")))
-def test_received_input_is_left_out_once_per_delivery(sent: list[str], received: list[str]) -> None:
+@cache
+def start_of_a_run() -> list[Any]:
+    """Return the first two records of a run, its head and its start."""
     journal = MemoryJournal()
     with Engine([make_keeper([])], permissions=ASKS) as engine:
         engine.run_sync("keeper", "act", journal=journal)
+    return journal.records()[:2]
+
+
+@given(sent=st.lists(st.sampled_from("abc")), received=st.lists(st.sampled_from("abcd")))
+def test_received_input_is_left_out_once_per_delivery(sent: list[str], received: list[str]) -> None:
     letters = [
         Input("", -1, 0, {"type": "mailbox_message", "id": f"i{n}", "kind": "input", "value": text})
         for n, text in enumerate(sent)
     ]
     call = freeze({"type": "tool_call", "tool_name": "x", "input": {}, "tool_call_id": "c", "source": "model"})
     outcome = Value(ToolResult.text("done"), 0, tuple([UserMessage(text) for text in received]))
-    records = [*journal.records()[:2], *letters, Intent("", 0, call), Result("", 0, 0, outcome)]
+    records = [*start_of_a_run(), *letters, Intent("", 0, call), Result("", 0, 0, outcome)]
     left = list(sent)
     for one in received:
         if one in left:
