@@ -140,16 +140,7 @@ EDITS = {
 @pytest.mark.spec("requirements:X58", "replay:D14", "reliability:R2")
 @pytest.mark.parametrize(
     ("edit", "store"),
-    [
-        *[(edit, "memory") for edit in EDITS],
-        *[("nearly everything", store) for store in ("file", "sqlite")],
-        *[
-            pytest.param(edit, store, marks=pytest.mark.deep)
-            for edit in EDITS
-            for store in ("file", "sqlite")
-            if edit != "nearly everything"
-        ],
-    ],
+    [*[(edit, "memory") for edit in EDITS], ("nearly everything", "file"), ("nearly everything", "sqlite")],
 )
 def test_waiting_run_continues_after_an_edit_with_keep(shop, edit, store, tmp_path):
     """
