@@ -107,7 +107,7 @@ def test_run_with_a_torn_last_record_resumes(undisturbed, fresh_world):
     for number in (9, 12, 14, 38, len(lines) - 1):
         start = sum(map(len, lines[:number]))
         before = len(lines[:number])
-        for size in range(start + 1, start + len(lines[number]) - 1, 1 if number == 12 else 13):
+        for size in range(start + 1, start + len(lines[number]) - 1, 13):
             journal = MemoryJournal(whole[:size])
             assert len(journal.records()) == before
         result, _, doubtful = resumed_from(whole[: start + 7], fresh_world)
@@ -133,10 +133,10 @@ def test_torn_journal_reads_as_its_complete_records(undisturbed):
 @pytest.mark.spec("reliability:I11")
 def test_repeated_crashes_during_resume_reach_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed
-    for first in (4, 11, 24, 31):
+    for first in (11, 31):
         _, journal, doubtful = resumed_from(lines[:first], fresh_world)
         again = journal.lines()
-        for second in range(first, len(again), 3):
+        for second in range(first, len(again), 4):
             result, _, doubtful_too = resumed_from(again[:second], fresh_world)
             assert doubtful or doubtful_too or result.output == expected.output
 
