@@ -33,7 +33,6 @@ from stepengine import (
     Usage,
     UserMessage,
 )
-from stepengine.data.messages import AssistantMessage
 from stepengine.debugging import debug
 from stepengine.errors import ModelError, PerformError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check
@@ -277,18 +276,18 @@ def test_sliding_window_stores_only_new_messages(rig):
         return Change(view=messages[-20:]) if len(messages) > 20 else None
 
     def handle_steps(ctx):
-        for _ in range(200):
+        for _ in range(100):
             yield STEP
 
     agent = AgentDefinition("slider", model="t/m", handle_steps=handle_steps, hooks=Hooks(pre_step=[window]))
     journal = MemoryJournal()
-    recorder = rig(agent, [f"answer {n}" for n in range(200)])
-    assert recorder.record(journal, limits=Limits(max_steps=200)).status is RunStatus.COMPLETED
+    recorder = rig(agent, [f"answer {n}" for n in range(100)])
+    assert recorder.record(journal, limits=Limits(max_steps=100)).status is RunStatus.COMPLETED
     content = b"".join(journal.lines())
     assert content.count(b'"text":"answer 77"') == 2  # as reply, and once in a request
     read = MemoryJournal(content)
     history = read.history()
-    for seq in (30, 77, 199):
+    for seq in (30, 77, 99):
         assert RecordedRequests(history).get(history.intents["", seq]) == recorder.model.calls[seq]
     assert rig(agent).replay(read).status is RunStatus.COMPLETED
 
@@ -619,7 +618,7 @@ def test_replay_of_a_crashed_run_ends_with_its_record(world, fresh_world):
     journal = MemoryJournal()
     world.rig().record(journal)
     lines = journal.lines()
-    for size in range(2, len(lines)):
+    for size in [*range(2, len(lines), 3), len(lines) - 1]:
         elsewhere = fresh_world()
         result = elsewhere.rig().replay(MemoryJournal(lines[:size]))
         # Without the root's end everything may be there all the same.
@@ -685,21 +684,6 @@ def test_resumed_session_hides_recorded_events(rig):
     assert ("perform_finished", 0) not in shown
     assert [name for name, _ in shown].count("notification") == 2
     assert ("perform_started", 1) in shown
-
-
-def test_recorded_request_can_be_reassembled(rig):
-    def handle_steps(ctx):
-        for _ in range(3):
-            yield STEP
-            yield from Complete([UserMessage("aside"), AssistantMessage("ok"), UserMessage("well")])
-
-    agent = AgentDefinition("a", model="t/m", handle_steps=handle_steps, step_prompt="Now.")
-    recorder = rig(agent, [f"r{n}" for n in range(6)])
-    journal = MemoryJournal()
-    recorder.record(journal)
-    history = MemoryJournal(journal.lines()).history()
-    requests = [RecordedRequests(history).get(i) for (_, seq), i in history.intents.items() if seq >= 0]
-    assert requests == [attrs.evolve(r, tools=()) for r in recorder.model.calls]
 
 
 @pytest.mark.spec("replay:J31", "reliability:R2")
