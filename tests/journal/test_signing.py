@@ -150,6 +150,14 @@ def _listed(first: int, to: int) -> str:
     return f"record {first} " if first == to else f"each of the records {first} to {to} "
 
 
+def problems_of(lines: list[bytes], journal: Path, public: Path, *, anew: bool = True) -> tuple[str, ...]:
+    """
+    Return what is wrong with a journal of these lines, whose checksums are made anew.
+    """
+    journal.write_bytes(resealed(b"".join(lines)) if anew else b"".join(lines))
+    return verify(journal, public).problems
+
+
 def signatures_in(lines: list[bytes]) -> list[int]:
     """
     The numbers of the records that are signatures.
@@ -216,9 +224,8 @@ def test_altered_byte_is_reported_with_its_record(journal: Path, public: Path, a
     lines = lines_of(journal)
     number = next(n for n, line in enumerate(lines, 1) if b"noted 3" in line)
     lines[number - 1] = lines[number - 1].replace(b"noted 3", b"noted 4")
-    journal.write_bytes(resealed(b"".join(lines)) if anew else b"".join(lines))
 
-    assert (f"record {number} was altered",) == verify(journal, public).problems
+    assert (f"record {number} was altered",) == problems_of(lines, journal, public, anew=anew)
 
 
 @pytest.mark.spec("reliability:JR45")
@@ -226,9 +233,8 @@ def test_altered_byte_is_reported_with_its_record(journal: Path, public: Path, a
 def test_removed_record_is_reported_with_its_position(journal: Path, public: Path, anew: bool):
     lines = lines_of(journal)
     del lines[7]
-    journal.write_bytes(resealed(b"".join(lines)) if anew else b"".join(lines))
 
-    assert ("one record before record 8 was removed",) == verify(journal, public).problems
+    assert ("one record before record 8 was removed",) == problems_of(lines, journal, public, anew=anew)
 
 
 @pytest.mark.spec("reliability:JR45")
@@ -236,48 +242,42 @@ def test_removed_record_is_reported_with_its_position(journal: Path, public: Pat
 def test_swapped_records_are_reported(journal: Path, public: Path, one: int, other: int):
     lines = lines_of(journal)
     lines[one - 1], lines[other - 1] = lines[other - 1], lines[one - 1]
-    journal.write_bytes(resealed(b"".join(lines)))
 
     assert {one, other}.isdisjoint(signatures_in(lines))
-    assert (f"records {one} and {other} were swapped",) == verify(journal, public).problems
+    assert (f"records {one} and {other} were swapped",) == problems_of(lines, journal, public)
 
 
 @pytest.mark.spec("reliability:JR45")
 def test_moved_and_added_records_are_reported(journal: Path, public: Path):
     lines = lines_of(journal)
     moved = lines[:7] + lines[8:10] + [lines[7]] + lines[10:]
-    journal.write_bytes(resealed(b"".join(moved)))
-    assert ("record 10 was moved: it was signed as record 8",) == verify(journal, public).problems
+    assert ("record 10 was moved: it was signed as record 8",) == problems_of(moved, journal, public)
 
     added = [*lines[:8], lines[2].replace(b"noted", b"NOTED"), *lines[8:]]
-    journal.write_bytes(resealed(b"".join(added)))
-    assert ("record 9 was added",) == verify(journal, public).problems
+    assert ("record 9 was added",) == problems_of(added, journal, public)
 
 
 @pytest.mark.spec("reliability:JR45")
 def test_removed_altered_or_repeated_signature_is_reported(journal: Path, public: Path):
     lines = lines_of(journal)
     first, second, *_ = signatures_in(lines)
-    journal.write_bytes(resealed(b"".join([*lines[: first - 1], *lines[first:]])))
-    assert (f"the signature of each of the records 1 to {first - 1} was removed or altered",) == verify(
-        journal, public
-    ).problems
+    without_first = [*lines[: first - 1], *lines[first:]]
+    assert (f"the signature of each of the records 1 to {first - 1} was removed or altered",) == problems_of(
+        without_first, journal, public
+    )
 
     changed = list(lines)
     changed[first - 1] = changed[first - 1].replace(b'"found":0', b'"found":3')
-    journal.write_bytes(resealed(b"".join(changed)))
-    assert (f"record {first}, a signature, was altered or is not of its key",) == verify(journal, public).problems
+    assert (f"record {first}, a signature, was altered or is not of its key",) == problems_of(changed, journal, public)
 
     without_both = [*lines[: first - 1], *lines[second:]]
-    journal.write_bytes(resealed(b"".join(without_both)))
     assert (
         f"each of {second - first + 1} records before record {first} was removed, the signature among them",
-    ) == verify(journal, public).problems
+    ) == problems_of(without_both, journal, public)
 
-    journal.write_bytes(resealed(b"".join([*lines[:second], lines[first - 1], *lines[second:]])))
-    assert (
-        f"record {second + 1}, a signature, does not follow: it was moved or repeated"
-        in verify(journal, public).problems
+    repeated = [*lines[:second], lines[first - 1], *lines[second:]]
+    assert f"record {second + 1}, a signature, does not follow: it was moved or repeated" in problems_of(
+        repeated, journal, public
     )
 
 
