@@ -87,7 +87,7 @@ def recorded(*replies: Any, previous: AgentState | None = None, **fields: Any) -
 
 
 @pytest.mark.spec("requirements:DM21a")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 4),
     st.booleans(),
