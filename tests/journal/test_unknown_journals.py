@@ -114,12 +114,18 @@ class World:
         calls = [
             tool_call(name, {"text": each}) for name, each in zip(("look", "put", "run", "both"), "abcd", strict=True)
         ]
-        self.model = ScriptedModel([*calls, text("done")])
+        self._replies = [*calls, text("done")]
         steps = None if by_model else handle_steps
         self.agent = AgentDefinition("actor", tools=tools, handle_steps=steps)
 
     def engine(self, interactor: Any = None) -> Engine:
-        return Engine([self.agent], models=self.model, interactor=interactor)
+        return Engine([self.agent], models=ScriptedModel(self._replies), interactor=interactor)
+
+
+@cache
+def shared_world(*, by_model: bool) -> World:
+    """Return the world of the runs that come one after the other: to make its tools takes longer than most of them."""
+    return World(by_model=by_model)
 
 
 class Says:
@@ -136,15 +142,17 @@ class Says:
 def resumed(
     journal: Journal, *, by_model: bool, person: Any = None, **options: Any
 ) -> tuple[list[str], RunResult[Any]]:
-    world = World(by_model=by_model)
+    world = shared_world(by_model=by_model)
+    world.done.clear()
     with world.engine(person) as engine:
-        return world.done, engine.resume_sync(journal, on_divergence="stop", **options)
+        result = engine.resume_sync(journal, on_divergence="stop", **options)
+    return list(world.done), result
 
 
 def recorded(folder: Path, *, by_model: bool = True, store: str = "file", **options: Any) -> Any:
     """Return the journal of a run that has ended."""
     whole = STORES[store](folder, "whole", **options)
-    with World(by_model=by_model).engine() as engine:
+    with shared_world(by_model=by_model).engine() as engine:
         engine.run_sync("actor", "act", journal=whole).unwrap()
     return whole
 
@@ -214,7 +222,7 @@ def test_unknown_journal_performs_no_recorded_call(
     assert suspended >= 4
 
 
-@pytest.mark.parametrize(("store", "by_model", "step"), [("file", True, 1), ("file", False, 1), ("sqlite", True, 5)])
+@pytest.mark.parametrize(("store", "by_model", "step"), [("file", True, 3), ("file", False, 3), ("sqlite", True, 5)])
 def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, step: int, tmp_path: Path) -> None:
     for cut in killed_everywhere(store, tmp_path, by_model=by_model, step=step):
         person = Says("no")
@@ -700,7 +708,8 @@ def test_live_replay_of_unknown_killed_journal_stops_at_its_end(
     cuts = list(killed_everywhere("file", tmp_path, by_model=by_model, at_calls=True))
     become_somebody_else(monkeypatch, tmp_path)
     for cut in cuts:
-        world = World(by_model=by_model)
+        world = shared_world(by_model=by_model)
+        world.done.clear()
         with world.engine(Says("yes")) as engine:
             engine.replay_sync(cut, live=["tool_call", "perform"])
         assert {"look a"} >= set(world.done)
