@@ -62,12 +62,6 @@ def make_agent(shape: str, end: Callable[[], Any]) -> AgentDefinition:
         yield from Perform(echo, 1)
         return end()
 
-    @tool
-    def work() -> Any:
-        """Work."""
-        yield from Perform(echo, 1)
-        return end()
-
     def handle_steps(ctx):
         match shape:
             case "child":
@@ -81,14 +75,30 @@ def make_agent(shape: str, end: Callable[[], Any]) -> AgentDefinition:
                 yield from Perform(echo, 2)
                 if shape != "background":
                     yield from Wait(child)
-            case "tool":
-                yield ToolCall("work", {})
         return "done"
 
     if shape == "root":
         return AgentDefinition("root", handle_steps=leaf)
+    if shape == "tool":
+        return make_caller(end)
     children = [AgentDefinition("leaf", handle_steps=leaf)]
-    return AgentDefinition("root", handle_steps=handle_steps, tools=[work], spawnable_agents=children)
+    return AgentDefinition("root", handle_steps=handle_steps, spawnable_agents=children)
+
+
+def make_caller(end: Callable[[], Any]) -> AgentDefinition:
+    """Return an agent that calls a tool whose body ends so."""
+
+    @tool
+    def work() -> Any:
+        """Work."""
+        yield from Perform(echo, 1)
+        return end()
+
+    def handle_steps(ctx):
+        yield ToolCall("work", {})
+        return "done"
+
+    return AgentDefinition("root", handle_steps=handle_steps, tools=[work])
 
 
 async def use(agent: AgentDefinition, act: Callable[[Engine], Any]) -> RunResult:
