@@ -36,8 +36,8 @@ from stepengine.testing import ScriptedModel
 
 from .mutants import mutant, places, sealed, unsealed
 
-CHUNK = 40
-DEEP = 24
+CHUNK = 20
+DEEP = 48
 PATIENCE = 50.0
 PATHS = ("", "0", "1", "2", "3", "9", "0.0", "1.0.0", "99999999", "0." * 40 + "0")
 TIMES = (0, -1, 1, 2**31, 2**53, 2**63, 10**30, -(10**30))
