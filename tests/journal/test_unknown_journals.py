@@ -863,12 +863,18 @@ def claim_function(asked: Intent, call_id: str) -> list[Any]:
 LIES = [hide_purpose, accept_difference, name_earlier_call, claim_function]
 
 
-def lying_journal(lie: Any, folder: Path, patch: pytest.MonkeyPatch) -> FileJournal:
-    """Return the journal of somebody else that ends behind its approval of a call, with a record that hides it."""
-    journal = FileJournal(folder / "run.jsonl")
+@cache
+def approved_call() -> MemoryJournal:
+    """Return the journal of a run whose call was approved."""
+    journal = MemoryJournal()
     with Engine([make_looking_keeper([])], permissions=ASKS, interactor=Says("yes")) as engine:
         engine.run_sync("keeper", "act", journal=journal).unwrap()
-    history = journal.history()
+    return MemoryJournal(journal.lines())
+
+
+def lying_journal(lie: Any, folder: Path, patch: pytest.MonkeyPatch) -> FileJournal:
+    """Return the journal of somebody else that ends behind its approval of a call, with a record that hides it."""
+    history = approved_call().history()
     records = history.records
     (asked,) = [intent for intent in history.intents.values() if intent.type == "ask"]
     call_id = next(history.form(i)["tool_call_id"] for i in history.intents.values() if i.subject == "look")
