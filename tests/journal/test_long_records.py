@@ -291,13 +291,12 @@ CROSSED = {
     f"{place} {deed}": lambda make=make, act=act: make(act)
     for place, make in PLACES.items()
     for deed, act in DEEDS.items()
+} | {
+    f"model raises {name}": lambda make=make: {"agents": plain(), "replies": [failure(make())]}
+    for name, make in ERRORS.items()
 }
 WAYS: dict[str, Any] = {
     **CROSSED,
-    **{
-        f"model raises {name}": lambda make=make: {"agents": plain(), "replies": [failure(make())]}
-        for name, make in ERRORS.items()
-    },
     **{
         f"function takes {name}": lambda value=value: {"agents": catching(lambda: Perform(bool, value))}
         for name, value in RETURNED.items()
@@ -420,7 +419,7 @@ def doing_in(place: str, act: Callable[[], Any]) -> Callable[[], dict[str, Any]]
 
 
 @pytest.mark.spec("reliability:GN16", "reliability:GN38")
-@settings(max_examples=16, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=VALUES,
     place=st.sampled_from(["root", "output with a schema", "function", "tool of a handler", "child"]),
