@@ -87,7 +87,7 @@ def recorded(*replies: Any, previous: AgentState | None = None, **fields: Any) -
 
 
 @pytest.mark.spec("requirements:DM21a")
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.integers(0, 4),
     st.booleans(),

@@ -98,11 +98,11 @@ def test_more_runs_than_descriptors_complete(tmp_path: Path, store: str) -> None
         "sqlite": lambda _: SqliteJournal(tmp_path / "runs.db"),
     }
     with few_descriptors(40):
-        results = at_once(60, places[store])
+        results = at_once(45, places[store])
 
     assert {(RunStatus.COMPLETED, 3)} == {(result.status, result.output) for result in results}
     assert all(check(result.journal) for result in results)
-    assert 60 == len({result.journal.name for result in results})
+    assert 45 == len({result.journal.name for result in results})
     assert [] == list(tmp_path.glob(".*"))
 
 

@@ -25,8 +25,8 @@ from stepengine.journal.show import render, run_tree
 
 from .mutants import mutant
 
-CHUNK = 50
-DEEP = 40
+CHUNK = 25
+DEEP = 80
 """Chunks of mutants: the first is in the fast suite, each read in two ways; 2,000 are in the deep one, each read in every way."""
 
 

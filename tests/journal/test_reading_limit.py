@@ -154,14 +154,14 @@ def test_record_read_again_counts_once(tmp_path: Path) -> None:
 def test_long_run_that_drops_messages_each_step_is_readable(tmp_path: Path, small_limit: None) -> None:
     """Its requests name pieces of earlier ones that name pieces of earlier ones, and none of them has many messages."""
     messages, length = [[user("first")]], 1
-    for n in range(1, 150):
+    for n in range(1, 100):
         rest = [{**piece(n - 1, length), "start": 2}] if length > 60 else [piece(n - 1, length)]
         messages.append([*rest, user(f"question {n} " * 50), user("and more " * 50)])
         length += 0 if length > 60 else 2
     path = requests(tmp_path / "run.jsonl", messages)
 
-    assert length == len(describe_run(path, step="150")["request"]["messages"])
-    assert length == len(describe_run(scrub(path), step="150")["request"]["messages"])
+    assert length == len(describe_run(path, step="100")["request"]["messages"])
+    assert length == len(describe_run(scrub(path), step="100")["request"]["messages"])
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Perform
@@ -47,6 +47,7 @@ values = st.recursive(
 
 
 @pytest.mark.spec("replay:J1", "replay:J3", "replay:J7")
+@settings(max_examples=25)
 @given(st.dictionaries(texts, values, max_size=4), st.integers(0, 2**32 - 1))
 def test_line_is_one_physical_line_and_round_trips(members, previous):
     members = {"kind": "blob", **members}
@@ -96,6 +97,7 @@ def test_every_effect_error_round_trips():
 
 
 @pytest.mark.spec("replay:J15", "requirements:B17")
+@settings(max_examples=20)
 @given(st.sampled_from(["model_reply", "tool_result", "child_result"]).flatmap(lambda name: stored.STORED[name]))
 def test_every_effect_outcome_round_trips(value):
     if isinstance(value, ToolResult) and value.change is not None and value.change.values:

@@ -72,7 +72,7 @@ def replies_with(value: Any) -> ModelReply:
 
 @pytest.mark.spec("replay:J10", "replay:J1")
 @pytest.mark.parametrize("name", sorted(STORED.keys() - {"value", "failure", "stop", "gathered", "child_result"}))
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_result_line_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
     value = data.draw(strategies.STORED[name].filter(lambda value: not has_special_object(bare(value))))
