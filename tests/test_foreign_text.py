@@ -1547,7 +1547,7 @@ PLACES = (
         "what a terminal shows",
         lambda text: visible(text, strict=True),
         (of("\u0300"), of("\ufe00"), of("\x1b"), of("é")),
-        ("data/visible.py:SELECTORS",),
+        ("data/visible.py:NOT_PLAIN", "data/visible.py:NOT_PLAIN_STRICT", "data/visible.py:SELECTORS"),
     ),
     Place(
         "message of an error",

@@ -17,6 +17,9 @@ JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 MAX_COMBINING_MARKS = 8
 """No language stacks as many marks on a letter, and longer stacks are drawn over the lines above and below."""
 SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+NOT_PLAIN = re.compile(r"[^\n\t -~]+")
+NOT_PLAIN_STRICT = re.compile(r"[^ -~]+")
+"""Only these characters are looked at one by one: most of a long text is ASCII."""
 
 
 def visible(text: str, *, strict: bool = False) -> str:
@@ -29,11 +32,14 @@ def visible(text: str, *, strict: bool = False) -> str:
         text: Any text.
         strict: Show line ends, tabs, joiners and variation selectors too: for names, paths and arguments.
     """
-    if text.isascii() and text.isprintable():
-        return text
+    pattern = NOT_PLAIN_STRICT if strict else NOT_PLAIN
+    return pattern.sub(lambda found: _escape_run(found[0], strict=strict), text.replace("\r\n", "\n"))
+
+
+def _escape_run(text: str, *, strict: bool) -> str:
     shown: list[str] = []
     marks = 0
-    for character in text.replace("\r\n", "\n"):
+    for character in text:
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
         if marks <= MAX_COMBINING_MARKS:
             shown.append(_escape_character(character, strict=strict))
