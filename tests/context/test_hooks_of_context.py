@@ -53,7 +53,6 @@ def worker(hooks: Hooks, **fields: Any) -> AgentDefinition[Any]:
 # --- what is said with every request --------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:H13", "generator-contract:L32")
 async def test_reminders_end_every_request_and_are_never_stored() -> None:
     image = ImagePart("https://example.com/a.png")
@@ -80,7 +79,6 @@ async def test_reminders_end_every_request_and_are_never_stored() -> None:
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:H13", "generator-contract:L32")
 async def test_pre_run_injection_ends_every_request_and_is_computed_once() -> None:
     asked: list[int] = []
@@ -110,7 +108,6 @@ def test_hooks_without_content_change_nothing() -> None:
 # --- a strict limit -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I5", "requirements:X28", "requirements:I2", "reliability:GN30")
 async def test_oversized_prompt_fails_run_before_model_call() -> None:
     model = Worker(100)
@@ -153,7 +150,6 @@ def test_a_limit_below_one_is_refused() -> None:
         raise_on_overflow(0)
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
 @pytest.mark.parametrize(
     "hooks", [Hooks(), Hooks(pre_step=[raise_on_overflow(), reminders("Hi.")])], ids=["none", "some"]
@@ -167,7 +163,6 @@ async def test_without_a_strategy_the_providers_overflow_fails_the_run(hooks: Ho
     assert "too long for me" == result.error.message
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
 async def test_hook_that_shortens_the_view_on_overflow_rescues_the_run() -> None:
     told: list[Any] = []
@@ -185,7 +180,6 @@ async def test_hook_that_shortens_the_view_on_overflow_rescues_the_run() -> None
     assert ["long ago", "yes", "now", "done"] == [m.text for m in result.state.message_history]
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
 async def test_chained_policies_halve_a_refused_prompt_once() -> None:
     previous = AgentState.from_messages([UserMessage(f"{n} " + "word " * 200) for n in range(20)])
@@ -203,7 +197,6 @@ async def test_chained_policies_halve_a_refused_prompt_once() -> None:
 # --- what hooks are told --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:X45", "requirements:E10", "requirements:I1")
 async def test_hooks_receive_window_and_provider_reported_size() -> None:
     seen: list[tuple[int, int | None]] = []
@@ -230,7 +223,6 @@ async def test_hooks_receive_window_and_provider_reported_size() -> None:
     assert all(tokens < 1_000 for tokens, _ in (seen[0], *seen[5:]))
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:X45")
 async def test_paused_reply_counts_only_its_last_prompt() -> None:
     seen: list[int] = []
@@ -245,7 +237,6 @@ async def test_paused_reply_counts_only_its_last_prompt() -> None:
     assert 510 + sum(message_tokens(m) for m in result.state.message_history[1:3]) == seen[1]
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:E10")
 async def test_tool_reads_remaining_tokens_and_requests_truncation() -> None:
     left: list[int | None] = []
@@ -272,7 +263,6 @@ async def test_tool_reads_remaining_tokens_and_requests_truncation() -> None:
 # --- usage ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:H16")
 @pytest.mark.parametrize("fails", [False, True])
 async def test_usage_logger_logs_session_and_tokens_after_each_run(
@@ -293,7 +283,6 @@ async def test_usage_logger_logs_session_and_tokens_after_each_run(
     ]
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:H16")
 async def test_usage_logger_without_logger_emits_a_log_event() -> None:
     lab = engine(ScriptedModel([text("x", usage=Usage(10, 3))]), hooks=Hooks(post_run=[usage_logger()]))
@@ -311,7 +300,6 @@ def todos(**done: bool) -> Any:
     return tool_call("write_todos", {"todos": [{"task": t, "completed": c} for t, c in done.items()]}, text="")
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:F20", "requirements:H1")
 @pytest.mark.parametrize("most", [0, 1, 2])
 async def test_open_todos_send_agent_back_up_to_max_reminders(most: int) -> None:
@@ -354,7 +342,6 @@ def test_only_the_cli_installs_todo_and_compaction_hooks(tmp_path: Path, monkeyp
     assert "\n- fix\n" in told.calls[2].all_messages[-1].text
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:F20")
 async def test_agent_without_open_todos_stops_freely() -> None:
     agent = worker(Hooks(on_stop=[require_finished_todos()]), tools=["write_todos"])
@@ -367,7 +354,6 @@ async def test_agent_without_open_todos_stops_freely() -> None:
 # --- engine and agent -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:H1", "reliability:GN37", "requirements:H16")
 async def test_engine_hooks_run_before_agent_hooks() -> None:
     seen: list[str] = []

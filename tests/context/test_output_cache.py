@@ -86,7 +86,6 @@ def test_output_cache_trims_oldest_seen_outputs_first(
     assert second is None or sum(map(len, after.values())) > limit
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I15", "requirements:I14", "requirements:E25")
 async def test_output_cache_keeps_long_run_under_limit_and_replays() -> None:
     cache, model, journal = output_cache(5_000), Worker(60), MemoryJournal()
@@ -136,7 +135,6 @@ async def test_trimmed_outputs_use_no_disk_besides_the_journal(tmp_path: Path, m
     assert ["run.jsonl"] == files()
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I14")
 async def test_trimmed_outputs_are_readable_after_session_is_loaded() -> None:
     cache, seen = output_cache(50), []
@@ -177,7 +175,6 @@ async def test_trimmed_outputs_are_readable_after_session_is_loaded() -> None:
     assert "'nothing'" in found[1].text
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I14")
 async def test_trimmed_output_is_read_in_pieces_with_images() -> None:
     image = ImagePart("https://example.com/a.png")

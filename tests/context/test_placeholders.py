@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, RunStatus, StepContext, Steps, ToolCall, Workspace
@@ -207,6 +207,15 @@ def test_resumed_run_keeps_the_prompt_filled_first(project: Path) -> None:
     assert "whole cents" in model.calls[0].system_prompt
 
 
-@given(st.text("{}CODEBUFF_ab %s", max_size=30).filter(lambda prompt: "{CODEBUFF_" not in prompt and prompt.strip()))
-def test_other_braces_stay_plain_text(prompt: str) -> None:
-    assert (prompt, ()) == sent(prompt, None)
+PROMPTS = st.text("{}CODEBUFF_ab %s", max_size=30).filter(lambda prompt: "{CODEBUFF_" not in prompt and prompt.strip())
+
+
+@given(st.lists(PROMPTS, min_size=10, max_size=10))
+@settings(max_examples=5)
+def test_other_braces_stay_plain_text(prompts: list[str]) -> None:
+    model = ScriptedModel(["Done."] * 10)
+    with Engine(models=model) as engine:
+        results = [engine.run_sync(AgentDefinition("worker", model="x/y", system_prompt=p), "Go.") for p in prompts]
+
+    assert prompts == [call.system_prompt for call in model.calls]
+    assert {()} == {result.warnings for result in results}

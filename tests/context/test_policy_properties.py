@@ -49,7 +49,6 @@ limits = st.builds(
     st.integers(0, 100),
     st.sampled_from([1.0, 1.0, 2.0, 0.5]),
 )
-each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
 def calls_of(transcript: Transcript) -> list[str]:
@@ -65,22 +64,25 @@ def in_order(some: list[Any], whole: list[Any]) -> bool:
 
 
 @pytest.mark.spec("requirements:I5", "requirements:I15", "generator-contract:P30", "generator-contract:P29")
-@each_policy
 @given(conversations(), limits)
-def test_shortened_history_is_paired_ordered_smaller_and_stable(policy, transcript, within):
+def test_shortened_history_is_paired_ordered_smaller_and_stable(transcript, within):
     before = list(transcript)
-    shorter = policy.rewrite(transcript, within, NOW)
+    for name, policy in POLICIES.items():
+        shorter = policy.rewrite(transcript, within, NOW)
+        assert before == list(transcript), name
+        if shorter is not None:
+            check_shortened(name, shorter, transcript, within)
 
-    assert before == list(transcript)
-    if shorter is None:
-        return
+
+def check_shortened(name: str, shorter: Transcript, transcript: Transcript, within: ContextLimits) -> None:
+    policy, before = POLICIES[name], list(transcript)
     assert within.size(shorter) < within.size(transcript)
     assert in_order(calls_of(shorter), calls_of(transcript))
     assert Transcript(list(shorter)) == shorter
     kept = [
         m for m in shorter if not isinstance(m, UserMessage) or not {GAP_TAG, CONTINUE_TAG, SUMMARY_TAG} & {*m.tags}
     ]
-    unchanged = [m for m in kept if not isinstance(m, ToolMessage) or policy is not POLICIES["mask_tool_results"]]
+    unchanged = [m for m in kept if not isinstance(m, ToolMessage) or name != "mask_tool_results"]
     moved = [m for m in unchanged if not (isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags)]
     assert in_order(moved, before)
     once = ContextLimits(max_tokens=within.max_tokens, overhead=within.overhead)
@@ -89,29 +91,29 @@ def test_shortened_history_is_paired_ordered_smaller_and_stable(policy, transcri
 
 
 @pytest.mark.spec("requirements:I1", "requirements:I5", "generator-contract:P7")
-@each_policy
 @given(conversations(), limits)
-def test_history_that_fits_is_unchanged(policy, transcript, within):
+def test_history_that_fits_is_unchanged(transcript, within):
     margin = min(1_000, within.max_tokens // 20)
-    if within.size(transcript) + margin <= within.max_tokens:
-        assert policy.rewrite(transcript, within, NOW) is None
-    if within.fits(transcript) and "prune" not in type(policy).__name__.lower():
-        assert policy.rewrite(transcript, within, NOW) is None
+    for name, policy in POLICIES.items():
+        if within.size(transcript) + margin <= within.max_tokens:
+            assert policy.rewrite(transcript, within, NOW) is None, name
+        if within.fits(transcript) and "prune" not in type(policy).__name__.lower():
+            assert policy.rewrite(transcript, within, NOW) is None, name
 
 
 @pytest.mark.spec("requirements:I5", "generator-contract:L31")
-@pytest.mark.parametrize("free_ratio", [0, 0.25, 0.9])
 @given(conversations(), limits)
-def test_truncate_fits_or_keeps_only_protected_messages(free_ratio, transcript, within):
-    shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW) or transcript
+def test_truncate_fits_or_keeps_only_protected_messages(transcript, within):
     users = [m for m in transcript if isinstance(m, UserMessage)]
     must = [users[0], users[-1], [m for m in users if "USER_PROMPT" in m.tags][-1]]
     must += [m for m in users if "INSTRUCTIONS_PROMPT" in m.tags][-1:]
+    for free_ratio in (0, 0.25, 0.9):
+        shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW) or transcript
 
-    assert all(any(m is kept for kept in shorter) for m in must)
-    if within.room and not within.fits(shorter) and within.ratio >= 1:
-        dropped = [m for m in shorter if not any(m is kept for kept in must)]
-        assert all(GAP_TAG in getattr(m, "tags", ()) or len(m.text) < 200 for m in dropped)
+        assert all(any(m is kept for kept in shorter) for m in must)
+        if within.room and not within.fits(shorter) and within.ratio >= 1:
+            dropped = [m for m in shorter if not any(m is kept for kept in must)]
+            assert all(GAP_TAG in getattr(m, "tags", ()) or len(m.text) < 200 for m in dropped)
 
 
 def shapes(transcript: Transcript) -> list[tuple[Transcript, bool]]:
@@ -145,23 +147,24 @@ def expected(found: list[tuple[Transcript, bool]], within: ContextLimits, free_r
 
 
 @pytest.mark.spec("requirements:I5", "generator-contract:L31")
-@pytest.mark.parametrize("free_ratio", [0, 0.25])
 @given(conversations())
-def test_truncate_drops_the_minimal_number_of_exchanges(free_ratio, transcript):
+def test_truncate_drops_the_minimal_number_of_exchanges(transcript):
     """
     At every size at which one exchange more or less has to go, one token below it and one above.
     """
     found = shapes(transcript)
     whole = transcript_tokens(transcript)
     sizes = {transcript_tokens(left) for left, _ in found}
-    for room in sorted(
-        {max(1, round(size / share) + by) for size in sizes for share in (1, 1 - free_ratio) for by in (-1, 0, 1)}
-    ):
-        within = ContextLimits(max_tokens=room)
-        wanted = expected(found, within, free_ratio)
-        is_shorter = whole > room and transcript_tokens(wanted) < whole
-        shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW)
-        assert (wanted if is_shorter else None) == shorter
+    for free_ratio in (0, 0.25):
+        rooms = {
+            max(1, round(size / share) + by) for size in sizes for share in (1, 1 - free_ratio) for by in (-1, 0, 1)
+        }
+        for room in sorted(rooms):
+            within = ContextLimits(max_tokens=room)
+            wanted = expected(found, within, free_ratio)
+            is_shorter = whole > room and transcript_tokens(wanted) < whole
+            shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW)
+            assert (wanted if is_shorter else None) == shorter, free_ratio
 
 
 @pytest.mark.spec(
@@ -357,7 +360,7 @@ def _for(wire: str, request: Any) -> Any:
 
 @pytest.mark.speed
 @pytest.mark.spec("requirements:I2")
-@each_policy
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_idle_policy_measures_only_new_messages(policy, monkeypatch) -> None:
     view = Transcript([UserMessage("go", ("USER_PROMPT",)), *[AssistantMessage(f"step {n}") for n in range(2_000)]])
     assert policy(context(view)) is None

@@ -79,7 +79,6 @@ def test_the_environment_block_has_a_line_for_each_value(given: dict[str, Any], 
     assert Environment(**given) == Environment(**given)
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:I3", "requirements:A8")
 async def test_recorded_date_is_used_on_replay() -> None:
     prompt = SystemPrompt("You help.", environment=Environment())
@@ -102,7 +101,6 @@ async def test_recorded_date_is_used_on_replay() -> None:
     assert other.state.system_prompt != result.state.system_prompt
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("ecosystem:EC80", "requirements:I18")
 async def test_tool_descriptions_stay_out_of_the_system_prompt() -> None:
     prompt = SystemPrompt("You dig.", tool_policy="Dig once.", environment=Environment(platform="linux"))
@@ -114,7 +112,6 @@ async def test_tool_descriptions_stay_out_of_the_system_prompt() -> None:
     assert {("dig", "Digs a hole.")} == {(t.name, t.description) for r in model.requests for t in r.tools}
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("generator-contract:L31", "generator-contract:L32")
 async def test_prompts_and_user_text_have_fixed_positions_and_tags() -> None:
     agent = AgentDefinition(

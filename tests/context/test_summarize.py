@@ -82,7 +82,6 @@ def _answer(state: AgentState, asked: Any, reply: str) -> Any:
 # --- a long run -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec(
     "requirements:I2",
     "requirements:I8",
@@ -91,21 +90,23 @@ def _answer(state: AgentState, asked: Any, reply: str) -> Any:
     "requirements:X28",
     "requirements:X45",
 )
-@pytest.mark.parametrize("reports", [True, False], ids=["reported", "estimated"])
-async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool) -> None:
-    window, journal = 6_000, MemoryJournal()
-    model = Worker(399, report=estimated_tokens if reports else None)
+@pytest.mark.parametrize(
+    ("reports", "steps", "window"), [(True, 400, 6_000), (False, 100, 1_500)], ids=["reported", "estimated"]
+)
+async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool, steps: int, window: int) -> None:
+    journal = MemoryJournal()
+    model = Worker(steps - 1, report=estimated_tokens if reports else None)
     agent = worker(summarize())
     lab = engine(model, window)
     events = [event async for event in lab.stream(agent, "dig deep", journal=journal)]
     result = events[-1].result
 
     assert RunStatus.COMPLETED is result.status
-    assert 400 == result.state.step_index
+    assert steps == result.state.step_index
     assert max(estimated_tokens(request) for request in model.requests) <= window
     assert_paired(model.requests)
     assert 8 < len(model.summaries) < 20
-    assert 400 + len(model.summaries) == result.usage.requests
+    assert steps + len(model.summaries) == result.usage.requests
     if reports:
         assert sum(estimated_tokens(request) for request in model.requests) == result.usage.input_tokens
 
@@ -114,7 +115,7 @@ async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool)
     assert len(model.summaries) == len(compacted)
     assert all(e.messages_after == 1 and not e.record and e.by == "summarize" for e in compacted)
     assert all(e.tokens_after < e.tokens_before / 10 for e in compacted)
-    assert 2 * 399 + 2 == len(result.state.message_history)
+    assert 2 * steps == len(result.state.message_history)
     assert "summary number" in result.state.view[0].text
 
     again = await engine(Worker(0), window).replay(journal, agent=agent)
@@ -123,7 +124,6 @@ async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool)
     assert journal.lines() == again.journal.lines()
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:G10")
 @pytest.mark.parametrize("wire", FOUR)
 async def test_summary_request_extends_the_previous_request_bytes(wire: str) -> None:
@@ -240,7 +240,6 @@ def test_summarized_history_is_paired_and_keeps_its_end(kinds: list[str], keep: 
         assert ([], None) == played(policy, again)
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I9")
 @pytest.mark.parametrize("wire", FOUR)
 async def test_pending_calls_have_results_in_a_summary_request(wire: str) -> None:
@@ -317,7 +316,6 @@ def test_invalid_summarizer_loses_no_conversation() -> None:
         played(summarize(10, summarizer=len), context(PROMPT, *exchange(1)))  # type: ignore[arg-type]
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:I15")
 @pytest.mark.parametrize("record", [False, True])
 async def test_summarize_changes_view_or_record(record: bool) -> None:
@@ -333,7 +331,6 @@ async def test_summarize_changes_view_or_record(record: bool) -> None:
     assert state == from_json(to_json(state))
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:I11")
 async def test_handler_compacts_on_demand() -> None:
     def handle(ctx: Any) -> Any:
@@ -359,7 +356,6 @@ async def test_handler_compacts_on_demand() -> None:
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
 
 
-@pytest.mark.anyio
 async def test_summary_request_omits_settings_that_prevent_text() -> None:
     settings = ModelSettings(tool_choice="required", response_schema={"type": "object"}, temperature=0.1)
     model = Worker(40)
@@ -374,7 +370,6 @@ async def test_summary_request_omits_settings_that_prevent_text() -> None:
     )
 
 
-@pytest.mark.anyio
 async def test_missing_summary_leaves_history_unchanged() -> None:
     replies = [tool_call("dig", {"depth": 1}), tool_call("dig", {"depth": 2}), text("done")]
     model = ScriptedModel(replies)
@@ -396,7 +391,6 @@ def full(count: int = 8) -> AgentState:
     return AgentState.from_messages([PROMPT, *[m for n in range(1, count + 1) for m in exchange(n)]])
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
 async def test_refused_prompt_is_summarised_once_and_resent() -> None:
     model = ScriptedModel([too_long(), text("the summary"), text("done")])
@@ -419,7 +413,6 @@ def test_step_order_holds_when_a_request_is_refused() -> None:
     assert ["step", "complete", "step"] == [effect.purpose for effect in ended.models]
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
 async def test_a_prompt_that_is_refused_twice_fails_the_run() -> None:
     model = ScriptedModel([too_long(), text("the summary"), too_long()])
@@ -429,7 +422,6 @@ async def test_a_prompt_that_is_refused_twice_fails_the_run() -> None:
     assert isinstance(result.error, ContextOverflow)
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:MP02")
 async def test_oversized_summary_request_is_cut_until_it_fits() -> None:
     model = ScriptedModel([too_long(), too_long(), too_long(), text("the summary"), text("done")])
@@ -445,10 +437,8 @@ async def test_oversized_summary_request_is_cut_until_it_fits() -> None:
 # --- what a replay needs to know ------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("requirements:X28", "requirements:I2", "replay:J11")
-@pytest.mark.parametrize("later", [None, 100, 1_000_000])
-async def test_replay_uses_recorded_context_length(later: int | None) -> None:
+async def test_replay_uses_recorded_context_length() -> None:
     def handle(ctx: Any) -> Any:
         yield AgentCall(child, "dig")
         yield STEP_ALL
@@ -457,15 +447,16 @@ async def test_replay_uses_recorded_context_length(later: int | None) -> None:
     parent = worker(summarize(), spawnable_agents=[child], handle_steps=handle)
     model, journal = Worker(120), MemoryJournal()
     result = await engine(model, 3_000).run(parent, "dig", journal=journal)
-    again = await engine(Worker(0), later).replay(MemoryJournal(journal.lines()), agent=parent)
 
     assert RunStatus.COMPLETED is result.status
     assert len(model.summaries) > 3
-    assert again.state == result.state
-    assert journal.lines() == again.journal.lines()
+    for later in (None, 100, 1_000_000):
+        again = await engine(Worker(0), later).replay(MemoryJournal(journal.lines()), agent=parent)
+
+        assert again.state == result.state
+        assert journal.lines() == again.journal.lines()
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("replay:J11")
 async def test_resumed_run_keeps_its_original_context_length() -> None:
     def handle(ctx: Any) -> Any:
