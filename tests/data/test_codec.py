@@ -50,7 +50,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError, StepEngineError, ToolError
 from tests import strategies
 
-few = settings(max_examples=10)
+few = settings(max_examples=5)
 
 
 def loads(data: Any) -> Any:
@@ -129,7 +129,7 @@ def test_stored_form_names_types_and_omits_defaults() -> None:
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(strategies.states)
 def test_state_stores_its_view_only_if_it_differs(state: AgentState) -> None:
     assert ("view" in to_json(state)) == (state.view != state.message_history)
@@ -395,6 +395,7 @@ def broken(draw: st.DrawFn) -> Any:
 
 @pytest.mark.spec("reliability:R20")
 @given(broken())
+@settings(max_examples=25)
 def test_mutated_stored_form_loads_consistently_or_raises_data_error(data: Any) -> None:
     assert_loads_or_says_where(data)
 

@@ -53,7 +53,7 @@ def any_event(cls: type[Event]) -> st.SearchStrategy[Event]:
 
 @pytest.mark.spec("requirements:N8")
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_every_event_becomes_json_with_its_type_and_address(cls: type[Event], data: st.DataObject) -> None:
     event = data.draw(any_event(cls))

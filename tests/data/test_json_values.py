@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.json import (
@@ -58,6 +58,7 @@ def test_frozen_value_equals_its_source(value: Any) -> None:
 
 
 @given(st.dictionaries(strategies.text, strategies.json_values()) | st.lists(strategies.json_values()))
+@settings(max_examples=20)
 def test_freezing_copies_containers_and_copies_of_frozen_are_shared(value: Any) -> None:
     before = copy.deepcopy(value)
     frozen = freeze(value)
@@ -292,6 +293,7 @@ def test_compact_text_keeps_key_order_and_characters() -> None:
 
 @pytest.mark.spec("replay:J10")
 @given(st.dictionaries(strategies.text, strategies.json_values()))
+@settings(max_examples=20)
 def test_canonical_text_is_independent_of_key_order(value: dict[str, Any]) -> None:
     turned = dict(reversed(value.items()))
 
@@ -332,6 +334,7 @@ MEMBERS = st.one_of(
 
 @pytest.mark.spec("reliability:JR43")
 @given(st.dictionaries(st.one_of(st.text(max_size=3), st.integers(), st.just("\ud800")), MEMBERS, max_size=3))
+@settings(max_examples=20)
 def test_freeze_object_agrees_with_freeze(value):
     def outcome(fn):
         try:

@@ -207,11 +207,13 @@ def test_messages_read_by_role() -> None:
 
 
 @given(st.lists(strategies.result_parts))
+@settings(max_examples=20)
 def test_joined_text_is_the_text_of_the_parts_in_order(parts: list[Any]) -> None:
     assert "".join(join_text_parts((part,)) for part in parts) == join_text_parts(tuple(parts))
 
 
 @given(strategies.user_messages)
+@settings(max_examples=20)
 def test_a_memo_is_no_part_of_a_message(message: UserMessage) -> None:
     twin = copy.deepcopy(message)
     before, value = (hash(message), repr(message)), object()
@@ -256,7 +258,7 @@ def test_a_state_is_a_value_with_empty_defaults() -> None:
         state.tool_definitions["a"] = ToolSpec("a")  # type: ignore[index]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(strategies.states)
 def test_a_state_evolves_and_the_old_one_stays(state: AgentState) -> None:
     before = copy.deepcopy(state)

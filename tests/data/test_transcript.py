@@ -139,7 +139,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = pytest.mark.spec("reliability:I5", "requirements:B1")(Histories.TestCase)
-TestHistories.settings = settings(max_examples=100, stateful_step_count=25)
+TestHistories.settings = settings(max_examples=40, stateful_step_count=20)
 
 
 # --- appending ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.codec import from_json, to_json
@@ -87,6 +87,7 @@ def test_a_cost_that_cannot_be_counted_is_refused(make: Any, cost: Any) -> None:
 
 @pytest.mark.spec("requirements:D15")
 @given(spendings, spendings, spendings)
+@settings(max_examples=20)
 def test_spendings_add_like_numbers(a: Spending, b: Spending, c: Spending) -> None:
     assert (a + b) + c == a + (b + c)
     assert a + b == b + a
@@ -115,6 +116,7 @@ def test_only_like_is_added_to_like(value: Any) -> None:
 
 
 @given(strategies.limits, strategies.limits, strategies.limits)
+@settings(max_examples=20)
 def test_gaps_of_limits_are_filled_from_below(run: Limits, agent: Limits, engine: Limits) -> None:
     effective = run.fill_from(agent).fill_from(engine)
 
@@ -155,6 +157,7 @@ def test_the_default_limits_are_the_documented_ones() -> None:
 
 
 @given(strategies.settings, strategies.settings)
+@settings(max_examples=20)
 def test_merged_settings_prefer_values_of_the_override(base: ModelSettings, over: ModelSettings) -> None:
     merged = base.merged(over)
 
@@ -438,6 +441,7 @@ def test_thinking_is_shown_and_changed_by_its_public_words(thinking: Thinking) -
 
 
 @given(strategies.spendings)
+@settings(max_examples=20)
 def test_child_result_reports_usage_and_cost_like_a_run(spending: Spending) -> None:
     child = ChildResult(agent_id="kid", spending=spending)
     run = RunResult(status=RunStatus.COMPLETED, state=AgentState(), spending=spending)

@@ -129,7 +129,7 @@ def without_provider_data(message: Any) -> Any:
 
 
 @pytest.mark.spec("requirements:B18")
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(strategies.transcripts)
 def test_foreign_form_round_trips_except_provider_data(transcript: Transcript) -> None:
     dicts = json.loads(json.dumps(transcript.to_dicts()))
@@ -145,7 +145,7 @@ def test_results_that_follow_each_other_share_one_user_message() -> None:
     assert [{"type": "text", "text": "add them"}] == written[0]["content"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(strategies.transcripts)
 def test_our_stored_form_round_trips_through_from_dicts(transcript: Transcript) -> None:
     stored = [to_json(m) for m in transcript]
@@ -223,6 +223,7 @@ def test_unpaired_foreign_history_is_rejected(messages: list[Any]) -> None:
 
 
 @given(st.data())
+@settings(max_examples=25)
 def test_mutated_foreign_history_loads_or_raises_our_errors(data: st.DataObject) -> None:
     dicts = copy.deepcopy(DICTS)
     node: Any = dicts
