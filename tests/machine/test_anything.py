@@ -235,7 +235,7 @@ def play_in(given_world, handler, points):
     "requirements:B16",
     "requirements:X16",
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(programs, worlds, hook_points)
 def test_any_handler_in_any_world_ends_cleanly(program, given_world, points):
     handler = Recorder(program)
@@ -256,7 +256,7 @@ def test_any_handler_in_any_world_ends_cleanly(program, given_world, points):
         assert earlier.next_call <= later.next_call
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(programs, worlds, hook_points)
 def test_cached_state_equals_a_fresh_snapshot_at_any_moment(program, given_world, points):
     """A state is made anew when anything that it holds has changed, whoever of the run's parts changed it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
@@ -123,6 +123,7 @@ def shortened(data, past, before, own, new):
 
 @pytest.mark.spec("requirements:H4")
 @given(data=st.data())
+@settings(max_examples=25)
 def test_added_messages_are_exactly_those_of_this_run(data):
     """
     The run's messages, kept here in a list of their own, are what is told as added: after messages that left, before and
