@@ -36,6 +36,7 @@ from stepengine.debugging.debugger import diff_summaries, explain_no_fork, is_ha
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
+from tests import forked_processes
 
 
 @tool
@@ -445,7 +446,7 @@ def walked_by(code: str) -> tuple[str, int]:
     Return what a process says that walks with something done to its walk, and its exit code.
     """
     words = [sys.executable, "-c", WALK.format(code)]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    ran = forked_processes.run(words, capture_output=True, text=True, timeout=60)
     print(ran.stderr)
     return ran.stdout, ran.returncode
 
@@ -465,6 +466,7 @@ walk._wait_for_forks = twice
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_forked_walk_survives_an_extra_wakeup_signal() -> None:
     assert ("went on with 3\n", 0) == walked_by(WOKEN_TWICE)
 
@@ -489,5 +491,6 @@ walk._fork_active_process = slowly
 
 
 @pytest.mark.deep
+@pytest.mark.usefixtures("forks")
 def test_signal_delivered_to_native_thread_is_not_lost() -> None:
     assert ("went on with 3\n", 0) == walked_by(BESIDE_NATIVE_THREADS)

@@ -198,7 +198,7 @@ def test_page_over_max_size_exits_with_1_and_writes_nothing(recorded: Path) -> N
     def make(number: int) -> Any:
         return said(os.urandom(3_000).hex(), tool_call("read_file", {"path": f"{number}"}), number=number)
 
-    read_all(40, make, FileJournal("large.jsonl", sync="write"))
+    read_all(20, make, FileJournal("large.jsonl", sync="write"))
 
     done = typed("large.jsonl", "--max-mb", "0.1", "--no-code")
 
