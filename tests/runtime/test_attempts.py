@@ -161,7 +161,7 @@ async def test_cancel_during_a_request_returns_and_closes_the_connection(world, 
         call = Asked(world, wire, server, watched=True)
         task = asyncio.create_task(call.tree.run())
         await server.asked.wait()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
         task.cancel()
         async with asyncio.timeout(50):
             await task

@@ -503,7 +503,6 @@ async def test_finished_tree_is_freed_without_garbage_collection(world, watched)
     def planner(parent, effect, path):
         return world.plan(path=path), AgentState(run_id=path)
 
-    gc.collect()
     gc.disable()
     try:
         tree = world.tree(machine, planner=planner, observers=[lambda event: None] * watched)

@@ -133,7 +133,7 @@ async def test_deltas_are_dropped_again_on_a_second_backlog():
 async def test_unread_queue_is_bounded_and_merges_deltas_without_losing_text():
     hub = Hub()
     slow = Subscription(hub, limit=100)
-    said = {path: "".join([f"{path}{n} " for n in range(10_000)]) for path in ("", "1", "1.2")}
+    said = {path: "".join([f"{path}{n} " for n in range(2_000)]) for path in ("", "1", "1.2")}
     for path, text in said.items():
         for piece in text.split(" ")[:-1]:
             slow.put(TextDelta(path=path, seq=3, text=f"{piece} "))
@@ -156,7 +156,7 @@ async def test_unread_queue_is_bounded_and_merges_deltas_without_losing_text():
 @pytest.mark.spec("reliability:GN34")
 async def test_run_continues_while_its_stream_is_unread(world):
     def machine(plan, state):
-        for number in range(20_000):
+        for number in range(100 if plan.path else 10_100):
             yield Notify(Notification(path=plan.path, message=str(number)))
         if not plan.path:
             yield Gather((Spawn(0, "kid"), Spawn(1, "kid")))
@@ -172,13 +172,13 @@ async def test_run_continues_while_its_stream_is_unread(world):
 
     assert "done" == finished.output
     assert len(subscription.queue) <= 10_000
-    assert {"": 20_004, "0": 20_000, "1": 20_000} == paths  # the root's own and both starts and ends of children
+    assert {"": 10_104, "0": 100, "1": 100} == paths  # the root's own and both starts and ends of children
 
     tree.hub.finish(the_end())
     events = await read(subscription)
 
     assert {""} == {e.path for e in events if e.type == "notification"}
-    assert 3 * 20_000 + 4 - (len(events) - 2) == next(e.count for e in events if e.type == "events_dropped")
+    assert 10_300 + 4 - (len(events) - 2) == next(e.count for e in events if e.type == "events_dropped")
 
 
 async def test_a_reader_waits_for_events_and_may_leave():
@@ -540,7 +540,7 @@ def test_redaction_scans_only_new_messages_of_each_step(
 
 
 @pytest.mark.spec("reliability:GN34", "reliability:R11")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(10), *[pytest.param(seed, marks=pytest.mark.deep) for seed in range(10, 40)]])
 def test_only_reader_gets_the_same_events_as_beside_an_observer(
     seed: int,
 ) -> None:

@@ -117,4 +117,4 @@ class Trees(RuleBasedStateMachine):
 
 
 TestTrees = pytest.mark.spec("reliability:I8", "reliability:R6")(Trees.TestCase)
-TestTrees.settings = settings(max_examples=40, stateful_step_count=30)
+TestTrees.settings = settings(max_examples=20, stateful_step_count=20)

@@ -172,7 +172,6 @@ async def test_failures_given_to_handlers_hold_no_traceback_or_frame():
     async with Engine(models=model, pricing=None, retry=RetryPolicy(attempts=1)) as engine:
         result = await engine.run(agent, "go", journal=journal)
     records = journal.records()
-    gc.collect()
 
     assert (RunStatus.COMPLETED, ["perform", "perform", "model"]) == (result.status, caught)
     assert [RunStatus.FAILED] * 4 == [child.status for child in result.children]

@@ -19,8 +19,7 @@ from stepengine.data.json import freeze
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel
 
-pytestmark = pytest.mark.anyio
-SOON = 0.1
+SOON = 0.03
 PATIENCE = 50
 
 

@@ -27,7 +27,7 @@ def quick(monkeypatch):
     """
     monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.005)
     for name in ("BLOCKING_TOOL_SECONDS", "BLOCKING_SECONDS"):
-        monkeypatch.setattr(watchdog, name, 0.4)
+        monkeypatch.setattr(watchdog, name, 0.1)
 
 
 def watchdogs():
