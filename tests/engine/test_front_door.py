@@ -59,10 +59,58 @@ def test_the_facade_of_events_has_them_all():
     assert all(getattr(stepengine.events, n) is getattr(events, n) for n in stepengine.events.__all__)
 
 
-@pytest.mark.spec("ecosystem:EC216", "performance:Q8")
-@pytest.mark.parametrize("program", ["import stepengine", "from stepengine import *"])
-def test_importing_stepengine_loads_nothing_heavy(program):
-    code = f"import json, sys\n{program}\nprint(json.dumps(sorted(sys.modules)))"
-    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+PROGRAM = """
+import json, sys
+loaded = {}
 
-    assert [] == [name for name in HEAVY if name in loaded]
+def note(moment):
+    loaded[moment] = sorted(sys.modules)
+
+import stepengine
+note("import stepengine")
+from stepengine import AgentDefinition, Engine
+Engine([AgentDefinition("a")]).close()
+note("the first engine")
+from stepengine import *
+note("from stepengine import *")
+from stepengine.testing import ScriptedModel
+
+@tool(in_thread=False)
+def look(ctx: ToolContext) -> str:
+    "Look."
+    assert ctx.remaining_tokens is None
+    return "x"
+
+def handle(ctx):
+    yield ToolCall("look", {})
+
+with Engine(models=ScriptedModel([])) as engine:
+    result = engine.run_sync(AgentDefinition("a", model="test/m", tools=[look], handle_steps=handle), "go")
+assert result.status == "completed"
+note("a run without a model call")
+print(json.dumps(loaded))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """
+    The modules that an interpreter has loaded, by moment.
+    """
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.spec("ecosystem:EC216", "performance:Q8")
+@pytest.mark.parametrize("moment", ["import stepengine", "from stepengine import *"])
+def test_importing_stepengine_loads_nothing_heavy(loaded, moment):
+    assert [] == [name for name in HEAVY if name in loaded[moment]]
+
+
+def test_the_journal_is_loaded_when_the_first_one_is_used(loaded):
+    assert "stepengine.journal" not in loaded["the first engine"]
+
+
+@pytest.mark.spec("requirements:G18")
+def test_tokens_left_without_a_model_call_loads_no_price_data(loaded):
+    assert "genai_prices" not in loaded["a run without a model call"]
