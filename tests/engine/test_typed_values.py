@@ -6,10 +6,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -268,22 +265,21 @@ REFUSALS = (ChildError, DataError, InputError, OutputMissing, ToolInputError, De
 
 
 @pytest.mark.spec("generator-contract:S15")
-@pytest.mark.parametrize("way", WAYS)
 @settings(deadline=None, max_examples=30)
 @given(value=models())
-def test_typed_values_come_back_equal_or_are_refused(way: Callable[[Any], list[Any]], value: Any) -> None:
-    try:
-        seen = way(value)
-    except REFUSALS as error:
-        refused = str(error)
-    else:
-        refused = ""
-    if refused:
-        assert ";" in refused, "the remedy"
-        return
-    assert seen
-    for back in seen:
-        assert same(back, value)
+def test_typed_values_come_back_equal_or_are_refused(value: Any) -> None:
+    for way in WAYS:
+        try:
+            seen = way(value)
+        except REFUSALS as error:
+            refused = str(error)
+        else:
+            refused = ""
+        if refused:
+            assert ";" in refused, f"{way.__name__}: the remedy"
+            continue
+        assert seen, way.__name__
+        assert all(same(back, value) for back in seen), way.__name__
 
 
 class Renamed(BaseModel):
@@ -390,7 +386,7 @@ def test_secrets_given_as_json_are_never_stored(kind: Any, said: Any) -> None:
         engine.run_sync(agent, params=said)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_typed_dicts_and_dataclasses_come_back_from_calls(data: Any) -> None:
     kind, values = data.draw(
@@ -422,22 +418,16 @@ def test_handlers_are_refused_lossy_results_and_models_see_them() -> None:
         assert engine.run_sync(plain, "Go.").tool_calls[0].result.status == "ok"  # a model reads what is shown
 
 
-SETS = """
-from stepengine import AgentCall
-from pydantic import BaseModel
 class Words(BaseModel):
     words: set[str]
     nested: list[frozenset[str]]
-every = {"alpha", "beta", "gamma", "delta", "epsilon"}
-print(AgentCall("kid", params=Words(words=every, nested=[frozenset(every)])).params)
-"""
 
 
 def test_sets_are_stored_in_the_same_order_by_each_process() -> None:
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", SETS], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in ("1", "2", "3")
-    }  # fmt: skip
-    assert len(found) == 1
+    """
+    The order in which a set gives its items is another one in each process, so they are sorted.
+    """
+    greek, latin = {"alpha", "beta", "gamma", "delta", "epsilon"}, frozenset("zyxwvu")
+    params = AgentCall("kid", params=Words(words=greek, nested=[latin])).params
+
+    assert ([*params["words"]], [*params["nested"][0]]) == (sorted(greek), sorted(latin))
