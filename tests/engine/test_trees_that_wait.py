@@ -42,30 +42,15 @@ from stepengine import (
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel
+from tests.engine.clocks import ShiftedClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.deep]
+pytestmark = pytest.mark.deep
 
 Handler = Generator[Any, Any, Any]
 HOUR = 3_600
 PATIENCE = 20.0
 DONE: Counter[str] = Counter()
 MEMBERS = ("sleep", "far", "perform", "slow", "failing", "receive", "tool", "body", "ask")
-
-
-class Ahead:
-    """The real clock, moved ahead by what was slept between two processes."""
-
-    def __init__(self) -> None:
-        self.ahead = timedelta()
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + self.ahead
-
-    def now_ms(self) -> int:
-        return int(time.monotonic() * 1_000)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 def program(rng: random.Random, depth: int, length: int) -> list[dict[str, Any]]:
@@ -201,7 +186,7 @@ def naps(ctx: Any, *_: Any) -> Handler:
     yield from Sleep(0.001)
 
 
-def engine(clock: Ahead) -> Engine:
+def engine(clock: ShiftedClock) -> Engine:
     fields: dict[str, Any] = {
         "model": "test/m",
         "handle_steps": handle,
@@ -224,7 +209,7 @@ async def in_time(work: Any) -> Any:
 
 
 async def to_the_end(
-    engine: Engine, clock: Ahead, journal: FileJournal, result: RunResult, rng: random.Random
+    engine: Engine, clock: ShiftedClock, journal: FileJournal, result: RunResult, rng: random.Random
 ) -> RunResult:
     """Answer, post and sleep until a run has ended."""
     for turn in range(60):
@@ -258,7 +243,7 @@ async def check(seed: int, folder: Path, cuts: int = 3) -> None:  # noqa: PLR091
     """Run one program, and whatever may become of its journal."""
     rng = random.Random(seed)
     made = program(rng, 0, rng.randint(2, 6))
-    clock = Ahead()
+    clock = ShiftedClock()
     built = engine(clock)
     journal = FileJournal(folder / "run.jsonl")
     DONE.clear()
@@ -325,7 +310,7 @@ async def test_race_with_an_asking_member_is_suspended_and_replayed(tmp_path: Pa
     def races(ctx: Any) -> Handler:
         return (yield from Race(Sleep(HOUR), member))[0]
 
-    clock = Ahead()
+    clock = ShiftedClock()
     agents = [
         AgentDefinition("asks", handle_steps=asks),
         AgentDefinition("root", handle_steps=races, spawnable_agents=["asks"], tools=[asked]),

@@ -53,6 +53,8 @@ from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
 from stepengine.runtime.mail import Message
 from stepengine.testing import ScriptedModel, text
+from tests.engine.clocks import ShiftedClock
+from tests.waits import until_async as until
 
 HOUR = 3600.0
 
@@ -82,33 +84,7 @@ def indexed(place: Path) -> list[Any]:
         return index.all()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """
-    Wait until something holds that another thread, or the disk, says.
-    """
-    while not holds():  # noqa: ASYNC110 - it has no event
-        await asyncio.sleep(0.01)
-
-
-class Clock:
-    """
-    A date that is set.
-    """
-
-    def __init__(self, ahead: timedelta = timedelta()) -> None:
-        self.ahead = ahead
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + self.ahead
-
-    def now_ms(self) -> int:
-        return int(time.monotonic() * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-class StandingClock(Clock):
+class StandingClock(ShiftedClock):
     """
     A date that is set, and stands still until it is set again.
     """
@@ -119,6 +95,14 @@ class StandingClock(Clock):
 
     def now(self) -> datetime:
         return self.begun + self.ahead
+
+
+@pytest.fixture(autouse=True)
+def quick_mail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A run that waits looks for its messages soon.
+    """
+    monkeypatch.setattr("stepengine.runtime.mail.FIRST_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(params=["file", "database", "memory"])
@@ -291,12 +275,11 @@ def starts_late(ctx: Any) -> Any:
 
 
 @pytest.mark.spec("waiting:WT2")
-@pytest.mark.parametrize("kind", ["message", "input", "cancel"])
-async def test_message_to_an_unstarted_run_keeps_its_journal_valid(journal: Journal, kind: Any) -> None:
+async def test_message_to_an_unstarted_run_keeps_its_journal_valid(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
-        topic = "go" if kind == "message" else ""
-        journal.mailbox().post(Letter(kind=kind, value="stray", path="9.9", topic=topic))
+        for kind, topic in (("message", "go"), ("input", ""), ("cancel", "")):
+            journal.mailbox().post(Letter(kind=kind, value="stray", path="9.9", topic=topic))
         await engine.resume(journal)
         await engine.post(journal, "go", 2)
         result = await engine.resume(journal)
@@ -495,7 +478,7 @@ async def test_one_letter_cancels_once_however_many_wait_for_letters(
     @tool(category="write")
     async def pay() -> str:
         """Pay."""
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.15)
         ends.append("paid")
         return "paid"
 
@@ -665,7 +648,7 @@ async def test_attended_run_waits_in_process_and_is_suspended_when_left(journal:
     async with Engine([agent(receives)]) as engine, engine.start("napper", journal=journal) as handle:
         events = handle.events(answers=True)
         await anext(events)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         waits = not handle.done
         await events.aclose()
         result = await asyncio.wait_for(handle.result(), 50)
@@ -802,7 +785,7 @@ def waker(place: Path, engine: Engine, told: list[Woken], ahead: timedelta = tim
     async def resume(journal: Journal, _: object) -> RunResult:
         return await engine.resume(journal, in_doubt="ask")
 
-    return Waker(place, resume, tell=told.append, **{"clock": Clock(ahead), **options})
+    return Waker(place, resume, tell=told.append, **{"clock": ShiftedClock(ahead), **options})
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -812,12 +795,12 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
     """
     place, told, week = tmp_path / "runs.db", list[Woken](), timedelta(days=7)
     async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
-        for n in range(5):
+        for n in range(3):
             await engine.run("napper", str(100 + n), journal=SqliteJournal(place, f"s{n}"))
         await engine.run("asks", journal=SqliteJournal(place, "q"))
         await waker(place, engine, told).once()
         early = len(told)
-    async with Engine([agent(sleeps), agent(asks, "asks")], clock=Clock(week)) as engine:
+    async with Engine([agent(sleeps), agent(asks, "asks")], clock=ShiftedClock(week)) as engine:
         await waker(place, engine, told, week).once()
         woken = {one.run: one.result and one.result.output for one in told}
         told.clear()
@@ -827,7 +810,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
         await waker(place, engine, told, week).once()
 
     assert 0 == early
-    assert {f"s{n}": "woke" for n in range(5)} == woken
+    assert {f"s{n}": "woke" for n in range(3)} == woken
     assert [("q", "woken", RunStatus.COMPLETED)] == [(o.run, o.state, o.result and o.result.status) for o in told]
     assert [] == indexed(place)
 
@@ -875,7 +858,7 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
     """
     Whoever has it may be killed at any time.
     """
-    told, clock = list[Woken](), Clock()
+    told, clock = list[Woken](), ShiftedClock()
 
     async def resume(journal: Journal, _: object) -> RunResult:
         raise JournalLocked("somebody has it")
@@ -901,12 +884,12 @@ async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> Non
 
     later = timedelta(hours=1)
     async with Engine([agent(handle)]) as engine:
-        for n in range(8):
+        for n in range(4):
             await engine.run("napper", str(n), journal=SqliteJournal(place, f"r{n}"))
-    async with Engine([agent(handle)], clock=Clock(later)) as engine:
+    async with Engine([agent(handle)], clock=ShiftedClock(later)) as engine:
         await asyncio.gather(*[waker(place, engine, told, later).once() for _ in range(2)])
 
-    assert sorted(done) == [str(n) for n in range(8)]
+    assert sorted(done) == [str(n) for n in range(4)]
     assert not [one for one in told if one.state == "failed"]
 
 
@@ -916,13 +899,13 @@ async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path:
     clock = StandingClock()
     async with Engine([agent(receives), agent(sleeps, "sleeps")], clock=clock) as engine:
         await engine.run("napper", journal=SqliteJournal(place, "r"))
-        task = asyncio.create_task(waker(place, engine, told, clock=clock).watch(0.1))
-        await asyncio.sleep(0.3)
+        task = asyncio.create_task(waker(place, engine, told, clock=clock).watch(0.02))
+        await asyncio.sleep(0.08)
         assert [] == told
         await engine.post(SqliteJournal(place, "r"), "go", 1)
         await until(lambda: told)
         await engine.run("sleeps", "600", journal=SqliteJournal(place, "s"))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.08)
         assert 1 == len(told)
         clock.ahead = timedelta(seconds=600)
         await until(lambda: len(told) == 2)
@@ -949,7 +932,7 @@ async def test_run_of_a_stopped_waker_is_due_for_the_next(tmp_path: Path) -> Non
     later = timedelta(hours=1)
     async with Engine([agent(handle)]) as engine:
         await engine.run("napper", journal=SqliteJournal(place, "r"))
-    async with Engine([agent(handle)], clock=Clock(later)) as engine:
+    async with Engine([agent(handle)], clock=ShiftedClock(later)) as engine:
         task = asyncio.create_task(waker(place, engine, told, later).watch(0.1))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
@@ -967,7 +950,7 @@ async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: P
     place, told = tmp_path / "runs.db", list[Woken]()
     async with Engine([agent(sleeps)]) as engine:
         await engine.run("napper", "1000", journal=SqliteJournal(place, "r"))
-    async with Engine([agent(sleeps)], clock=Clock(timedelta(hours=-5))) as engine:
+    async with Engine([agent(sleeps)], clock=ShiftedClock(timedelta(hours=-5))) as engine:
         one = waker(place, engine, told, timedelta(hours=1))
         await one.once()
         await one.once()
@@ -980,7 +963,7 @@ async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: P
 @pytest.mark.spec("waiting:WT21")
 async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
     place, told, later = tmp_path / "runs.db", list[Woken](), timedelta(hours=1)
-    async with Engine([agent(sleeps)], clock=Clock()) as engine:
+    async with Engine([agent(sleeps)], clock=ShiftedClock()) as engine:
         await engine.run("napper", "100", journal=SqliteJournal(place, "r"))
         SqliteJournal(place, "r").discard()
         one = waker(place, engine, told, later)

@@ -56,7 +56,7 @@ from stepengine.models import (
     VertexProvider,
     WebSearch,
 )
-from stepengine.testing import Clock
+from tests.engine.clocks import NotingClock
 from tests.faults import cloud_server as cloud
 from tests.faults.cloud_server import (
     ACCESS_KEY,
@@ -89,8 +89,6 @@ COUNTERPARTS = (
     ("pypi:google-auth", "2.62.2", "works", "service accounts and tokens for Vertex AI"),
 )
 
-pytestmark = pytest.mark.anyio
-
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(40))
 PDF = b"%PDF-1.7 a report"
 KEYS = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
@@ -109,6 +107,11 @@ async def server() -> AsyncIterator[CloudServer]:
 
 @pytest.fixture(scope="module")
 def private_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@pytest.fixture(scope="module")
+def another_key() -> rsa.RSAPrivateKey:
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
@@ -420,8 +423,8 @@ async def test_one_token_serves_both_wires_until_it_expires(model, server, accou
 
 @pytest.mark.spec("providers:PV93")
 @pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
-async def test_signing_with_another_key_gets_no_token(model, server, account):
-    account["private_key"] = pem(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+async def test_signing_with_another_key_gets_no_token(model, server, account, another_key):
+    account["private_key"] = pem(another_key)
     provider = vertex(server, account)
     with pytest.raises(MissingKey, match="Invalid JWT") as caught:
         await provider.complete(asked(model))
@@ -541,21 +544,14 @@ async def test_a_refusal_of_a_cloud_is_a_typed_error(what, row, streamed, server
 async def test_a_throttled_run_is_retried_after_the_requested_wait(server, account):
     server.said = ("It is five.", [], "end_turn")
     server.refusals.append(aws_error(429, "ThrottlingException", "Too many requests.", retry_after="2"))
-    waits: list[float] = []
-
-    class Waits(Clock):
-        async def sleep(self, seconds: float) -> None:
-            waits.append(seconds)
-            await super().sleep(seconds)
-
-    agent = AgentDefinition("adder", model=WAYS["bedrock"].model)
+    clock, agent = NotingClock(), AgentDefinition("adder", model=WAYS["bedrock"].model)
     models = Models({"bedrock": signed(server, account)})
-    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2), clock=Waits()) as engine:
+    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2), clock=clock) as engine:
         result = await engine.run("adder", "What is 2 + 3?")
 
     assert "It is five." == result.text
-    assert 1 == len(waits)
-    assert 2.0 <= waits[0] < 4.0
+    assert 1 == len(clock.sleeps)
+    assert 2.0 <= clock.sleeps[0] < 4.0
 
 
 # --- Bedrock's streams ----------------------------------------------------------------------------------------------------

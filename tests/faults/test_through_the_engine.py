@@ -9,27 +9,15 @@ import pytest
 from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, tool
 from stepengine.errors import ModelError
 from stepengine.models import Models
-from stepengine.testing import Clock
+from tests.engine.clocks import NotingClock
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, json_answer, sse
 from tests.faults.test_adapters import before_the_end
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
+pytestmark = pytest.mark.parametrize("wire", WIRES, ids=str)
 
 SAID = ("It is five.", [], "end_turn")
 CALL = ("", [("add", '{"a": 2, "b": 3}')], "tool_use")
-
-
-class Waits(Clock):
-    """A clock of the test kit that says what it was asked to wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sleeps: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        await super().sleep(seconds)
 
 
 async def ran(wire, *answers, watched=True, attempts=4):
@@ -49,7 +37,7 @@ async def ran(wire, *answers, watched=True, attempts=4):
         return a + b
 
     events: list[Any] = []
-    clock = Waits()
+    clock = NotingClock()
     agent = AgentDefinition("adder", tools=[add], model=wire.model)
     async with fault_server(*answers) as server:
         engine = Engine(
