@@ -8,7 +8,7 @@ from typing import Annotated
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints
 
@@ -61,21 +61,22 @@ class World:
 
         self.tools = [put, get, *spawn_tools()]
 
-    def run(self, replies, policy, *, handler=None, hooks=None, children=(), **options):
-        self.events = []
-        agent = AgentDefinition(
-            "lead",
-            model="m/m",
-            tools=["put", "get", "spawn_agents"],
-            spawnable_agents=list(children),
-            handle_steps=handler,
-            hooks=hooks,
-        )
-        interactor = options.pop("interactor", None)
+    def engine(
+        self, replies, policy, *, tools=("put", "get", "spawn_agents"), handler=None, hooks=None, children=(), **options
+    ):
+        """
+        Return the engine of an agent "lead"; *options* are those of the engine.
+        """
         self.model = ScriptedModel(replies)
-        with Engine(
-            [agent], self.tools, self.model, permissions=policy, observers=[self.events.append], interactor=interactor
-        ) as engine:
+        agent = AgentDefinition(
+            "lead", model="m/m", tools=tools, spawnable_agents=list(children), handle_steps=handler, hooks=hooks
+        )
+        return Engine([agent], self.tools, self.model, permissions=policy, **options)
+
+    def run(self, replies, policy, *, handler=None, hooks=None, children=(), interactor=None, **options):
+        self.events = []
+        who = {"handler": handler, "hooks": hooks, "children": children, "interactor": interactor}
+        with self.engine(replies, policy, observers=[self.events.append], **who) as engine:
             return engine.run_sync("lead", "go", **options)
 
     def decided(self):
@@ -88,6 +89,16 @@ def world():
 
 
 PUT, GET = tool_call("put", {"x": 1}), tool_call("get", {"x": 2})
+
+
+def run_sh(sh, calls, policy, **options):
+    """
+    Run an agent whose model makes these calls of the tool *sh*.
+    """
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    model = ScriptedModel([*[tool_call("sh", call) for call in calls], text("ok")])
+    with Engine([agent], models=model, permissions=policy, **options) as engine:
+        engine.run_sync("lead", "go")
 
 
 @pytest.mark.spec("requirements:H16", "requirements:M17")
@@ -161,6 +172,7 @@ def test_child_has_the_same_policy_and_can_lift_nothing(world):
 @given(
     st.lists(st.sampled_from(["allow", "deny", "ask", "none"]), max_size=3), st.sampled_from(["allow", "deny", "ask"])
 )
+@settings(max_examples=20)
 def test_hooks_and_policy_merge_deny_before_ask_before_allow(said, ruled):
     world = World()
 
@@ -212,8 +224,7 @@ def test_answer_to_a_permission_question_decides_only_its_call(world, answer, ex
     assert RunStatus.SUSPENDED is asked.status
     assert ["Really put it?"] == [q.text for q in asked.pending_questions]
     assert [] == [deed for deed in world.done if deed[0] == "put"]
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
-    with Engine([agent], world.tools, ScriptedModel([PUT, text("ok")]), permissions=policy) as engine:
+    with world.engine([PUT, text("ok")], policy) as engine:
         again = engine.resume_sync(journal, answers={asked.pending_questions[0].id: answer})
         assert expected == [deed for deed in world.done if deed[0] == "put"]
         assert RunStatus.SUSPENDED is again.status  # the next call of the same tool is asked about again
@@ -259,9 +270,9 @@ def test_tool_result_text_changes_no_permission_rule(world, payload):
         return payload
 
     world.tools.append(read)
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "read"])
-    model = ScriptedModel([tool_call("read", {"x": 1}), PUT, PUT, text("ok")])
-    with Engine([agent], world.tools, model, permissions=Policy([Rule.allow_category("read")], "dont_ask")) as engine:
+    replies = [tool_call("read", {"x": 1}), PUT, PUT, text("ok")]
+    policy = Policy([Rule.allow_category("read")], "dont_ask")
+    with world.engine(replies, policy, tools=["put", "read"]) as engine:
         result = engine.run_sync("lead", "go")
 
     assert RunStatus.COMPLETED is result.status
@@ -319,9 +330,8 @@ def test_permission_question_shows_the_tools_preview_without_recording_it(world,
             told.append(question.preview)
             return True
 
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
-    model = ScriptedModel([text("ok")])
-    with Engine([agent], [put, *world.tools[1:]], model, permissions=Policy(), interactor=Listener()) as engine:
+    world.tools[0] = put
+    with world.engine([text("ok")], Policy(), interactor=Listener()) as engine:
         assert RunStatus.COMPLETED is engine.resume_sync(journal).status
         assert [{"action": "In other words", "details": None}] == told
         assert RunStatus.COMPLETED is engine.replay_sync(journal).status
@@ -402,10 +412,7 @@ def test_always_for_a_command_covers_exactly_its_words_or_script(allowed, same, 
 
     calls = [{"command": allowed}, {"command": same}, {"command": other}, {"command": same, "cwd": "there"}]
     person = Person(sh=ALWAYS)
-    agent = AgentDefinition("lead", model="m/m", tools=[sh])
-    model = ScriptedModel([*[tool_call("sh", call) for call in calls], text("ok")])
-    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
-        engine.run_sync("lead", "go")
+    run_sh(sh, calls, Policy(), interactor=person)
 
     assert [allowed, same, other, same] == ran
     assert [(allowed, None), (other, None), (same, "there")] == [
@@ -420,9 +427,7 @@ def test_always_is_kept_per_session_and_user_until_cleared(world):
             return attrs.evolve(super().ask(question), covers=question.wider[-1]["id"])
 
     person = Generous(put=ALWAYS)
-    agent = AgentDefinition("lead", model="m/m", tools=["put"])
-    model = ScriptedModel([reply for _ in range(6) for reply in (PUT, text("ok"))])
-    with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
+    with world.engine([PUT, text("ok")] * 6, Policy(), interactor=person) as engine:
 
         def asked(**options):
             before = len(person.asked)
@@ -443,16 +448,15 @@ def test_always_is_kept_per_session_and_user_until_cleared(world):
 
 @pytest.mark.spec("requirements:M11")
 def test_always_is_restored_from_the_record_on_resume_and_replay(world):
-    journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
-    rest = [*puts(3), text("ok")]
-    with Engine([agent], world.tools, ScriptedModel([*puts(1, 2), GET]), permissions=Policy()) as engine:
+    journal = MemoryJournal()
+    with world.engine([*puts(1, 2), GET], Policy()) as engine:
         first = engine.run_sync("lead", "go", journal=journal, session_id="s", answers={"q1": ANY_PUT})
         assert ["get"] == [q.tool_name for q in first.pending_questions]
-    with Engine([agent], world.tools, ScriptedModel(rest), permissions=Policy()) as other:
+    with world.engine([*puts(3), text("ok")], Policy()) as other:
         second = other.resume_sync(journal, answers={first.pending_questions[0].id: True})
         assert RunStatus.COMPLETED is second.status
         assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
-    with Engine([agent], world.tools, ScriptedModel([]), permissions=Policy()) as third:
+    with world.engine([], Policy()) as third:
         again = third.replay_sync(journal)
         assert journal.lines() == again.journal.lines()
         assert () == third.remembered("s")
@@ -568,10 +572,7 @@ def test_permission_question_offers_scopes_from_narrow_to_any_input():
         {"command": "env git log"},
     ]
     person = Reading(sh=ALWAYS)
-    agent = AgentDefinition("lead", model="m/m", tools=[sh])
-    model = ScriptedModel([*[tool_call("sh", call) for call in commands], text("ok")])
-    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
-        engine.run_sync("lead", "go")
+    run_sh(sh, commands, Policy(), interactor=person)
 
     assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
     assert ["git log", None] == [
@@ -605,10 +606,7 @@ def shared(world, path, replies, answer, **options):
     Run as another process would that uses the same policy file; return the result and how often somebody was asked.
     """
     person = Person(put=answer)
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
-    with Engine(
-        [agent], world.tools, ScriptedModel(replies), permissions=PolicyFile(path), interactor=person
-    ) as engine:
+    with world.engine(replies, PolicyFile(path), interactor=person) as engine:
         return engine.run_sync("lead", "go", **options), len(person.asked)
 
 
@@ -640,11 +638,11 @@ def test_stored_permission_without_informed_any_input_answers_nothing(world, pol
 
 @pytest.mark.spec("requirements:M11", "requirements:X29")
 def test_rule_stored_by_another_process_changes_no_waiting_run(world, policy_file):
-    journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
-    with Engine([agent], world.tools, ScriptedModel(puts(1)), permissions=PolicyFile(policy_file)) as engine:
+    journal = MemoryJournal()
+    with world.engine(puts(1), PolicyFile(policy_file)) as engine:
         (question,) = engine.run_sync("lead", "go", journal=journal).pending_questions
     shared(world, policy_file, [*puts(5), text("ok")], Answer(remember="always"))
-    with Engine([agent], world.tools, ScriptedModel(["ok"]), permissions=PolicyFile(policy_file)) as engine:
+    with world.engine(["ok"], PolicyFile(policy_file)) as engine:
         assert RunStatus.COMPLETED is engine.resume_sync(journal, answers={question.id: True}).status
         assert RunStatus.COMPLETED is engine.replay_sync(journal).status
     deny = Policy([Rule.deny_tool("put")], remembered=PolicyFile(policy_file).remembered)
@@ -656,9 +654,7 @@ def test_rule_stored_by_another_process_changes_no_waiting_run(world, policy_fil
 @pytest.mark.spec("requirements:M11")
 def test_policy_file_that_became_unusable_is_reported_and_permission_asked(world, policy_file, caplog):
     person = Person(put=Answer(remember="always"))
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
-    model = ScriptedModel([*puts(1), text("ok")] * 2)
-    with Engine([agent], world.tools, model, permissions=PolicyFile(policy_file), interactor=person) as engine:
+    with world.engine([*puts(1), text("ok")] * 2, PolicyFile(policy_file), interactor=person) as engine:
         policy_file.write_text("{")
         for _ in range(2):
             assert RunStatus.COMPLETED is engine.run_sync("lead", "go").status
@@ -678,10 +674,7 @@ def test_no_always_silences_a_hook_that_asks(world):
 
 
 def unattended(world, **options):
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
-    world.model = ScriptedModel([tool_calls(PUT, GET), text("ok")])
-    policy = Policy([Rule.allow_tool("get")])
-    return Engine([agent], world.tools, world.model, permissions=policy, **options)
+    return world.engine([tool_calls(PUT, GET), text("ok")], Policy([Rule.allow_tool("get")]), **options)
 
 
 @pytest.mark.spec("requirements:M17")
@@ -755,10 +748,7 @@ def test_policy_judges_the_executed_input_under_any_argument_alias(asked):
         ran.append(command)
         return "ran"
 
-    agent = AgentDefinition("lead", model="m/m", tools=[sh])
-    policy = Policy([Rule.deny_command(["rm"]), Rule.allow_tool("sh")])
-    with Engine([agent], models=ScriptedModel([tool_call("sh", asked), text("ok")]), permissions=policy) as engine:
-        engine.run_sync("lead", "go")
+    run_sh(sh, [asked], Policy([Rule.deny_command(["rm"]), Rule.allow_tool("sh")]))
 
     assert [] == [command for command in ran if command.startswith("rm")]
 
@@ -843,8 +833,7 @@ def test_permission_answer_can_edit_the_call_shown_to_the_model(world, source):
     assert [{"x": count}, {"x": 5}] == [kinds["ask"]["questions"][0]["details"], kinds["tool_call"]["input"]]
     address = next(a for a, i in history.intents.items() if i.type == "ask")
     assert {"x": 5} == history.outcome(history.results[address]).value[0].edited_input
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"], handle_steps=options["handler"])
-    with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:
+    with world.engine([], UNDER_TEN, handler=options["handler"]) as engine:
         assert journal.lines() == engine.replay_sync(journal).journal.lines()
 
 
@@ -887,7 +876,7 @@ def test_edit_that_fits_no_question_is_refused_and_changes_nothing(world):
     asked = world.run([PUT, text("ok")], Policy(), journal=journal)
     before, (question,) = journal.lines(), asked.pending_questions
     with (
-        Engine([AgentDefinition("lead", model="m/m", tools=["put"])], world.tools, permissions=Policy()) as engine,
+        world.engine([], Policy()) as engine,
         pytest.raises(AnswerRejected, match="refuses the call"),
     ):
         engine.resume_sync(journal, answers={question.id: Answer("no", edited_input={"x": 2})})
@@ -933,8 +922,6 @@ def test_equal_questions_of_one_reply_are_asked_once(world):
 
 
 def test_permission_cleared_during_a_run_is_asked_for_again(world):
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
-    model = ScriptedModel([*puts(1, 2), GET, *puts(3), text("ok")])
 
     class Clearing(Person):
         def ask(self, question):
@@ -943,7 +930,7 @@ def test_permission_cleared_during_a_run_is_asked_for_again(world):
             return super().ask(question)
 
     person = Clearing(put=ANY_PUT, get=True)
-    with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
+    with world.engine([*puts(1, 2), GET, *puts(3), text("ok")], Policy(), interactor=person) as engine:
         engine.run_sync("lead", "go", session_id="s")
 
     assert [("put", {"x": 1}), ("get", {"x": 2}), ("put", {"x": 3})] == person.asked
@@ -988,8 +975,7 @@ def test_denied_calls_never_run_and_executed_ones_were_approved(replies, said):
     assert RunStatus.COMPLETED is result.status
     assert ("put", 9) not in world.done
     assert person.always or {x for _, x in world.done} <= set(person.asked)
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
-    with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:
+    with world.engine([], UNDER_TEN) as engine:
         assert journal.lines() == engine.replay_sync(journal).journal.lines()
 
 
@@ -1013,10 +999,7 @@ def test_always_for_a_replaced_command_does_not_cover_the_first(world):
         return "ran"
 
     person = Person(sh=Answer(edited_input={"command": "ls"}, remember="session"))
-    agent = AgentDefinition("lead", model="m/m", tools=[sh])
-    model = ScriptedModel([*[tool_call("sh", {"command": "rm x"})] * 2, text("ok")])
-    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
-        engine.run_sync("lead", "go")
+    run_sh(sh, [{"command": "rm x"}] * 2, Policy(), interactor=person)
 
     assert ["ls", "ls"] == ran
     assert 2 == len(person.asked)
@@ -1031,8 +1014,7 @@ def test_question_that_ends_a_replay_is_shown_as_recorded(world):
     world.tools[0] = put
     journal = MemoryJournal()
     (live,) = world.run([PUT], Policy(), journal=journal).pending_questions
-    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
-    with Engine([agent], world.tools, ScriptedModel([]), permissions=Policy()) as engine:
+    with world.engine([], Policy()) as engine:
         (again,) = engine.replay_sync(journal).pending_questions
 
     assert (live.preview, live.remember) == (again.preview, again.remember)
