@@ -24,8 +24,6 @@ from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, simulate, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, task_tool
 
-pytestmark = pytest.mark.anyio
-
 
 class Meeting:
     """Children that end only when *count* of them are at work, in the reverse order of their prompts."""
@@ -206,7 +204,11 @@ async def test_all_asking_children_ask_before_the_run_is_suspended():
 @pytest.mark.parametrize(
     ("way", "seeds"),
     # Past the name of the call, all ways start their children alike: everything that can happen is tried with one of them.
-    [("task", None), ("agent_tool", range(20)), ("direct", range(20)), ("spawn_agents", range(20))],
+    [
+        pytest.param("task", None, marks=pytest.mark.deep),
+        ("task", range(40)),
+        *[(way, range(5)) for way in WAYS[1:]],
+    ],
 )
 def test_reply_that_starts_several_children_survives_every_crash(way, seeds):
     def handle_steps(ctx):
@@ -220,7 +222,7 @@ def test_reply_that_starts_several_children_survives_every_crash(way, seeds):
     boss = boss_of(way, kid)
     replies = [tool_calls(*asking(way, "1", "2")), text("done")]
     seen = simulate(boss, seeds, replies=replies, results={"work": lambda prompt: f"did {prompt}"}, agents=[kid])
-    assert seen.runs > 100 if seeds is None else seen.runs == 20
+    assert seen.runs > 100 if seeds is None else seen.runs == len(seeds)
 
 
 @pytest.mark.spec("generator-contract:L3", "requirements:X9")

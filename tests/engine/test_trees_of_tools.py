@@ -15,7 +15,7 @@ from stepengine.errors import StepEngineError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
-pytestmark = [pytest.mark.anyio, pytest.mark.spec("programs:PG2", "programs:PG5")]
+pytestmark = pytest.mark.spec("programs:PG2", "programs:PG5")
 
 DEPTH = 4
 
@@ -185,10 +185,9 @@ async def killed(seed: int, folder: Path) -> None:
     assert await Engine([again], models=ScriptedModel([])).replay(cut) == result
 
 
-@pytest.mark.parametrize("first", range(0, 24, 8))
-async def test_killed_tree_reaches_the_same_end_without_repeats(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + 8):
-        await killed(seed, tmp_path)
+@pytest.mark.parametrize("seed", range(4))
+async def test_killed_tree_reaches_the_same_end_without_repeats(seed: int, tmp_path: Path) -> None:
+    await killed(seed, tmp_path)
 
 
 @pytest.mark.deep
