@@ -27,8 +27,6 @@ from stepengine.events import RunFailed, RunFinished
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, simulate, tool_call, tool_calls
 
-pytestmark = pytest.mark.anyio
-
 
 class Verdict(BaseException):
     """

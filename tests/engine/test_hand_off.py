@@ -10,8 +10,6 @@ from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, simulate, text, thinking, tool_call, tool_calls
 
-pytestmark = pytest.mark.anyio
-
 
 @tool
 def refund(order: str) -> str:

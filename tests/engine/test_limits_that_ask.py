@@ -211,7 +211,7 @@ def test_granted_tree_ends_as_unlimited_and_never_exceeds_its_grants(node, limit
 
 @pytest.mark.spec("reliability:LA2")
 @given(nodes(together=False), st.integers(1, 5 * ONE), st.sampled_from(["no", Answer(declined=True)]))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_refused_extension_ends_a_tree_like_a_plain_limit(node, limit, no):
     purse = Purse(limit)
     with engine_for(node, purse, interactor=Somebody(purse, [no])) as engine:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import (
@@ -74,6 +74,7 @@ def test_handlers_and_record_have_the_uncut_result() -> None:
 
 
 @pytest.mark.spec("reliability:TL10")
+@settings(max_examples=25)
 @given(
     cap=st.integers(0, 60),
     value=st.text(max_size=200) | st.lists(st.integers(0, 99), max_size=60) | st.dictionaries(st.text(), st.text()),
@@ -92,7 +93,8 @@ def test_max_chars_limits_the_view_alone(cap: int, value: Any) -> None:
 
     model = ScriptedModel([text("done")])
     agent = AgentDefinition("a", model="test/m", tools=[say], handle_steps=handle)
-    result = Engine([agent], models=model).run_sync("a", "go")
+    with Engine([agent], models=model) as engine:
+        result = engine.run_sync("a", "go")
     (whole,) = [m.text for m in result.state.message_history if isinstance(m, ToolMessage)]
     (shown,) = results_sent(model)
 

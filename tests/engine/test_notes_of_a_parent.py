@@ -8,7 +8,6 @@ from stepengine import AgentDefinition, Engine
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call
 
-pytestmark = pytest.mark.anyio
 NOTE = "You may run these agents:"
 
 

@@ -12,8 +12,6 @@ from stepengine import STEP, STEP_ALL, AgentDefinition, Engine, GenerateN, Limit
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
-pytestmark = pytest.mark.anyio
-
 
 class Flight(BaseModel):
     number: str

@@ -39,8 +39,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import spawn_tools
 from tests.loop_clock import put_clock_ahead
 
-pytestmark = pytest.mark.anyio
-
 
 class Counting:
     """

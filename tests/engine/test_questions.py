@@ -20,8 +20,6 @@ from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool, spawn_tools
 from tests.engine.sums import add
 
-pytestmark = pytest.mark.anyio
-
 
 class Saying:
     """

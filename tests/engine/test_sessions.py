@@ -52,7 +52,6 @@ from stepengine.tools.bundled import ask_user_tool, spawn_tools
 from tests.loop_clock import put_clock_ahead
 from tests.sessions.stores import KINDS, Histories, store_of
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 BOT = AgentDefinition("bot", model="scripted/m")
 

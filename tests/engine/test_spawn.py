@@ -36,8 +36,6 @@ from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
 
-pytestmark = pytest.mark.anyio
-
 
 class Wanted(pydantic.BaseModel):
     name: str

@@ -13,8 +13,6 @@ from stepengine import AgentCall, AgentDefinition, Engine, Limits, Parallel, Per
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel
 
-pytestmark = pytest.mark.anyio
-
 
 def empty() -> ScriptedModel:
     return ScriptedModel([])

@@ -34,8 +34,6 @@ from tests.engine.sums import add
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, json_answer
 
-pytestmark = pytest.mark.anyio
-
 
 @tool(in_thread=False)
 def own_tool(word: str) -> str:

@@ -34,8 +34,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import agent_tool, spawn_tools, task_tool
 from tests.loop_clock import put_clock_ahead
 
-pytestmark = pytest.mark.anyio
-
 
 def quick(ctx):
     return ctx.prompt

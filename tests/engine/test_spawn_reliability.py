@@ -36,8 +36,6 @@ from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import spawn_tools
 
-pytestmark = pytest.mark.anyio
-
 
 def empty() -> ScriptedModel:
     return ScriptedModel([])
@@ -56,11 +54,11 @@ QUICK = AgentDefinition("quick", handle_steps=quick)
 @pytest.mark.spec("reliability:SP12", "generator-contract:S12", "generator-contract:L3")
 async def test_invalid_or_long_child_outputs_are_marked_in_the_result():
     def huge(ctx):
-        return "a" * 10_000_000
+        return "a" * 1_000_000
         yield
 
     def listy(ctx):
-        return [{"x": "b" * 1_000_000}]
+        return [{"x": "b" * 300_000}]
         yield
 
     def strange(ctx):
@@ -88,16 +86,16 @@ async def test_invalid_or_long_child_outputs_are_marked_in_the_result():
         part.value for message in scripted.calls[-1].messages for part in message.content if isinstance(part, JsonPart)
     )
 
-    assert "a" * 10_000_000 == whole["output"]
+    assert "a" * 1_000_000 == whole["output"]
     assert 100_000 < len(long["output"]) < 101_000
-    assert "9900000 characters of this output are not shown" in long["output"]
+    assert "900000 characters of this output are not shown" in long["output"]
     assert listed["output"].startswith('[{"x":"bbb')
     assert "not shown" in listed["output"]
     assert "output.deep[0].bad" in odd["error"]
     assert "n" in against["error"]
     assert "integer" in against["error"]
     assert "p" == fine["output"]
-    assert "a" * 10_000_000 == result.children[0].output
+    assert "a" * 1_000_000 == result.children[0].output
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -127,11 +125,11 @@ async def test_completion_order_of_children_changes_no_address_history_or_replay
             tools=spawn_tools(),
             spawnable_agents=[AgentDefinition("kid", handle_steps=kid)],
         )
-        agents = [{"agent_type": "kid", "prompt": n} for n in "abcd"]
+        agents = [{"agent_type": "kid", "prompt": n} for n in "abc"]
         return Engine([boss], models=ScriptedModel([tool_call("spawn_agents", {"agents": agents}), text("end")]))
 
     seen = set()
-    for order in itertools.permutations("abcd"):
+    for order in itertools.permutations("abc"):
         journal = MemoryJournal()
         made = engine(order)
         with_seed = await made.run("boss", "go", journal=journal)

@@ -30,7 +30,7 @@ def cyclic_dict() -> Any:
 
 def deep_list() -> Any:
     value: Any = 1
-    for _ in range(100_000):
+    for _ in range(20_000):
         value = [value]
     HELD.append(value)
     return value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, InputSchema, Perform, StepContext, ToolCall, call, tool
@@ -57,19 +57,22 @@ def test_large_integers_are_recorded_and_replayed(kind: str, tmp_path: Path) -> 
         input_schema=InputSchema(params=PARAMS),
         output_schema=PARAMS,
     )
-    engine, journal = Engine([agent]), make_journal(kind, tmp_path)
-    result = engine.run_sync("a", params={"n": -number}, journal=journal)
+    journal = make_journal(kind, tmp_path)
+    with Engine([agent]) as engine:
+        result = engine.run_sync("a", params={"n": -number}, journal=journal)
 
-    assert [-number, math.factorial(25), [number]] == seen
-    assert {"n": 2 * number} == result.output
-    assert result.output == engine.replay_sync(journal).output
+        assert [-number, math.factorial(25), [number]] == seen
+        assert {"n": 2 * number} == result.output
+        assert result.output == engine.replay_sync(journal).output
 
 
 @pytest.mark.spec("reliability:MP44")
+@settings(max_examples=20)
 @given(NUMBERS)
 def test_model_may_pass_any_integer_json_holds(number: int) -> None:
     model = ScriptedModel([tool_call("twice", {"n": number // 2}), text("done")])
-    result = Engine([AgentDefinition("a", model="test/m", tools=[twice])], models=model).run_sync("a", "go")
+    with Engine([AgentDefinition("a", model="test/m", tools=[twice])], models=model) as engine:
+        result = engine.run_sync("a", "go")
 
     assert [number // 2 * 2] == [each.result.data for each in result.tool_calls]
 
@@ -93,9 +96,10 @@ def test_number_with_too_many_digits_is_refused_with_its_place(where: str) -> No
 
     agent = AgentDefinition("a", tools=[long], handle_steps=handle)
     params = {"a": [1, HUGE]} if where == "params" else None
-    try:
-        error = Engine([agent]).run_sync("a", params=params, journal=MemoryJournal()).error
-    except StepEngineError as raised:
-        error = raised
+    with Engine([agent]) as engine:
+        try:
+            error = engine.run_sync("a", params=params, journal=MemoryJournal()).error
+        except StepEngineError as raised:
+            error = raised
 
     assert ".a[1] has more than 4,300 digits; make it a text (str)" in str(error)
