@@ -39,8 +39,6 @@ from stepengine.tools.agent_tools import BUILT_IN
 from tests.faults.search_server import Searching, streamed
 from tests.faults.server import fault_server, json_answer, sse
 
-pytestmark = pytest.mark.anyio
-
 PROVIDERS = {
     "anthropic": lambda url: AnthropicProvider("k", url),
     "openai": lambda url: OpenAIProvider("k", f"{url}/v1"),

@@ -41,8 +41,6 @@ from tests.faults.media_server import DOCX, MediaServer, media_server
 from tests.faults.scripts import chat_reply, chunk, google_chunk
 from tests.faults.server import fault_server, sse
 
-pytestmark = pytest.mark.anyio
-
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(40))
 PNG64 = base64.b64encode(PNG).decode()
 PDF = b"%PDF-1.7 a report"

@@ -30,8 +30,6 @@ from stepengine.models.keys import Credentials
 from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
 from tests.faults.server import Answer, Rule, fault_server, json_answer, sse
 
-pytestmark = pytest.mark.anyio
-
 GOOGLE = next(wire for wire in WIRES if wire.name == "google")
 ANTHROPIC = next(wire for wire in WIRES if wire.name == "anthropic")
 OPENAI = next(wire for wire in WIRES if wire.name == "openai")
@@ -300,9 +298,13 @@ async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **s
 async def test_every_thinking_setting_is_accepted_by_claude_at_once(model):
     rule = Claude()
     every = (None, *(Thinking(word) for word in ("none", "low", "high", "max")), Thinking(), Thinking(tokens=4_000))
-    for choice in (None, "auto", "required", "look"):
-        for thinking in every:
-            await asked(rule, model, thinking=thinking, tool_choice=choice)
+    async with fault_server(rule) as server:
+        models = Models({"anthropic": ANTHROPIC.make(server.url)})
+        async with Engine(models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
+            for choice, thinking in itertools.product((None, "auto", "required", "look"), every):
+                settings = ModelSettings(thinking=thinking, tool_choice=choice)
+                agent = AgentDefinition("looker", tools=[look, listen], model=f"anthropic/{model}", settings=settings)
+                assert (await engine.run(agent, "What is it?")).unwrap() == "It is five."
     assert len(rule.bodies) == 4 * len(every)
 
 

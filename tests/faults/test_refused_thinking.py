@@ -13,7 +13,7 @@ from stepengine.errors import ModelError
 from tests.faults.scripts import WIRES, Wire
 from tests.faults.server import fault_server, json_answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
+pytestmark = pytest.mark.parametrize("wire", WIRES, ids=str)
 
 
 async def twice(wire: Wire, *answers: Any, request: ModelRequest | None = None) -> list[tuple[str, bool]]:

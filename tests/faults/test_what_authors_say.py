@@ -29,8 +29,6 @@ from stepengine.models import (
 from tests.faults.scripts import ANTHROPIC, CHAT, GOOGLE, RESPONSES, WIRES, chat_reply, google_chunk
 from tests.faults.server import Rule, fault_server
 
-pytestmark = pytest.mark.anyio
-
 SAID = ("It is five.", [], "end_turn")
 SCHEMA = {
     "type": "object",
