@@ -26,11 +26,11 @@ def make_project(folder: Path) -> Path:
     return folder
 
 
-def tools_of(folder: Path) -> list[Any]:
+def tools_of(folder: Path, **shell: Any) -> list[Any]:
     """
-    Return the tools that agents name, for a folder; without those of the web.
+    Return the tools that agents name, for a folder; without those of the web. *shell* are options of ``shell_tools``.
     """
-    local = [*file_tools(folder, write=True, propose=True), *search_tools(folder), *shell_tools(folder)]
+    local = [*file_tools(folder, write=True, propose=True), *search_tools(folder), *shell_tools(folder, **shell)]
     return [*local, *followup_tools()]
 
 
@@ -45,7 +45,7 @@ def run(
     given = {name: options.pop(name) for name in ("hooks", "limits", "observers") if name in options}
     with Engine(
         [definition],
-        [*tools_of(folder), *options.pop("tools", [])],
+        [*tools_of(folder, **options.pop("shell", {})), *options.pop("tools", [])],
         model,
         default_model="x/y",
         workspace=folder,
