@@ -27,7 +27,7 @@ from .common import asked, run, tools_of
 
 LISTED = {"path": ".", "files": ["tea.txt"], "directories": []}
 READS = {"tool": "read_files", "input": {"paths": ["tea.txt"]}}
-FEW = {"worlds": 4}
+FEW = {"worlds": 1}
 FILED, TESTS = "agents/note_reader.py", "tests/test_note_reader.py"
 ANSWER = {"answer": "Two minutes, says tea.txt.", "sources": ["tea.txt"]}
 
@@ -130,7 +130,7 @@ def test_a_draft_failing_only_under_faults_is_returned_with_seed(project: Path) 
     careless = careless.replace('{"answer": turn.text', '{"answer": seen.tool_results[0].data[0]["content"]')
     results = {"list_directory": LISTED, "read_files": [{"path": "a", "content": "Tea."}]}
     careless = draft(careless, example_results=results)
-    result, model = built(project, careless, draft(), answers={"file-1": "drop it"})
+    result, model = built(project, careless, draft(), answers={"file-1": "drop it"}, params={"worlds": 4})
 
     said = asked(model.calls[1])[-1]
     assert "it does not hold when things go wrong" in said
@@ -297,7 +297,7 @@ def test_the_rules_name_every_allowed_import_and_their_example_runs() -> None:
     assert [] == [n for names in KNOWN.values() for n in names if not re.search(rf"\b{n}\b", rules)]
     assert EXAMPLE in rules
     assert ANSWER == example.run().output
-    assert 20 == example.simulate(range(20)).runs
+    assert 5 == example.simulate(range(5)).runs
 
 
 @pytest.mark.spec("generator-contract:B35")
