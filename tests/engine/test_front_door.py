@@ -92,25 +92,15 @@ print(json.dumps(loaded))
 """
 
 
-@pytest.fixture(scope="module")
-def loaded():
+@pytest.mark.spec("ecosystem:EC216", "performance:Q8", "requirements:G18")
+def test_imports_engines_and_runs_load_only_what_they_need():
     """
-    The modules that an interpreter has loaded, by moment.
+    One interpreter says what it has loaded: four would take four times as long.
     """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    loaded = json.loads(done.stdout)
 
-
-@pytest.mark.spec("ecosystem:EC216", "performance:Q8")
-@pytest.mark.parametrize("moment", ["import stepengine", "from stepengine import *"])
-def test_importing_stepengine_loads_nothing_heavy(loaded, moment):
-    assert [] == [name for name in HEAVY if name in loaded[moment]]
-
-
-def test_the_journal_is_loaded_when_the_first_one_is_used(loaded):
+    for moment in ("import stepengine", "from stepengine import *"):
+        assert [] == [name for name in HEAVY if name in loaded[moment]], moment
     assert "stepengine.journal" not in loaded["the first engine"]
-
-
-@pytest.mark.spec("requirements:G18")
-def test_tokens_left_without_a_model_call_loads_no_price_data(loaded):
     assert "genai_prices" not in loaded["a run without a model call"]
