@@ -206,7 +206,7 @@ async def test_all_asking_children_ask_before_the_run_is_suspended():
     # Past the name of the call, all ways start their children alike: everything that can happen is tried with one of them.
     [
         pytest.param("task", None, marks=pytest.mark.deep),
-        ("task", range(40)),
+        ("task", range(20)),
         *[(way, range(5)) for way in WAYS[1:]],
     ],
 )

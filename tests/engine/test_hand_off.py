@@ -240,7 +240,8 @@ async def test_the_other_agent_may_ask_a_person():
 
 
 @pytest.mark.spec("generator-contract:L41")
-def test_a_run_with_a_hand_off_survives_every_crash():
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(None, marks=pytest.mark.deep)], ids=["some", "all"])
+def test_a_run_with_a_hand_off_survives_every_crash(seeds):
     def handle_steps(ctx):
         return (yield from Perform(work, "7"))
 
@@ -248,7 +249,7 @@ def test_a_run_with_a_hand_off_survives_every_crash():
         return order
 
     desk, billing = agents(handle_steps=handle_steps)
-    seen = simulate(desk, None, replies=[HANDS], results={"work": lambda order: f"did {order}"}, agents=[billing])
+    seen = simulate(desk, seeds, replies=[HANDS], results={"work": lambda order: f"did {order}"}, agents=[billing])
     assert seen.runs > 10
 
 
