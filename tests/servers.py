@@ -4,12 +4,16 @@ Servers of this machine for tests: one runs as long as somebody is within its bl
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ("Quiet", "served")
+__all__ = ("NO_TLS", "Quiet", "served")
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""What a client verifies with: nothing here is encrypted, and to read the certificates of the system takes longer than a test."""
 
 
 class Quiet(BaseHTTPRequestHandler):

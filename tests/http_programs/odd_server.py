@@ -9,8 +9,8 @@ import gzip
 import hashlib
 import json
 import re
+import select
 import threading
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -280,15 +280,21 @@ class OddHandler(Quiet):
     def answer_drop(self) -> None:
         self.close_connection = True
 
+    def hold(self) -> None:
+        """
+        Wait a while, or until the client goes away.
+        """
+        select.select([self.connection], [], [], SLOW_SECONDS)
+
     def answer_slow(self) -> None:
-        time.sleep(SLOW_SECONDS)
+        self.hold()
         self.answer_text()
 
     def answer_slow_body(self) -> None:
         self.send_raw(200, "OK", [("Content-Type", "text/plain"), ("Content-Length", "10")])
         self.wfile.write(b"12345")
         self.wfile.flush()
-        time.sleep(SLOW_SECONDS)
+        self.hold()
         self.wfile.write(b"67890")
 
     def answer_waiting_events(self) -> None:

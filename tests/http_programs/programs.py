@@ -5,7 +5,6 @@ Small programs over HTTP, each a request and what a program sees of its reply, f
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import http.client
 import http.cookiejar
@@ -19,8 +18,9 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
+from tests.servers import NO_TLS
+
 Seen: TypeAlias = dict[str, Any]
-TIME_LIMIT = 3
 USER, WORD = "ada", "lovelace-1843"
 
 
@@ -40,6 +40,7 @@ class Scene:
         before: Paths that are asked for before, in the same session.
         reads: How the body is read: ``"whole"``, ``"pieces"``, ``"lines"``, ``"none"``.
         retries: How often urllib3 tries again.
+        seconds: How long it waits.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Scene:
     before: tuple[str, ...] = ()
     reads: str = "whole"
     retries: int = 0
+    seconds: float = 3
 
 
 BODIES = (
@@ -94,7 +96,7 @@ SCENES = (
     Scene("retried", "/flaky", retries=3),
     Scene("retried in vain", "/status/503?vain", retries=2),
     Scene("cut and retried", "/cut-once", retries=2),
-    *[Scene(fault, f"/{fault}") for fault in FAULTS],
+    *[Scene(fault, f"/{fault}", seconds=1 if "slow" in fault else 3) for fault in FAULTS],
     Scene("refused", "http://127.0.0.1:1/nobody"),
 )  # fmt: skip
 COMMON = {
@@ -161,7 +163,7 @@ def data_of(scene: Scene) -> Any:
 
 def with_http_client(scene: Scene, base: str) -> Seen:
     url = urllib.request.urlparse(address(scene, base))  # type: ignore[attr-defined]
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=TIME_LIMIT)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=scene.seconds)
     with contextlib.closing(connection):
         for path in scene.before:
             connection.request("GET", path)
@@ -192,7 +194,10 @@ class _NotFollowed(urllib.request.HTTPRedirectHandler):
 
 
 def with_urllib(scene: Scene, base: str) -> Seen:
-    handlers: list[Any] = [urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())]
+    handlers: list[Any] = [
+        urllib.request.HTTPSHandler(context=NO_TLS),
+        urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()),
+    ]
     if scene.auth:
         kind = {"basic": urllib.request.HTTPBasicAuthHandler, "digest": urllib.request.HTTPDigestAuthHandler}[
             scene.auth
@@ -204,10 +209,10 @@ def with_urllib(scene: Scene, base: str) -> Seen:
         handlers.append(_NotFollowed)
     opener = urllib.request.build_opener(*handlers)
     for path in scene.before:
-        opener.open(address(scene, base, path), timeout=TIME_LIMIT).read()
+        opener.open(address(scene, base, path), timeout=scene.seconds).read()
     request = urllib.request.Request(address(scene, base), data_of(scene), dict(scene.headers), method=scene.method)
     try:
-        reply = opener.open(request, timeout=TIME_LIMIT)
+        reply = opener.open(request, timeout=scene.seconds)
     except urllib.error.HTTPError as error:
         reply = error
     with reply:
@@ -234,7 +239,7 @@ def with_urllib3(urllib3: Any, scene: Scene, base: str) -> Seen:
     headers = dict(scene.headers)
     if scene.auth == "basic":
         headers |= urllib3.make_headers(basic_auth=f"{USER}:{WORD}")
-    with urllib3.PoolManager(retries=retries, timeout=TIME_LIMIT) as pool:
+    with urllib3.PoolManager(retries=retries, timeout=scene.seconds) as pool:
         for path in scene.before:
             pool.request("GET", address(scene, base, path))
         reply = pool.request(
@@ -271,10 +276,10 @@ def with_requests(requests: Any, scene: Scene, base: str) -> Seen:
             kind = {"basic": requests.auth.HTTPBasicAuth, "digest": requests.auth.HTTPDigestAuth}[scene.auth]
             session.auth = kind(USER, WORD)
         for path in scene.before:
-            session.get(address(scene, base, path), timeout=TIME_LIMIT)
+            session.get(address(scene, base, path), timeout=scene.seconds)
         reply = session.request(
             scene.method, address(scene, base), data=data_of(scene), headers=scene.headers, allow_redirects=scene.follow,
-            stream=scene.reads != "whole", timeout=TIME_LIMIT,
+            stream=scene.reads != "whole", timeout=scene.seconds,
         )  # fmt: skip
         seen = {
             "status": reply.status_code, "reason": reply.reason, "headers": pairs(reply.raw.headers.items()), "url": plain(base, reply.url),
@@ -308,7 +313,11 @@ def _httpx_seen(reply: Any, client: Any, base: str) -> Seen:
 
 def with_httpx(httpx: Any, scene: Scene, base: str) -> Seen:
     with httpx.Client(
-        timeout=TIME_LIMIT, follow_redirects=scene.follow, auth=_httpx_auth(httpx, scene), trust_env=False
+        timeout=scene.seconds,
+        follow_redirects=scene.follow,
+        auth=_httpx_auth(httpx, scene),
+        trust_env=False,
+        verify=NO_TLS,
     ) as client:
         for path in scene.before:
             client.get(address(scene, base, path))
@@ -334,7 +343,11 @@ def with_async_httpx(httpx: Any, scene: Scene, base: str) -> Seen:
 
     async def run() -> Seen:
         async with httpx.AsyncClient(
-            timeout=TIME_LIMIT, follow_redirects=scene.follow, auth=_httpx_auth(httpx, scene), trust_env=False
+            timeout=scene.seconds,
+            follow_redirects=scene.follow,
+            auth=_httpx_auth(httpx, scene),
+            trust_env=False,
+            verify=NO_TLS,
         ) as client:
             for path in scene.before:
                 await client.get(address(scene, base, path))
@@ -366,7 +379,7 @@ def with_aiohttp(scene: Scene, base: str) -> Seen:
             yield piece
 
     async def run() -> Seen:
-        limit = aiohttp.ClientTimeout(total=TIME_LIMIT)
+        limit = aiohttp.ClientTimeout(total=scene.seconds)
         middlewares = [aiohttp.DigestAuthMiddleware(USER, WORD)] if scene.auth == "digest" else []
         auth = aiohttp.BasicAuth(USER, WORD) if scene.auth == "basic" else None
         jar = aiohttp.CookieJar(unsafe=True)
@@ -393,14 +406,3 @@ def with_aiohttp(scene: Scene, base: str) -> Seen:
                 return seen
 
     return asyncio.run(run())
-
-
-def encode(seen: Seen) -> str:
-    """
-    Return what was seen as a text, for messages.
-    """
-    shown = {
-        name: base64.b64encode(value).decode()[:60] if isinstance(value, bytes) else value
-        for name, value in seen.items()
-    }
-    return str(shown)

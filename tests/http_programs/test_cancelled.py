@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from stepengine.testing.cassette import Cassette
-from stepengine.testing.recordings import CassetteFixture
-from tests.http_programs.odd_server import odd_server
+from tests.servers import NO_TLS
 
-SECONDS = 0.2
+from .conftest import record_and_replay
+from .odd_server import OddServer
+
+SECONDS = 0.05
 
 
 async def with_httpx(module: Any, base: str) -> list[str]:
-    async with module.AsyncClient() as client:
+    async with module.AsyncClient(verify=NO_TLS) as client:
         return [await give_up(client.get(f"{base}/never")), (await client.get(f"{base}/text")).text]
 
 
@@ -41,43 +43,27 @@ async def give_up(request: Any) -> str:
 @pytest.mark.parametrize(
     ("library", "program"), [("httpx2", with_httpx), ("httpx", with_httpx), ("aiohttp", with_aiohttp)]
 )
-def test_a_cancelled_request_replays_as_cancelled(library: str, program: Any, tmp_path: Path) -> None:
+def test_a_cancelled_request_replays_as_cancelled(
+    library: str, program: Any, server: OddServer, tmp_path: Path
+) -> None:
     module = pytest.importorskip(library)
-    recording = CassetteFixture(tmp_path / "c.yaml", "once", record_errors=True)
-    with odd_server() as server:
-        base = f"http://127.0.0.1:{server.server_port}"
-        with recording.patch():
-            recorded = asyncio.run(program(module, base))
-    recording.check()
-    recording.keep()
-    replaying = CassetteFixture(tmp_path / "c.yaml", "none")
-    with replaying.patch():
-        replayed = asyncio.run(program(module, base))
-    replaying.check()
+    base = f"http://127.0.0.1:{server.server_port}"
+    recorded, replayed = record_and_replay(tmp_path / "c.yaml", lambda: asyncio.run(program(module, base)))
 
     assert "given up" == recorded[0]
     assert recorded == replayed
 
 
 @pytest.mark.spec("replay:C7")
-def test_a_redirect_with_unread_body_is_recorded_without_error(tmp_path: Path) -> None:
+def test_a_redirect_with_unread_body_is_recorded_without_error(server: OddServer, tmp_path: Path) -> None:
     aiohttp = pytest.importorskip("aiohttp")
 
-    async def follow(base: str) -> list[object]:
+    async def follow() -> list[object]:
+        base = f"http://127.0.0.1:{server.server_port}"
         async with aiohttp.ClientSession() as session, session.get(f"{base}/redirect-unfinished") as response:
             return [len(response.history), response.status, await response.text()]
 
-    recording = CassetteFixture(tmp_path / "c.yaml", "once", record_errors=True)
-    with odd_server() as server:
-        base = f"http://127.0.0.1:{server.server_port}"
-        with recording.patch():
-            recorded = asyncio.run(follow(base))
-    recording.check()
-    recording.keep()
-    replaying = CassetteFixture(tmp_path / "c.yaml", "none")
-    with replaying.patch():
-        replayed = asyncio.run(follow(base))
-    replaying.check()
+    recorded, replayed = record_and_replay(tmp_path / "c.yaml", lambda: asyncio.run(follow()))
 
     assert recorded == replayed
     assert [(302, None), (200, None)] == [

@@ -5,22 +5,15 @@ Many small programs see the same live, while they are recorded, and while they a
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stepengine.testing.recordings import CassetteFixture
-from tests.http_programs.odd_server import OddServer, odd_server
-from tests.http_programs.programs import COMMON, SCENES, Scene, hide, iter_clients
+from .conftest import record_and_replay
+from .odd_server import OddServer
+from .programs import COMMON, SCENES, Scene, Seen, hide, iter_clients
 
 CLIENTS = dict(iter_clients())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[OddServer]:
-    with odd_server() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -39,29 +32,13 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_program_sees_the_same_live_recorded_and_replayed(
     server: OddServer, tmp_path: Path, client: str, scene: Scene
 ) -> None:
-    check(server, tmp_path / "c.yaml", client, scene)
+    def program() -> Seen:
+        server.counts.clear()
+        return CLIENTS[client](scene, f"http://127.0.0.1:{server.server_port}")
 
-
-def check(server: OddServer, file: Path, client: str, scene: Scene) -> None:
-    """
-    Run a program live, recorded and replayed, and compare what it saw.
-    """
-    base = f"http://127.0.0.1:{server.server_port}"
-    run = CLIENTS[client]
-
-    server.counts.clear()
-    live = run(scene, base)
-    server.counts.clear()
-    recording = CassetteFixture(file, "once", record_errors=True, allow_unused=True)
-    with recording.patch():
-        recorded = run(scene, base)
-    recording.check()
-    recording.keep()
-    replaying = CassetteFixture(file, "none")
-    with replaying.patch():
-        replayed = run(scene, base)
-    replaying.check()
-    gc.collect()  # a reply that a client dropped is closed here, and not in another test
+    live = program()
+    recorded, replayed = record_and_replay(tmp_path / "c.yaml", program, allow_unused=True)
+    gc.collect(1)  # a reply that a client dropped is young; it is closed here, and not in another test
 
     assert (scene.name, live) == (scene.name, recorded)
     assert (scene.name, hide(live)) == (scene.name, hide(replayed))
