@@ -94,7 +94,7 @@ def test_plain_text_is_split_into_an_argument_list(command: str, words: list[str
 
 
 @pytest.mark.spec("reliability:PM01")
-@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=20))
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12), max_size=6))
 def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
     argv = ["echo", *arguments]
 
@@ -103,7 +103,7 @@ def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
 
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
 @pytest.mark.spec("reliability:PM01")
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.lists(st.one_of(nasty_text, quoted_text), min_size=30, max_size=60))
 @example(
     ["a=~", "a\\=~", '"a="~', "a:~b", "''~", "\\~", "a~", "'~'", "#", "a#", "''#", "\\#", "%", "^", "-", "--", "é"]

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from stepengine.workspace import calls, connection, far
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.text import read_capped
+from stepengine.workspace.worker import LISTED_BYTES
 from stepengine.workspace.workspace import Workspace
+from tests.waits import until
 
 LIAR = """
 import json, os, struct, sys, time
@@ -113,6 +115,17 @@ LIES = {
     "it closes its output": "begin(); os.close(1); time.sleep(300)",
 }
 SILENT = {"nothing", "a frame that never ends", "a slow answer", "it reads nothing"}
+"""What is noticed by the time that it takes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def impatience() -> Iterator[None]:
+    """
+    Kill soon a program that does not end by itself. For the whole file: the threads that do so may outlast a test.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "KILL_SECONDS", 0.02)
+        yield
 
 
 LONG = 300.0
@@ -121,11 +134,9 @@ LONG = 300.0
 
 def refusal(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what is said of a root behind a program that lies."""
-    # What is silent is noticed by the time that it takes; all else by what it says.
-    monkeypatch.setattr(far, "CALL_SECONDS", 1.0 if lie in SILENT else LONG)
-    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(far, "CALL_SECONDS", 0.1 if lie in SILENT else LONG)
     monkeypatch.setattr(connection, "ANSWER_BYTES", 16 * 1024 * 1024)
-    with liar(tmp_path, LIES[lie], start_seconds=1 if lie == "nothing" else LONG) as place:
+    with liar(tmp_path, LIES[lie], start_seconds=0.1 if lie == "nothing" else LONG) as place:
         with pytest.raises((WorkspaceLost, DefinitionError)) as found:
             Root(place, PathPolicy())
         return found.value.message
@@ -163,9 +174,8 @@ FILES = {
 
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("lie", FILES)
-def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path) -> None:
     kind, value = FILES[lie]
-    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
     answers = (
         f"value = {value}\n"
         "root(); n = asked()['id']; say({'id': n, 'info': INFO, 'mount': ''}); n = asked()['id'];"
@@ -179,32 +189,29 @@ def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path, monkey
 
 
 @pytest.mark.spec("reliability:WS6")
-def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path) -> None:
     told: list[Any] = []
     flood = "root(); n = asked()['id']; say({'id': n})\nwhile True: say({'on': n, 'from': 'out'}, b'x' * 65536)"
     with liar(tmp_path, flood) as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
+        line = place.system.connected()
         spawned(root, place, told)
-        until = time.monotonic() + 50
-        while ("gone", None) not in told and time.monotonic() < until:
-            time.sleep(0.01)
-        assert place.system.connected().is_lost or place.system.line == 2
+        until(lambda: ("gone", None) in told)
+        assert line.is_lost
 
     assert ("gone", None) == told[-1]
     assert sum(told[:-1]) <= connection.UNTAKEN_BYTES
 
 
-def slow_to_return(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
-    """Let whoever sent something go on only when *until* says so, as on a machine that is busy."""
+def slow_to_return(monkeypatch: pytest.MonkeyPatch, has_happened: Callable[[], bool]) -> None:
+    """Let whoever sent something continue only when something has happened, as on a machine that is busy."""
     send = connection.ProgramConnection._send
 
     def sent(self: connection.ProgramConnection, head: Any, data: bytes, deadline: float) -> None:
         send(self, head, data, deadline)
-        end = time.monotonic() + 50
-        while head["do"] in {"spawn", "put"} and not until() and time.monotonic() < end:
-            time.sleep(0.01)
+        if head["do"] in {"spawn", "put"}:
+            until(has_happened)
 
     monkeypatch.setattr(connection.ProgramConnection, "_send", sent)
 
@@ -237,8 +244,7 @@ def test_a_sent_call_is_in_doubt_after_the_connection_ended(tmp_path: Path, monk
 
 
 @pytest.mark.spec("reliability:WS5")
-def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> None:
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
         with pytest.raises(UnknownOutcome):
@@ -246,8 +252,7 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path, monk
     with liar(tmp_path, "root()") as place:
         root = Root(place, PathPolicy())
         connected = place.system.connected()  # type: ignore[union-attr]
-        while not connected.is_lost:
-            time.sleep(0.01)
+        until(lambda: connected.is_lost)
         with pytest.raises(WorkspaceLost):
             connected.ask("replace", b"data", effect=True, seconds=1)
 
@@ -297,10 +302,10 @@ def test_the_worker_answers_an_invalid_call_with_an_error(tmp_path: Path) -> Non
 
 
 def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes(os.urandom(1024) * 5_000)
+    (tmp_path / "large").write_bytes(os.urandom(2_500_000))
     (tmp_path / "many").mkdir()
-    for number in range(5_000):
-        (tmp_path / "many" / f"{number:04}{'x' * 60}").touch()
+    for number in range(2 * LISTED_BYTES // 300):
+        (tmp_path / "many" / f"{number:04}{'x' * 200}").touch()
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         opened = root.open_file("large")
@@ -427,9 +432,7 @@ def test_concurrent_closing_and_asking_give_each_thread_its_answer(tmp_path: Pat
 
 
 @pytest.mark.deep
-def test_a_raising_listener_ends_the_connection_for_all_calls(
-    tmp_path: Path,
-) -> None:
+def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) -> None:
     class Deaf(Ear):
         def printed(self, stream: str, data: bytes) -> None:
             msg = "the loop is closed"
@@ -472,7 +475,7 @@ def test_the_wakeup_byte_is_never_written_to_a_reused_descriptor(
             """Whoever closes is held up here, as long as the thread can end and its descriptors' numbers become others'."""
             if fd == wakes and not pipes:
                 os.kill(line._process.pid, signal.SIGKILL)
-                line._thread.join(1)
+                line._thread.join(0.2)
                 pipes.extend([os.pipe() for _ in range(8)])
             return write(fd, data)
 

@@ -78,7 +78,7 @@ with open(sys.argv[1], "r+b") as index:
     index.write(bytes(96))
     index.flush()
     print("holds", flush=True)
-    time.sleep(0.5)
+    time.sleep(0.1)
 """
 """What a process does that recovers the log after a kill: the index is void, and the locks to write, checkpoint and recover are held."""
 
@@ -91,7 +91,7 @@ def test_a_process_that_recovers_the_log_is_waited_for(tmp_path):
     try:
         with database.lock, database.writing() as connection:
             connection.execute("CREATE TABLE t (x)")
-        command = [sys.executable, "-c", RECOVERS, f"{path}-shm"]
+        command = [sys.executable, "-I", "-S", "-c", RECOVERS, f"{path}-shm"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             assert b"holds\n" == other.stdout.readline()
