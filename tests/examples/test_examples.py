@@ -232,7 +232,7 @@ def test_chaos_finds_the_careless_handler_only(tmp_path: Path, monkeypatch: pyte
     command = re.search(r"``stepengine (test --chaos examples/chaos.py .+)``", example.read_text())
     assert command is not None
     monkeypatch.chdir(ROOT)
-    said = CliRunner().invoke(app, [*shlex.split(command[1]), "-n", "40"])
+    said = CliRunner().invoke(app, [*shlex.split(command[1]), "-n", "15"])
 
     assert printed[0].startswith("careless: fails in the world ")
     assert ", with 1 fault" in printed[0]

@@ -26,6 +26,7 @@ from stepengine.testing import (
 )
 from tests.offline import LOOPBACK_ONLY, ROOT, ran
 
+pytestmark = pytest.mark.usefixtures("forks")
 FOLDER = ROOT / "examples" / "extending"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 
