@@ -181,6 +181,7 @@ class WorkerProcess:
         self._cleans = make_redactor("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self._queues: Queues | None = None
+        self._is_open = asyncio.Event()
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
@@ -227,6 +228,7 @@ class WorkerProcess:
         except BaseException:
             await self.close(drain=0)
             raise
+        self._is_open.set()
 
     async def _connect_and_lock(self) -> None:
         lock = await open_connection(self.setting.url)
@@ -241,7 +243,12 @@ class WorkerProcess:
         """Take runs, restore the lock after a lost connection, and end waiting executions that belong to others."""
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
-            await asyncio.sleep(WATCH_SECONDS if self._queues is None else self._queues.pause)
+            if self._queues is None:
+                # Runs that wait for this worker are taken as soon as it is open.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_open.wait(), WATCH_SECONDS)
+            else:
+                await asyncio.sleep(self._queues.pause)
             try:
                 with convert_database_errors(self.setting.url):
                     if self._queues is not None:
