@@ -723,15 +723,21 @@ def carrying() -> Steps[str]:
     return str(answer.tool_result.text)
 
 
+def calls_carried(ctx: StepContext) -> Steps[Any]:
+    answer = yield ToolCall("carried", {"prompt": "x"})
+    return answer.tool_result.text
+
+
+def calls_carrying(ctx: StepContext) -> Steps[Any]:
+    answer = yield ToolCall("carrying", {})
+    return answer.tool_result.text
+
+
 @pytest.mark.spec("programs:PG4", "programs:PG7")
-@pytest.mark.parametrize("made", [CARRIED, carrying], ids=["alone", "in a body"])
-async def test_agent_tool_runs_as_its_own_workflow(made: Any, db: str):
-    def handler(ctx: StepContext) -> Steps[Any]:
-        answer = yield ToolCall(made.name, {"prompt": "x"} if made is CARRIED else {})
-        return answer.tool_result.text
+async def test_agent_tool_runs_as_its_own_workflow(db: str):
+    alone = AgentDefinition("alone", tools=[CARRIED], handle_steps=calls_carried)
+    in_a_body = AgentDefinition("in-a-body", tools=[carrying], handle_steps=calls_carrying)
+    async with worker_of([alone, in_a_body], db, models=ScriptedModel([text("said")] * 2)) as worker:
+        outputs = [(await worker.run(agent, "")).output for agent in (alone, in_a_body)]
 
-    agent = AgentDefinition("carrier", tools=[made], handle_steps=handler)
-    async with worker_of([agent], db, models=ScriptedModel([text("said")])) as worker:
-        result = await worker.run(agent, "")
-
-    assert "said" == result.output
+    assert ["said", "said"] == outputs

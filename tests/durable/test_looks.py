@@ -20,6 +20,7 @@ from stepengine.durable.database import open_connection, quote_name
 from stepengine.durable.indexes import create_indexes
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
+from tests.cases import case
 
 from .shared import worker_of
 
@@ -116,17 +117,16 @@ async def test_session_lookup_cost_is_independent_of_its_length(db: str, state, 
     assert lines < 10
 
 
-@pytest.mark.parametrize(
-    ("state", "queue"), [("SUCCESS", None), ("CANCELLED", None), ("ERROR", None), ("ENQUEUED", LINE)]
-)
-async def test_turn_gets_the_next_number_in_any_state(db: str, state, queue):
-    runs(db, "first-", 2, session="s")
-    runs(db, "then-", 3, state=state, queue=queue, session="s", first=3)
+async def test_turn_gets_the_next_number_in_any_state(db: str):
     async with await Operator.connect(db) as operator:
-        await operator.submit("chat", "a", id="next", info=RunInfo("s"))
-        turns = await operator.sessions.turns("s")
+        for state, queue in (("SUCCESS", None), ("CANCELLED", None), ("ERROR", None), ("ENQUEUED", LINE)):
+            with case(state):
+                runs(db, f"first-{state}", 2, session=state)
+                runs(db, f"then-{state}", 3, state=state, queue=queue, session=state, first=3)
+                await operator.submit("chat", "a", id=f"next-{state}", info=RunInfo(state))
+                turns = await operator.sessions.turns(state)
 
-    assert ("next", 6) == (turns[-1].run, turns[-1].number)
+                assert (f"next-{state}", 6) == (turns[-1].run, turns[-1].number)
 
 
 @pytest.mark.speed

@@ -54,7 +54,7 @@ async def worker(db: str, monkeypatch: pytest.MonkeyPatch):
     """
     Give what makes the limiter of another worker of the same database.
     """
-    monkeypatch.setattr("stepengine.durable.rates.MAX_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("stepengine.durable.rates.MAX_LOOK_SECONDS", 0.03)
     opened = []
 
     async def made(account: str = "key", **limit):

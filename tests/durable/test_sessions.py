@@ -34,6 +34,7 @@ from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
+from tests.cases import case
 
 from .shared import wipe, worker_of
 
@@ -509,7 +510,6 @@ async def test_message_ids_are_compared_completely(db: str, until):
 
 
 async def test_delivered_message_is_not_read_again(db: str, until, monkeypatch):
-    monkeypatch.setattr("stepengine.durable.messages.DELIVERY_SECONDS", 0.05)
     GATES.clear()
     looks = []
     async with engine([GATED], db) as worker:
@@ -545,7 +545,7 @@ async def test_turn_cancelled_while_it_is_promoted_does_not_start(db: str):
 
         async def late(run: str, **options) -> None:
             cancelling.append(asyncio.create_task(other.cancel(run)))
-            await asyncio.wait(cancelling, timeout=0.5)
+            await asyncio.wait(cancelling, timeout=0.1)
             await resumed(run, **options)
 
         vars(operator.client)["resume_workflow_async"] = late
@@ -607,14 +607,13 @@ async def test_retried_run_stays_in_its_pool(db: str):
     assert ["a", "a"] == [result.output for result in results]
 
 
-@pytest.mark.parametrize(
-    "given", [{"prompt": "\udc80"}, {"info": RunInfo("s", "\udc80")}, {"agent": "a\0"}, {"release": "a\0"}]
-)
-async def test_unstorable_request_raises_our_data_error(db: str, given):
+async def test_unstorable_request_raises_our_data_error(db: str):
     async with await Operator.connect(db) as operator:
-        with pytest.raises(DataError, match=r"surrogate|NUL"):
-            await operator.submit(**{"agent": "chat", "info": RunInfo("s"), **given})
-        assert not await operator.sessions.turns("s")
+        for given in ({"prompt": "\udc80"}, {"info": RunInfo("s", "\udc80")}, {"agent": "a\0"}, {"release": "a\0"}):
+            with case(given):
+                with pytest.raises(DataError, match=r"surrogate|NUL"):
+                    await operator.submit(**{"agent": "chat", "info": RunInfo("s"), **given})
+                assert not await operator.sessions.turns("s")
         with pytest.raises(DataError):
             await operator.run("a\0")
 
