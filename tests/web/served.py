@@ -4,7 +4,6 @@ An engine below ``serving.app``, served on loopback in the event loop of the tes
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,23 +34,16 @@ async def served(folder: Path, engine: Engine, *, name: str = "anna", **options:
     import uvicorn
 
     from stepengine.server import Tokens, app
+    from tests.uvicorn_servers import server_in_this_loop
 
     tokens = Tokens.open(folder / "tokens.json")
     for known in tokens.listed():
         tokens.remove(known.name)
     token = tokens.add(name, OF_PAGES)
-    made = app(engine, runs=folder / "runs", tokens=tokens, drain=0.1, **options)
+    made = app(engine, runs=folder / "runs", tokens=tokens, drain=0, **options)
     config = uvicorn.Config(made, port=0, log_level="warning", timeout_graceful_shutdown=1)
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()
-    task = asyncio.create_task(server.main_loop())
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield Address(f"http://127.0.0.1:{port}", {"authorization": f"Bearer {token}"})
-    finally:
-        made.end_watching()
-        server.should_exit = True
-        await task
-        await server.shutdown()
+    async with server_in_this_loop(config) as port:
+        try:
+            yield Address(f"http://127.0.0.1:{port}", {"authorization": f"Bearer {token}"})
+        finally:
+            made.end_watching()
