@@ -4,7 +4,6 @@ A small application behind a guard, which tells what it was asked; in the event 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -112,18 +111,11 @@ class Behind:
         """
         import uvicorn
 
+        from tests.uvicorn_servers import server_in_this_loop
+
         config = uvicorn.Config(self.guard, port=0, log_level="critical", timeout_graceful_shutdown=1)
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup()
-        task = asyncio.create_task(server.main_loop())
-        try:
-            yield server.servers[0].sockets[0].getsockname()[1]
-        finally:
-            server.should_exit = True
-            await task
-            await server.shutdown()
+        async with server_in_this_loop(config) as port:
+            yield port
 
 
 def kind_of(answer: httpx2.Response | bytes) -> str:

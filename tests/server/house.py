@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -23,11 +21,10 @@ from stepengine.server import Tokens, app
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
+from tests.servers import NO_TLS
 from tests.waits import until
 
 SECONDS = 50.0
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Nothing here is encrypted, and to read the certificates of the system for each client takes longer than a test."""
 EVERY = ("read", "run", "answer")
 
 
@@ -157,7 +154,7 @@ class House:
         engine = self.engine()
         places = {"runs": self.folder / "runs", "roots": [self.work], "reports": self.folder / "evals"}
         served = app(
-            engine, tokens=self.folder / "tokens.json", drain=0.1, maker=self.maker, **{**places, **self.options}
+            engine, tokens=self.folder / "tokens.json", drain=0, maker=self.maker, **{**places, **self.options}
         )
         with run_server(served) as self.url:
             yield self
@@ -170,17 +167,11 @@ def run_server(served: Any) -> Iterator[str]:
     """
     import uvicorn
 
+    from tests.uvicorn_servers import server_in_a_thread
+
     config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until(lambda: server.started or not thread.is_alive())
-        assert server.started, "the server did not start"
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    with server_in_a_thread(config) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def started(client: httpx2.Client, agent: str = "asker", prompt: str = "hi") -> str:

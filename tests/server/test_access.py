@@ -5,6 +5,7 @@ Who gets in over HTTP: tokens, links for browsers, the guard, and the folders th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -42,18 +43,19 @@ def behind(tmp_path: Path) -> Behind:
 # --- callers --------------------------------------------------------------------------------------------------------
 
 
-@given(st.sets(st.sampled_from(SCOPES), min_size=1), st.sampled_from(SCOPES))
-def test_caller_has_the_rights_of_its_scopes_and_admin_all(scopes: set[Any], wanted: Any) -> None:
-    caller = Caller("anna", scopes)
-    may = wanted in scopes or "admin" in scopes
+def test_caller_has_the_rights_of_its_scopes_and_admin_all() -> None:
+    sets = [one for size in range(1, len(SCOPES) + 1) for one in itertools.combinations(SCOPES, size)]
+    for scopes, wanted in itertools.product(sets, SCOPES):
+        caller = Caller("anna", set(scopes))
+        may = wanted in scopes or "admin" in scopes
 
-    assert may == caller.may(wanted)
-    if may:
-        caller.must(wanted)
-    else:
-        with pytest.raises(Problem) as refused:
+        assert may == caller.may(wanted)
+        if may:
             caller.must(wanted)
-        assert (403, "scope_missing") == (refused.value.status, refused.value.kind)
+        else:
+            with pytest.raises(Problem) as refused:
+                caller.must(wanted)
+            assert (403, "scope_missing") == (refused.value.status, refused.value.kind)
 
 
 @pytest.mark.parametrize(
@@ -750,7 +752,7 @@ class Wire:
 
 @pytest.mark.spec("studio:SV4")
 async def test_oversized_slow_or_cut_bodies_never_reach_the_application(tmp_path: Path) -> None:
-    behind = Behind(tmp_path, hosts=["127.0.0.1"], caps=Caps(body=1_000, body_seconds=0.3))
+    behind = Behind(tmp_path, hosts=["127.0.0.1"], caps=Caps(body=1_000, body_seconds=0.1))
     chunk = b"%x\r\n%b\r\n" % (600, b"x" * 600)
     async with behind.served() as port:
         wire = Wire(port, behind.token)

@@ -24,6 +24,7 @@ from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel
 from tests.waits import until
 
+from .behind import kind_of
 from .house import House, ended, question_of, started, written
 
 pytestmark = pytest.mark.leaks_allowed(
@@ -36,10 +37,6 @@ SONNET, HAIKU = "anthropic/claude-sonnet-4-5", "anthropic/claude-haiku-4-5"
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with House(tmp_path_factory.mktemp("house")).open() as opened:
         yield opened
-
-
-def kind_of(answer: httpx2.Response) -> str:
-    return str(answer.json()["type"]).removeprefix("urn:stepengine:problem:")
 
 
 # --- undo ---------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import resource
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from stepengine.workspace.http_connections import (
     note_verified,
 )
 from tests.server.served import Served
+from tests.servers import NO_TLS
 from tests.waits import until
 
 pytestmark = [pytest.mark.anyio]
@@ -60,26 +60,25 @@ def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, Conn
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    from tests.uvicorn_servers import server_in_a_thread
+
     table = ConnectionTable(limits)
     config = uvicorn.Config(
         app, port=0, log_level="warning", lifespan="off", http=make_protocol(table, H11Protocol), ws="none", backlog=limits.backlog,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until(lambda: server.started)
-        yield server.servers[0].sockets[0].getsockname()[1], table
-    finally:
-        server.should_exit = True
-        thread.join()
+    with server_in_a_thread(config) as port:
+        yield port, table
 
 
 def connected(port: int, sent: bytes = b"") -> socket.socket:
     made = socket.create_connection(("127.0.0.1", port), timeout=10)
     made.sendall(sent)
     return made
+
+
+def client_of(port: int) -> httpx2.Client:
+    return httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=NO_TLS)
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -92,31 +91,27 @@ def rest(connection: socket.socket) -> bytes:
     return found
 
 
-UNENDED = pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET / HTTP/1.1\r\nHost: x\r\n",
-        b"POST /open HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf",
-        b"POST /open HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nha",
-    ],
-)
-THREE_TENTHS = ConnectionLimits(connections=20, header_seconds=0.3, body_seconds=0.3)
+UNENDED = [
+    b"",
+    b"GET / HTTP/1.1\r\nHost: x\r\n",
+    b"POST /open HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf",
+    b"POST /open HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nha",
+]
 
 
 @pytest.mark.spec("studio:SV15")
-@UNENDED
-def test_unfinished_request_closes_the_connection(sent: bytes) -> None:
-    with served(THREE_TENTHS) as (port, table):
-        assert rest(connected(port, sent)) == b""
+def test_unfinished_requests_close_their_connections() -> None:
+    with served(ConnectionLimits(connections=20, header_seconds=0.1, body_seconds=0.1)) as (port, table):
+        opened = [connected(port, sent) for sent in UNENDED]
+        assert [b""] * len(UNENDED) == [rest(one) for one in opened]
         until(lambda: len(table) == 0)
 
 
 @pytest.mark.speed
 @pytest.mark.spec("studio:SV15")
-@UNENDED
+@pytest.mark.parametrize("sent", UNENDED)
 def test_unfinished_request_is_closed_within_its_time(sent: bytes) -> None:
-    with served(THREE_TENTHS) as (port, _):
+    with served(ConnectionLimits(connections=20, header_seconds=0.3, body_seconds=0.3)) as (port, _):
         began = time.monotonic()
         rest(connected(port, sent))
 
@@ -125,20 +120,20 @@ def test_unfinished_request_is_closed_within_its_time(sent: bytes) -> None:
 
 @pytest.mark.spec("studio:SV15")
 def test_dripping_bytes_do_not_extend_the_header_timeout() -> None:
-    with served(ConnectionLimits(connections=20, header_seconds=0.5)) as (port, _):
+    with served(ConnectionLimits(connections=20, header_seconds=0.1)) as (port, _):
         began = time.monotonic()
         connection = connected(port, b"GET / HTTP/1.1\r\n")
         with connection, pytest.raises(ConnectionError):
             while time.monotonic() - began < 50:
                 connection.sendall(b"X: y\r\n")
-                time.sleep(0.05)
+                time.sleep(0.01)
 
 
 @pytest.mark.spec("studio:SV15")
 def test_idle_connections_make_room_for_a_request() -> None:
     with served(ConnectionLimits(connections=20)) as (port, table):
         idle = [connected(port, b"GET / HTTP/1.1\r\n") for _ in range(60)]
-        answer = httpx2.get(f"http://127.0.0.1:{port}/", headers=KEYED, trust_env=False)
+        answer = httpx2.get(f"http://127.0.0.1:{port}/", headers=KEYED, trust_env=False, verify=NO_TLS)
         count = len(table)
         for one in idle:
             one.close()
@@ -151,7 +146,7 @@ def test_idle_connections_make_room_for_a_request() -> None:
 def test_authenticated_connection_is_not_closed_for_others() -> None:
     with (
         served(ConnectionLimits(connections=20)) as (port, _),
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+        client_of(port) as client,
     ):
         first = client.get("/", headers=KEYED)
         idle = [connected(port) for _ in range(40)]
@@ -178,7 +173,7 @@ def test_connection_with_unverified_token_is_closed_first(path: str, status: int
     junk = {"Authorization": "Bearer junk"} | ({"Host": "strange.example"} if status == 421 else {})
     with (
         served(ConnectionLimits(connections=20), guard) as (port, _),
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+        client_of(port) as client,
     ):
         if status == 429:
             client.get("/", headers=junk)
@@ -269,7 +264,7 @@ def test_longest_idle_connection_makes_room() -> None:
 def test_one_token_cannot_keep_all_connections() -> None:
     with served(ConnectionLimits(connections=5)) as (port, _), contextlib.ExitStack() as stack:
         for _ in range(10):
-            client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False))
+            client = stack.enter_context(client_of(port))
             answer = client.get("/", headers=KEYED)
 
     assert 200 == answer.status_code

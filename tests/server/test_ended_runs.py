@@ -30,8 +30,8 @@ def handles() -> int:
     return sum(isinstance(one, RunHandle) for one in gc.get_objects())
 
 
-def eight_large_runs(client: httpx2.Client) -> list[str]:
-    runs = [started(client, "talker", "x" * 30_000) for _ in range(8)]
+def eight_large_runs(client: httpx2.Client, agent: str) -> list[str]:
+    runs = [started(client, agent, "x" * 30_000) for _ in range(8)]
     for run in runs:
         assert ended(client, run)["status"] == "completed"
     return runs
@@ -43,7 +43,7 @@ def test_evicted_large_runs_are_read_from_their_journals(house: House, monkeypat
     excess = EndedRuns.list_excess_runs
     monkeypatch.setattr(EndedRuns, "list_excess_runs", lambda kept: gone.extend(found := excess(kept)) or found)
     with house.client() as client:
-        runs = eight_large_runs(client)
+        runs = eight_large_runs(client, "quick")
         until(lambda: len({*gone}) >= 5)
         shown = [events(client, run) for run in runs]
 
@@ -55,7 +55,7 @@ def test_evicted_large_runs_are_read_from_their_journals(house: House, monkeypat
 def test_ended_large_runs_are_freed_from_memory(house: House) -> None:
     before = handles()
     with house.client() as client:
-        eight_large_runs(client)
+        eight_large_runs(client, "talker")
         until(lambda: handles() - before <= 3)
 
 
@@ -81,9 +81,7 @@ def test_oldest_ended_runs_exceed_the_bound_first(monkeypatch: pytest.MonkeyPatc
     assert kept.get("e") is handle
 
 
-def test_events_of_a_damaged_journal_get_409_journal_corrupt(
-    tmp_path: Path,
-) -> None:
+def test_events_of_a_damaged_journal_get_409_journal_corrupt(tmp_path: Path) -> None:
     house = House(tmp_path)
     with house.open(), house.client() as client:
         run = started(client, "quick")

@@ -19,7 +19,7 @@ import jsonschema
 import openapi_spec_validator
 import pytest
 
-from stepengine.server import Webhooks, app, openapi, sign
+from stepengine.server import Tokens, Webhooks, app, openapi, sign
 from stepengine.server.access import SCOPES
 from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
@@ -104,21 +104,34 @@ def test_document_lists_exactly_the_routes_and_scopes(document: dict[str, Any]) 
     assert len(NAMES) == len(set(NAMES))
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
-def test_operation_requires_the_documented_scope(operation: Any, tmp_path: Path, house: House) -> None:
-    from stepengine.server import Tokens
-
+@pytest.fixture(scope="module")
+def bearers(house: House) -> dict[str | None, dict[str, dict[str, str]]]:
+    """
+    By each scope: the headers of a token that has only it, of one that has all the others but `admin`, and of nobody.
+    """
     tokens = Tokens.open(house.folder / "tokens.json")
-    others = [scope for scope in SCOPES if scope not in (operation.scope, "admin")]
+
+    def bearer(name: str, scopes: list[str]) -> dict[str, str]:
+        return {"authorization": f"Bearer {tokens.add(name, scopes)}"}
+
+    return {
+        scope: {
+            "with": bearer(f"with.{scope}", [scope or "read"]),
+            "without": bearer(f"without.{scope}", [one for one in SCOPES if one not in (scope, "admin")]),
+            "nobody": {},
+        }
+        for scope in {one.scope for one in OPERATIONS}
+    }
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
+def test_operation_requires_the_documented_scope(operation: Any, bearers: dict[str | None, Any], house: House) -> None:
     path = re.sub(r"\{\w+\}", "nothing", operation.path)
-    told = {}
-    for who, scopes in (("without", others), ("with", [operation.scope or "read"])):
-        name = f"{operation.name}.{who}"
-        bearer = {"authorization": f"Bearer {tokens.add(name, scopes)}"}
-        with house.client(None) as client:
-            told[who] = client.request(operation.method, path, headers=bearer)
-            told["nobody"] = client.request(operation.method, path)
-        tokens.remove(name)
+    with house.client(None) as client:
+        told = {
+            who: client.request(operation.method, path, headers=headers)
+            for who, headers in bearers[operation.scope].items()
+        }
 
     assert 403 != told["with"].status_code
     if operation.path.startswith("/hooks/"):

@@ -22,6 +22,7 @@ from stepengine.adapters.mcp import owned_sessions
 from stepengine.server import Caps, Quotas, run_recovery
 from stepengine.server.ledger import Ledger
 from stepengine.server.owner_shares import OwnerShares
+from tests.server.behind import kind_of
 from tests.server.house import House, ended, started
 from tests.server.served import Served
 from tests.waits import until
@@ -42,10 +43,6 @@ def streams(client: httpx2.Client, run: str, count: int) -> Iterator[list[httpx2
     """Keep event streams of a run open within the block."""
     with ExitStack() as stack:
         yield [stack.enter_context(client.stream("GET", f"/runs/{run}/events")) for _ in range(count)]
-
-
-def kind_of(answer: httpx2.Response) -> str:
-    return str(answer.json()["type"]).removeprefix("urn:stepengine:problem:")
 
 
 # --- the shares -------------------------------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ from tests.server.house import House, ended
 from tests.server.served import Served
 from tests.waits import until
 
+pytestmark = pytest.mark.leaks_allowed(
+    "the server outlasts a test: its threads and what its runs hold are the module's"
+)
 MODEL = "anthropic/claude-sonnet-4-5"
 RANDOM = random.Random(1)
 
@@ -47,11 +50,13 @@ def make_house(folder: Path, **options: Any) -> House:
     return house
 
 
-@pytest.fixture(params=["folder", "database"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+@pytest.fixture(scope="module", params=["folder", "database"])
+def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A server for all tests of the file: each has texts and conversations of its own."""
     pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
-    places = {} if request.param == "folder" else {"runs": tmp_path / "runs.db"}
-    with make_house(tmp_path, **places).open() as opened:
+    folder = tmp_path_factory.mktemp("house")
+    places = {} if request.param == "folder" else {"runs": folder / "runs.db"}
+    with make_house(folder, **places).open() as opened:
         yield opened
 
 
@@ -76,7 +81,7 @@ def run(client: httpx2.Client, **body: Any) -> str:
     return name
 
 
-def send(client: httpx2.Client, what: str, marked: str, talk: str = "t") -> None:
+def send(client: httpx2.Client, what: str, marked: str, talk: str) -> None:
     """Send *marked*, a long text, in one of the places of a conversation where a client may send one."""
     match what:
         case "prompt of AG-UI":
@@ -111,7 +116,7 @@ SENT = [
 def test_sent_text_is_stored_at_most_three_times(house: House, what: str, size: int) -> None:
     marked = text_of(size)
     with house.client() as client:
-        send(client, what, marked)
+        send(client, what, marked, f"{what} of {size}")
 
     assert 1 <= sum(value.count(marked[-200:]) for value in stored_texts(house)) <= 3
 
@@ -154,14 +159,15 @@ def test_session_continues_with_its_long_texts(house: House) -> None:
 
 @pytest.mark.spec("studio:SV32")
 def test_stored_session_state_counts_as_stored_bytes(house: House) -> None:
-    with house.client() as client:
-        run(client, session_id="s", turn=True)
+    with house.client("bob") as client:
+        name = run(client, session_id="s", turn=True)
     place = Path(house.options.get("runs", house.folder / "runs"))
     ledger = Ledger(place)
     try:
-        before = ledger.usage("anna").stored_bytes
-        ledger.write([lambda database: database.execute("UPDATE served_left SET state = state || 'abc'")])
-        after = ledger.usage("anna").stored_bytes
+        before = ledger.usage("bob").stored_bytes
+        more = "UPDATE served_left SET state = state || 'abc' WHERE run = ?"
+        ledger.write([lambda database: database.execute(more, (name,))])
+        after = ledger.usage("bob").stored_bytes
     finally:
         ledger.close()
 

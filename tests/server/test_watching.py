@@ -179,13 +179,13 @@ def give_result(client: httpx2.Client, run: str, call: str) -> None:
 WHOLE = ["run_started", "tool_started", "tool_finished", "run_finished"]
 
 
-def test_watcher_after_restart_sees_earlier_events_and_one_end(
-    tmp_path: Path,
-) -> None:
+def test_watcher_after_restart_sees_earlier_events_and_one_end(tmp_path: Path) -> None:
     house = House(tmp_path)
     with house.open(), house.client() as client:
         run = started(client, "booker")
         before = read(client, run, None, "tool_started")
+        # What had only begun would be in doubt.
+        until(lambda: FileJournal(tmp_path / "runs" / f"{run}.jsonl").history().waiting)
     with house.open(), house.client() as client:
         until(lambda: client.get(f"/runs/{run}").json()["epoch"])
         first = read(client, run, None, "phase_changed")
@@ -319,6 +319,15 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
     assert [event.id for event in asyncio.run(all_of(follow_events(journal)))] == [event.id for event in found]
 
 
+async def write_in_parts(path: Path, journal: MemoryJournal, following: FollowedEvents) -> None:
+    """Write a journal as a run does, and read it after each part."""
+    lines = list(journal.lines())
+    with path.open("ab", buffering=0) as file:
+        for start in range(0, len(lines), 10):
+            file.write(b"".join(lines[start : start + 10]))
+            await following.read_history(ReaderPosition.parse(None))
+
+
 def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     recorded(journal)
@@ -330,12 +339,9 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
         shared = SharedJournals(lambda _: FileJournal(path))
         following = shared.following("r")
         first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
-        with path.open("ab", buffering=0) as file:
-            for line in journal.lines():
-                file.write(line)
-                await following.read_history(ReaderPosition.parse(None))
+        await write_in_parts(path, journal, following)
         assert whole[-1].id == (await first)[-1].id
-        for count in range(len(whole) + 1):
+        for count in (*range(0, len(whole) - 12, 9), *range(len(whole) - 12, len(whole) + 1)):
             had = ReaderPosition.parse(id_after(whole[:count]))
             rest = await all_of(following.events(had, stay=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
@@ -360,10 +366,7 @@ def test_reader_of_kept_events_does_not_reread_the_journal(tmp_path: Path, monke
     async def main() -> tuple[list[str], list[str]]:
         shared = SharedJournals(lambda _: FileJournal(path))
         following = shared.following("r")
-        with path.open("ab", buffering=0) as file:
-            for line in journal.lines():
-                file.write(line)
-                await following.read_history(ReaderPosition.parse(None))
+        await write_in_parts(path, journal, following)
         with monkeypatch.context() as patched:
             patched.setattr(JournalWatch, "look", reads_again)
             past, told, _ = await following.read_history(ReaderPosition.parse(id_after(whole[:-2])))

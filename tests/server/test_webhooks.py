@@ -30,6 +30,7 @@ from stepengine.server import Tokens, Webhooks, app, sign, sse_line, verify
 from stepengine.server import webhooks as own
 from stepengine.server.ledger import Ledger
 from stepengine.server.webhooks import MAX_SIGNATURES, TOLERANCE, Topic
+from tests.cases import case
 from tests.waits import until
 
 from .house import AGENTS, House, ended, question_of, started
@@ -227,19 +228,21 @@ def test_unsigned_requests_get_identical_answers_for_any_address(house: House) -
         ended(client, done)
         question_of(client, asks)
     body, now = b'{"id": "evt_6"}', time.time()
-    told = [
-        sent(house, f"/hooks/{topic}/{run}", body, **headers)
+    addresses = [
+        f"/hooks/{topic}/{run}"
         for topic in ("go", "stripe", "nothing", "%ff", "x" * 5_000)
         for run in (done, waits, asks, "0" * 32, "%2e%2e", "\u00e4")
-        for headers in (
-            {"x-nothing": "1"},
-            {"stepengine-signature": sign("a wrong one that is long", body, int(now))},
-            {"stepengine-signature": sign(KEY, body, int(now) - TOLERANCE - 10)},
-            {"stepengine-signature": sign(KEY, body, int(now) + TOLERANCE + 60)},
-            {"stepengine-signature": sign(KEY, body + b" ", int(now))},
-            {"stepengine-signature": "\u0000".encode().hex() * 3_000},
-        )
     ]
+    signatures = (
+        {"x-nothing": "1"},
+        {"stepengine-signature": sign("a wrong one that is long", body, int(now))},
+        {"stepengine-signature": sign(KEY, body, int(now) - TOLERANCE - 10)},
+        {"stepengine-signature": sign(KEY, body, int(now) + TOLERANCE + 60)},
+        {"stepengine-signature": sign(KEY, body + b" ", int(now))},
+        {"stepengine-signature": "\u0000".encode().hex() * 3_000},
+    )
+    with house.client(None) as client:
+        told = [client.post(path, content=body, headers=one) for path in addresses for one in signatures]
     told += [sent(house, "/hooks/stripe", body, **{"x-nothing": "1"}), sent(house, "/hooks/none", body, **{"x-n": "1"})]
     seen = {(one.status_code, one.content, tuple(n for n in one.headers if n != "date")) for one in told}
 
@@ -250,21 +253,22 @@ def test_unsigned_requests_get_identical_answers_for_any_address(house: House) -
         assert client.get(f"/runs/{waits}").json()["status"] in ("running", "suspended")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"\xff\xfe{}", '{"id": "1"}'.encode("utf-16"), b'{"a":NaN}', b'{"id":1,"id":2}', b"[" * 100_000, b'{"a":"\\ud800"}', b"a=1&b=2"],
-    ids=numbered,
-)  # fmt: skip
+NO_JSON = [
+    b"", b"{", b"\xff\xfe{}", '{"id": "1"}'.encode("utf-16"), b'{"a":NaN}', b'{"id":1,"id":2}', b"[" * 100_000, b'{"a":"\\ud800"}', b"a=1&b=2",
+]  # fmt: skip
+
+
 @pytest.mark.spec("studio:SV13")
-def test_signed_body_that_is_no_json_gets_422(house: House, body: bytes) -> None:
+def test_signed_body_that_is_no_json_gets_422(house: House) -> None:
     with house.client() as client:
         run = started(client, "listener")
         until(lambda: client.get(f"/runs/{run}").json()["phase"])
-        answer = sent(house, f"/hooks/go/{run}", body)
-
-        assert 422 == answer.status_code, answer.text
-        assert "application/problem+json" == answer.headers["content-type"]
-        assert client.get(f"/runs/{run}").json()["status"] in ("running", "suspended")
+        for body in NO_JSON:
+            with case(body):
+                answer = sent(house, f"/hooks/go/{run}", body)
+                assert 422 == answer.status_code, answer.text
+                assert "application/problem+json" == answer.headers["content-type"]
+                assert client.get(f"/runs/{run}").json()["status"] in ("running", "suspended")
 
 
 @pytest.mark.spec("studio:SV13")
@@ -408,7 +412,7 @@ class Listener:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/told"
 

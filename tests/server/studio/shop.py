@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from tests.servers import NO_TLS
 from tests.waits import until
 
 SECONDS = 60.0
@@ -115,9 +116,8 @@ class Shop:
                 reading.join(SECONDS)
 
     def client(self, token: str = "") -> httpx2.Client:
-        return httpx2.Client(
-            base_url=self.url, headers={"authorization": f"Bearer {token or self.token}"}, timeout=SECONDS
-        )
+        headers = {"authorization": f"Bearer {token or self.token}"}
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, verify=NO_TLS)
 
     def processes(self) -> list[int]:
         """

@@ -70,7 +70,11 @@ async def test_failed_process_start_leaves_no_copy_of_a_record(tmp_path: Path, m
     assert [] == workshop.jobs(ANNA)
 
 
-async def test_job_with_oversized_output_line_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "python"
+    child.write_text('#!/bin/sh\nread first\necho \'{"done": {"text": "it is done"}}\'\n')
+    child.chmod(0o700)
+    monkeypatch.setattr("stepengine.server.processes.sys.executable", str(child))
     records = Records()
     records.kept = b"{}"
     workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
