@@ -22,6 +22,7 @@ from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import check_answers, check_not_ended, error_for_client
 
 if TYPE_CHECKING:
+    from stepengine.journal.sources import JournalLike
     from stepengine.runtime.handle import RunHandle
     from stepengine.server.access import Caller
     from stepengine.server.background_tasks import BackgroundTasks
@@ -190,7 +191,7 @@ class RunMessenger:
         """
         check_not_ended(row)
         handle, journal = self._live.handles.get(row.run), self._store.journal(row.run)
-        give = partial(send_tool_result, journal) if handle is None else handle.post_tool_result
+        give = partial(send_tool_result, journal) if handle is None else partial(_give_live_result, handle, journal)
         try:
             await asyncio.to_thread(give, call_id, result, path=path)
         except ToolError as error:
@@ -231,3 +232,18 @@ class RunMessenger:
         if row.status in OPEN:
             self._resuming[row.run] = task = self._tasks.spawn(self._launcher.resume_in_background(row))
             task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))
+
+
+def _give_live_result(
+    handle: RunHandle, journal: JournalLike, call_id: str, result: object, *, path: str | None
+) -> bool:
+    """Store the result of a call of a live run. A resumed run may not have reached the call again; its journal has it."""
+    try:
+        return handle.post_tool_result(call_id, result, path=path)
+    except ToolError as missing:
+        try:
+            return send_tool_result(journal, call_id, result, path=path)
+        except InputError:
+            raise
+        except StepEngineError:
+            raise missing from None

@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,13 +37,15 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
-from stepengine.errors import AnswerRejected, InputError
+from stepengine.errors import AnswerRejected, InputError, ToolError
 from stepengine.journal import FileJournal
+from stepengine.runtime.handle import RunHandle
 from stepengine.server import Caller, Tokens, app
 from stepengine.server.ledger import Ledger
 from stepengine.server.run_requests import StartRequest
 from stepengine.server.runs import Runs
 from stepengine.testing import ScriptedModel
+from tests.cases import case
 from tests.waits import until, until_async
 
 from .house import House, ended, question_of, started
@@ -149,12 +151,7 @@ class Server:
         return f"/runs/{made['run_id']}"
 
     def look(self, path: str, *, until: str, of: str = "ann") -> dict[str, Any]:
-        for _ in range(2_500):
-            seen: dict[str, Any] = self.ask("GET", path, of=of)[1]
-            if seen["status"] == until:
-                return seen
-            time.sleep(0.02)
-        raise AssertionError(seen)
+        return look(lambda: self.ask("GET", path, of=of)[1], until)
 
     def events(self, path: str, after: str = "") -> list[dict[str, Any]]:
         headers = {"last-event-id": after} if after else {}
@@ -162,6 +159,38 @@ class Server:
         assert status in (200, 204), said
         lines = said.decode().splitlines()
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def look(view: Callable[[], dict[str, Any]], status: str) -> dict[str, Any]:
+    """
+    Wait until a run has a status, and return how it stands.
+    """
+
+    def has_status() -> dict[str, Any] | None:
+        seen = view()
+        return seen if seen["status"] == status else None
+
+    return dict(until(has_status))
+
+
+@contextmanager
+def two_servers(folder: Path, **options: Any) -> Iterator[tuple[TestClient, TestClient]]:
+    """
+    Serve one place by two servers, and give a client of each.
+    """
+    tokens = Tokens.open(folder / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
+    one, two = [
+        app(
+            Engine(AGENTS, models=ScriptedModel(["Well."] * 9)), runs=folder / "runs", tokens=tokens, drain=0, **options
+        )
+        for _ in range(2)
+    ]
+    with (
+        TestClient(one, base_url="http://localhost", headers=headers) as first,
+        TestClient(two, base_url="http://localhost", headers=headers) as second,
+    ):
+        yield first, second
 
 
 @pytest.fixture(params=["runs", "runs.db", pytest.param("postgresql", marks=pytest.mark.deep)])
@@ -487,18 +516,17 @@ def test_model_choice_needs_admin_and_is_recorded(server: Server) -> None:
 
 
 @pytest.mark.spec("studio:SV4", "interfaces:IF13")
-@pytest.mark.parametrize("agent", ["../sleeping", "./sleeping", "sleep_ing", "Sleeping", " sleeping", "sleeping@1", ""])
-def test_only_listed_agent_ids_start_runs(tmp_path: Path, agent: str) -> None:
+def test_only_listed_agent_ids_start_runs(tmp_path: Path) -> None:
     server = Server(tmp_path)
     engine = Engine([*AGENTS, AgentDefinition("sleep-ing", handle_steps=sleeping)])
     with TestClient(app(engine, tokens=server.tokens, runs=tmp_path / "runs"), base_url="http://localhost") as client:
         server.client = client
-        status, said = server.ask("POST", "/runs", {"agent": agent})
-        listed = server.ask("GET", "/runs")[1]["runs"]
-
-    assert 422 == status
-    assert said["issues"][0].startswith("agent: ")
-    assert [] == listed
+        for agent in ("../sleeping", "./sleeping", "sleep_ing", "Sleeping", " sleeping", "sleeping@1", ""):
+            with case(agent):
+                status, said = server.ask("POST", "/runs", {"agent": agent})
+                assert 422 == status
+                assert said["issues"][0].startswith("agent: ")
+                assert [] == server.ask("GET", "/runs")[1]["runs"]
 
 
 @pytest.mark.spec("studio:SV4")
@@ -558,13 +586,9 @@ def test_equal_session_names_of_two_callers_are_separate_sessions(tmp_path: Path
         for name in ("ann", "bob", "ann"):
             body = {"agent": "counting", "prompt": "Hello", "session_id": "1"}
             headers = {"authorization": f"Bearer {secrets[name]}"}
-            made = client.post("/runs", json=body, headers=headers).json()
-            for _ in range(2_500):
-                told = client.get(f"/runs/{made['run_id']}", headers=headers).json()
-                if told["status"] == "completed":
-                    break
-                time.sleep(0.02)
-            assert ("completed", "1") == (told["status"], told["session_id"]), told
+            path = f"/runs/{client.post('/runs', json=body, headers=headers).json()['run_id']}"
+            told = look(lambda path=path, headers=headers: client.get(path, headers=headers).json(), "completed")
+            assert "1" == told["session_id"], told
 
     assert seen[0] == seen[1] < seen[2]
 
@@ -607,38 +631,13 @@ def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> N
     """
     The second one has no run in hands: it shows them from their journals.
     """
-    tokens = Tokens.open(tmp_path / "tokens.json")
-    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
-    made = [
-        app(
-            Engine(AGENTS, models=ScriptedModel(["Well."] * 9)),
-            runs=tmp_path / "runs",
-            tokens=tokens,
-            wait_for_answers=30,
-            drain=0,
-        )
-        for _ in range(2)
-    ]
     DONE.clear()
-    with (
-        TestClient(made[0], base_url="http://localhost") as one,
-        TestClient(made[1], base_url="http://localhost") as two,
-    ):
-        path = (
-            f"/runs/{one.post('/runs', json={'agent': 'asking', 'prompt': 'Rome'}, headers=headers).json()['run_id']}"
-        )
-        for _ in range(2_500):
-            questions = two.get(path, headers=headers).json()["questions"]
-            if questions:
-                break
-            time.sleep(0.02)
-        answered = two.post(f"{path}/answers", json={"answers": {questions[0]["id"]: "Friday"}}, headers=headers)
-        for _ in range(2_500):
-            told = two.get(path, headers=headers).json()
-            if told["status"] == "completed":
-                break
-            time.sleep(0.02)
-        events = two.get(f"{path}/events", headers=headers).text
+    with two_servers(tmp_path, wait_for_answers=30) as (one, two):
+        path = f"/runs/{one.post('/runs', json={'agent': 'asking', 'prompt': 'Rome'}).json()['run_id']}"
+        questions = until(lambda: two.get(path).json()["questions"])
+        answered = two.post(f"{path}/answers", json={"answers": {questions[0]["id"]: "Friday"}})
+        told = look(lambda: two.get(path).json(), "completed")
+        events = two.get(f"{path}/events").text
 
     assert 202 == answered.status_code
     assert "deployed to Rome on Friday" == told["output"]
@@ -648,25 +647,38 @@ def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> N
 
 @pytest.mark.spec("studio:SV3", "interfaces:IF16")
 def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path) -> None:
-    tokens = Tokens.open(tmp_path / "tokens.json")
-    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
-    made = [
-        app(Engine(AGENTS, models=ScriptedModel(["Well."] * 9)), runs=tmp_path / "runs", tokens=tokens, drain=0)
-        for _ in range(2)
-    ]
-    with (
-        TestClient(made[0], base_url="http://localhost", headers=headers) as one,
-        TestClient(made[1], base_url="http://localhost", headers=headers) as two,
-    ):
+    with two_servers(tmp_path) as (one, two):
         run = one.post("/runs", json={"agent": "talking"}).json()["run_id"]
         journal = FileJournal(tmp_path / "runs" / f"{run}.jsonl")
         until(lambda: journal.is_there() and journal.history().waiting)
         given = two.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
-        ended = until(lambda: next((v for v in [two.get(f"/runs/{run}").json()] if v["status"] == "completed"), None))
+        ended = look(lambda: two.get(f"/runs/{run}").json(), "completed")
         late = one.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
 
     assert (202, 409) == (given.status_code, late.status_code), given.text
     assert "from afar" == ended["output"]
+
+
+@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is resumed replays what it did before it waits for the call again."""
+
+    def not_yet(*_: Any, **__: Any) -> bool:
+        msg = "no call waits for its result"
+        raise ToolError(msg)
+
+    server = Server(tmp_path)
+    with server.running():
+        path = server.start("talking")
+        journal = FileJournal(tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl")
+        until(lambda: journal.is_there() and journal.history().waiting)
+        monkeypatch.setattr(RunHandle, "post_tool_result", not_yet)
+        unknown, said = server.ask("POST", f"{path}/tool-results/c9", {"result": 1})
+        given, _ = server.ask("POST", f"{path}/tool-results/c1", {"result": "at last"})
+        ended = server.look(path, until="completed")
+
+    assert (409, "urn:stepengine:problem:no_such_call") == (unknown, said["type"])
+    assert (202, "at last") == (given, ended["output"])
 
 
 @pytest.mark.speed
@@ -784,9 +796,7 @@ def test_ended_run_is_completed_even_while_its_row_is_read(tmp_path: Path) -> No
 
 
 @pytest.mark.deep
-def test_answer_is_accepted_at_any_moment_of_suspension(
-    tmp_path: Path,
-) -> None:
+def test_answer_is_accepted_at_any_moment_of_suspension(tmp_path: Path) -> None:
     with House(tmp_path, wait_for_answers=0.03, max_live=1_000).open() as house, house.client() as client:
         told = []
         for moment in range(150):
