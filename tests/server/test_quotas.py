@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from stepengine.durable import DurableEngine
 from stepengine.errors import DefinitionError
-from stepengine.server import Problem, Quotas, Tokens, app
+from stepengine.server import Problem, Quotas, Tokens, app, quotas
 from stepengine.server.quotas import QuotaTable, QuotaUsage, parse_quotas
 from tests.server.house import AGENTS, House, answered, ended, question_of, run_server, started
 from tests.waits import until
@@ -79,15 +78,16 @@ def test_messages_and_starts_above_bytes_per_minute_are_rejected(tmp_path: Path,
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV32")
-def test_stored_bytes_count_journals_mailboxes_and_requests(tmp_path: Path, places: dict[str, Any]) -> None:
+def test_stored_bytes_count_journals_mailboxes_and_requests(
+    tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "MIN_AGE_SECONDS", 0.0)
     with House(tmp_path, quotas=Quotas(stored_bytes=200_000), **places).open() as house, house.client() as client:
         # Its journal holds the prompt several times.
         run = started(client, "quick", "x" * 60_000)
         ended(client, run)
         waiting = started(client, "listener")
-        time.sleep(1.1)
         client.post(f"/runs/{waiting}/messages", json={"topic": "other", "value": "x" * 100_000})
-        time.sleep(1.1)
         full = client.post("/runs", json={"agent": "quick", "prompt": "x" * 60_000})
 
     assert refused(full) == (429, OVER, "stored_bytes")
