@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -120,6 +120,14 @@ class Served:
                 self._command, env=self._environment, stderr=log, stdin=subprocess.DEVNULL
             )
 
+    async def restart(self) -> None:
+        """
+        Kill it, if it runs, start it and wait until it is ready.
+        """
+        self.stop()
+        self.start()
+        await self.ready()
+
     async def ready(self, seconds: float = 50.0) -> None:
         deadline = time.monotonic() + seconds
         # Without certificates, which take 25 ms to load.
@@ -169,6 +177,10 @@ class Served:
             assert 200 == answer.status_code, answer.text
             return MemoryJournal(answer.content)
         return FileJournal(self.place / f"{run}.jsonl") if self.place.is_dir() else SqliteJournal(self.place, run)
+
+
+Serve: TypeAlias = Callable[..., Awaitable[Served]]
+"""Starts a server of a place, with the options of `Served`, and returns it when it is ready."""
 
 
 class Seen:

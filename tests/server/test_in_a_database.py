@@ -27,7 +27,7 @@ from stepengine.errors import StepEngineError
 from tests import forked_processes
 from tests.durable import postgres
 
-from .served import ROOT, SCRIPTED, Client, Served
+from .served import ROOT, SCRIPTED, Client, Serve, Served
 from .test_kills import check_all, under_load
 
 pytestmark = pytest.mark.deep
@@ -37,14 +37,6 @@ SECONDS = 30.0
 
 def asking(ctx: Any) -> Any:
     return (yield from Ask("How many?"))
-
-
-@pytest.fixture
-def servers() -> Iterator[list[Served]]:
-    started: list[Served] = []
-    yield started
-    for one in started:
-        one.stop()
 
 
 @pytest.fixture
@@ -222,13 +214,8 @@ async def test_fifteen_kills_of_two_loaded_database_servers_lose_nothing(
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_run_registered_by_a_dead_server_is_submitted_by_another(
-    servers: list[Served], tmp_path: Path, db: str
-) -> None:
-    server = Served(tmp_path, db)
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_run_registered_by_a_dead_server_is_submitted_by_another(serve: Serve, db: str) -> None:
+    server = await serve(db)
     request = {"prompt": "p", "params": None, "metadata": None}
     rows = [
         RegisteredRun(run=f"{name}{'0' * 28}", owner="anna", agent=agent, status="started", created=time.time() - 60, request=request)
@@ -248,11 +235,8 @@ async def test_run_registered_by_a_dead_server_is_submitted_by_another(
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_run_of_an_unknown_release_waits_for_resume(servers: list[Served], tmp_path: Path, db: str) -> None:
-    server = Served(tmp_path, db)
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_run_of_an_unknown_release_waits_for_resume(serve: Serve, db: str) -> None:
+    server = await serve(db)
     run = "c" * 32
     request = {"prompt": "p", "params": None, "metadata": None}
     async with await Operator.connect(db) as operator:
@@ -274,13 +258,8 @@ async def test_run_of_an_unknown_release_waits_for_resume(servers: list[Served],
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_run_submitted_outside_the_servers_is_visible_to_admins_only(
-    servers: list[Served], tmp_path: Path, db: str
-) -> None:
-    server = Served(tmp_path, db)
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_run_submitted_outside_the_servers_is_visible_to_admins_only(serve: Serve, db: str) -> None:
+    server = await serve(db)
     async with await Operator.connect(db) as operator:
         await operator.submit("talking", "p", id="by-hand")
     async with (
@@ -303,11 +282,8 @@ async def test_run_submitted_outside_the_servers_is_visible_to_admins_only(
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_runs_are_listed_by_their_shown_status(servers: list[Served], tmp_path: Path, db: str) -> None:
-    server = Served(tmp_path, db)
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_runs_are_listed_by_their_shown_status(serve: Serve, db: str) -> None:
+    server = await serve(db)
     async with server.client("anna") as client:
         asking, waiting = await client.start("asking", 1), await client.start("waiting", 2)
         ended, done = await client.start("asking", 3), await client.start("talking", 4)
@@ -340,11 +316,8 @@ async def test_runs_are_listed_by_their_shown_status(servers: list[Served], tmp_
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_values_the_database_cannot_store_are_problems(servers: list[Served], tmp_path: Path, db: str) -> None:
-    server = Served(tmp_path, db)
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_values_the_database_cannot_store_are_problems(serve: Serve, db: str) -> None:
+    server = await serve(db)
     async with server.client("anna") as client:
         run = await client.start("asking", 1)
         await client.until(run, lambda view: view["status"] == "suspended")

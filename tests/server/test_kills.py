@@ -9,7 +9,6 @@ import json
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,10 @@ import pytest
 from stepengine.journal.mailbox import Letter
 from stepengine.server.ledger import Ledger
 
-from .served import Client, Served
+from .served import Client, Serve, Served
 
 pytestmark = pytest.mark.usefixtures("forks")
 AGENTS = ("working", "asking", "waiting", "ordering", "talking")
-
-
-@pytest.fixture
-def servers() -> Iterator[list[Served]]:
-    started: list[Served] = []
-    yield started
-    for one in started:
-        one.stop()
 
 
 @pytest.fixture
@@ -108,9 +99,7 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
             for _ in range(kills):
                 server = chance.choice(servers)
                 await asyncio.sleep(chance.uniform(0.1, 1.6))
-                server.kill()
-                server.start()
-                await server.ready()
+                await server.restart()
             goes_on = False
             await asyncio.gather(*using)
         finally:
@@ -133,17 +122,12 @@ async def test_kills_of_a_database_server_lose_nothing(servers: list[Served], tm
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_client_decides_a_call_in_doubt_after_a_kill(servers: list[Served], tmp_path: Path) -> None:
-    server = Served(tmp_path, tmp_path / "runs", environment={"SLOW": "1"})
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_client_decides_a_call_in_doubt_after_a_kill(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", environment={"SLOW": "1"})
     async with server.client("anna") as client:
         run = await client.start("working", 1)
         await server.world.until("fire", "anna-1-1")
-        server.kill()
-        server.start()
-        await server.ready()
+        await server.restart()
         view = await asyncio.wait_for(client.see_through(run), 50)
 
     assert "unknown" == view["output"][0]
@@ -152,20 +136,15 @@ async def test_client_decides_a_call_in_doubt_after_a_kill(servers: list[Served]
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_kill_after_an_answer_loses_no_answered_run(servers: list[Served], tmp_path: Path) -> None:
-    server = Served(tmp_path, tmp_path / "runs", patience=0.0, environment={"SLOW": "1"})
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_kill_after_an_answer_loses_no_answered_run(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", patience=0.0, environment={"SLOW": "1"})
     async with server.client("anna") as client:
         run = await client.start("asking", 1)
         for name in ("q1", "q2"):
             view = await client.until(run, lambda view, name=name: [name] == [one["id"] for one in view["questions"]])
             await client.answer(run, view["questions"][0])
         await server.world.until("fire", "anna-1-2")
-        server.kill()
-        server.start()
-        await server.ready()
+        await server.restart()
         view = await asyncio.wait_for(client.see_through(run), 50)
 
     assert "unknown" == view["output"][-1]
@@ -174,18 +153,13 @@ async def test_kill_after_an_answer_loses_no_answered_run(servers: list[Served],
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_input_and_cancellation_survive_a_kill(servers: list[Served], tmp_path: Path) -> None:
-    server = Served(tmp_path, tmp_path / "runs", environment={"SLOW": "0.2"})
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_input_and_cancellation_survive_a_kill(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", environment={"SLOW": "0.2"})
     async with server.client("anna") as client:
         told, ended = [await client.start("talking", number) for number in range(2)]
         said = await client.ask("POST", f"/runs/{told}/input", {"text": "and hurry"})
         cancelled = await client.ask("POST", f"/runs/{ended}/cancel", {"reason": "it is late"})
-        server.kill()
-        server.start()
-        await server.ready()
+        await server.restart()
         heard, stopped = [await asyncio.wait_for(client.see_through(run), 30) for run in (told, ended)]
 
     assert [202, 202] == [said.status_code, cancelled.status_code]
@@ -198,12 +172,9 @@ async def test_input_and_cancellation_survive_a_kill(servers: list[Served], tmp_
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.deep
 async def test_page_reconnects_after_a_kill_and_decides_the_doubtful_call(
-    servers: list[Served], tmp_path: Path, place: str
+    serve: Serve, tmp_path: Path, place: str
 ) -> None:
-    server = Served(tmp_path, tmp_path / place, environment={"SLOW": "1"})
-    servers.append(server)
-    server.start()
-    await server.ready()
+    server = await serve(tmp_path / place, environment={"SLOW": "1"})
 
     def asks(text: str = "", **more: Any) -> dict[str, Any]:
         said = [{"id": "m", "role": "user", "content": text}] if text else []
@@ -257,9 +228,7 @@ async def test_deferred_result_given_to_another_server_survives_a_kill(
             await client.ask("POST", path, {"result": value}) for value in (f"{run}-result", f"{run}-result", "another")
         ]
         strange = await client.ask("POST", f"/runs/{run}/tool-results/nothing", {"result": 1})
-        holder.kill()
-        holder.start()
-        await holder.ready()
+        await holder.restart()
         client.said[run].append(f"{run}-result")
         await asyncio.wait_for(client.see_through(run), 30)
 
@@ -274,11 +243,8 @@ def server_waits(server: Served, run: str) -> bool:
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_cancelled_run_is_not_resumed_after_a_kill(servers: list[Served], tmp_path: Path) -> None:
-    server = Served(tmp_path, tmp_path / "runs")
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_cancelled_run_is_not_resumed_after_a_kill(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs")
     async with server.client("anna") as client:
         run = await client.start("asking", 1)
         await client.until(run, lambda view: view["questions"])
@@ -350,13 +316,8 @@ async def test_server_with_too_many_active_runs_is_ready_at_once(servers: list[S
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_draining_server_finishes_runs_and_the_rest_continues_later(
-    servers: list[Served], tmp_path: Path
-) -> None:
-    server = Served(tmp_path, tmp_path / "runs", options=["--drain", "2"], environment={"SLOW": "0.3"})
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_draining_server_finishes_runs_and_the_rest_continues_later(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", options=["--drain", "2"], environment={"SLOW": "0.3"})
     async with server.client("anna") as client:
         asking, working = await client.start("asking", 1), await client.start("working", 2)
         await client.until(asking, lambda view: view["questions"])
@@ -376,11 +337,8 @@ async def test_draining_server_finishes_runs_and_the_rest_continues_later(
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_call_cut_off_by_shutdown_is_in_doubt_afterwards(servers: list[Served], tmp_path: Path) -> None:
-    server = Served(tmp_path, tmp_path / "runs", options=["--drain", "0"], environment={"SLOW": "3"})
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_call_cut_off_by_shutdown_is_in_doubt_afterwards(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", options=["--drain", "0"], environment={"SLOW": "3"})
     async with server.client("anna") as client:
         run = await client.start("asking", 1)
         await server.world.until("fire", "anna-1-1")
@@ -432,11 +390,8 @@ async def test_unregistered_journal_with_prepared_answers_is_never_resumed(
 
 @pytest.mark.spec("studio:SV3")
 @pytest.mark.deep
-async def test_truncated_copy_of_a_journal_is_not_resumed(servers: list[Served], tmp_path: Path) -> None:
-    server = Served(tmp_path, tmp_path / "runs", patience=0.0)
-    servers.append(server)
-    server.start()
-    await server.ready()
+async def test_truncated_copy_of_a_journal_is_not_resumed(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", patience=0.0)
     async with server.client("anna") as client:
         run = await client.start("asking", 1)
         await client.see_through(run)
