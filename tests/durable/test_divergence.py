@@ -31,69 +31,53 @@ def waits_for_another_child(ctx: StepContext):
     return (yield from AgentCall("asks", "b"))
 
 
-def original(ctx: StepContext):
-    yield from call(note, "one")
-    yield from Perform.idempotent(len, "abc")
-    yield from AgentCall("child", "a")
-    yield from Parallel(AgentCall("child", "b"), AgentCall("child", "c"))
-    yield STEP
-    yield from Ask("Go on?")
-    yield from call(note, "last")
-    return "end"
+def play(*acts, end="end"):
+    """
+    Return a handler that does one thing after the other.
+    """
+
+    def steps(ctx: StepContext):
+        for act in acts:
+            made = act()
+            if made is STEP:
+                yield made
+            else:
+                yield from made
+        return end
+
+    return steps
 
 
-def other_input(ctx: StepContext):
-    yield from call(note, "two")
-    yield from call(note, "after")
+def noting(name: str):
+    return lambda: call(note, name)
 
 
-def other_spawn(ctx: StepContext):
-    yield from call(note, "one")
-    yield from Perform.idempotent(len, "abc")
-    yield from AgentCall("child", "z")
-    yield from call(note, "after")
+def asking(text: str):
+    return lambda: Ask(text)
 
 
-def swapped_members(ctx: StepContext):
-    yield from call(note, "one")
-    yield from Perform.idempotent(len, "abc")
-    yield from AgentCall("child", "a")
-    yield from Parallel(AgentCall("child", "c"), AgentCall("child", "b"))
-    yield from call(note, "after")
+def child(prompt: str):
+    return lambda: AgentCall("child", prompt)
 
 
-def other_prompt(ctx: StepContext):
-    yield from call(note, "one")
-    yield from Perform.idempotent(len, "abc")
-    yield from AgentCall("child", "a")
-    yield from Parallel(AgentCall("child", "b"), AgentCall("child", "c"))
-    yield from call(note, "inserted")
-    yield STEP
-    yield from call(note, "after")
+def children(*prompts: str):
+    return lambda: Parallel(*[AgentCall("child", prompt) for prompt in prompts])
 
 
-def other_question(ctx: StepContext):
-    yield from call(note, "one")
-    yield from Perform.idempotent(len, "abc")
-    yield from AgentCall("child", "a")
-    yield from Parallel(AgentCall("child", "b"), AgentCall("child", "c"))
-    yield STEP
-    yield from Ask("Really?")
-    yield from call(note, "after")
+def step():
+    return STEP
 
 
-def early_return(ctx: StepContext):
-    yield from call(note, "one")
-    return "early"
-
-
-EDITS = [
-    early_return,
-    *[
-        pytest.param(edit, marks=pytest.mark.deep)
-        for edit in (other_spawn, other_input, swapped_members, other_prompt, other_question)
-    ],
-]
+FIRST = (noting("one"), lambda: Perform.idempotent(len, "abc"))
+original = play(*FIRST, child("a"), children("b", "c"), step, asking("Go on?"), noting("last"))
+EDITS = {
+    "early return": play(noting("one"), end="early"),
+    "other input": play(noting("two"), noting("after")),
+    "other spawn": play(*FIRST, child("z"), noting("after")),
+    "swapped members": play(*FIRST, child("a"), children("c", "b"), noting("after")),
+    "other prompt": play(*FIRST, child("a"), children("b", "c"), noting("inserted"), step, noting("after")),
+    "other question": play(*FIRST, child("a"), children("b", "c"), step, asking("Really?"), noting("after")),
+}
 
 
 def engine(handler, db: str) -> DurableEngine:
@@ -109,15 +93,15 @@ def engine(handler, db: str) -> DurableEngine:
     return worker_of([agent], db, models=ScriptedModel([text("said")] * 9), release="r1")
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: getattr(edit, "__name__", None))
+@pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.spec("durable:UT9", "durable:U4", "durable:U15", "durable:UC3", "replay:D1")
 @pytest.mark.deep
-async def test_edited_handler_diverges_and_resumes_with_the_original(db: str, edit):
+async def test_edited_handler_diverges_and_resumes_with_the_original(db: str, edit: str):
     DONE.clear()
     async with engine(original, db) as worker:
         run = (await worker.run("parent", "")).journal
     before = list(DONE)
-    async with engine(edit, db) as worker:
+    async with engine(EDITS[edit], db) as worker:
         with pytest.raises(ReplayDivergence) as raised:
             await worker.result(run, waits=True)
     performed = DONE[len(before) :]
@@ -127,7 +111,7 @@ async def test_edited_handler_diverges_and_resumes_with_the_original(db: str, ed
         result = await worker.resume(run, answers={waiting.pending_questions[0].id: "yes"})
 
     assert [] == performed
-    assert edit is early_return or f"{__file__}:" in str(raised.value)
+    assert edit == "early return" or f"{__file__}:" in str(raised.value)
     assert f"run {run!r}" in str(raised.value)
     assert "end" == result.output
     assert [*before, "last"] == DONE

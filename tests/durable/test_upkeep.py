@@ -126,11 +126,18 @@ class Deployment:
         return found
 
     def question(self, run: str) -> str:
-        def asked() -> list[Any]:
-            return json.loads(self("deploy", "status", run, "--json"))["questions"]  # type: ignore[no-any-return]
-
-        (one,) = self.until(asked)
+        """
+        Wait until a run asks something, and return the id that the command shows.
+        """
+        asyncio.run(asked(self.database, run))
+        (one,) = json.loads(self("deploy", "status", run, "--json"))["questions"]
         return str(one["id"])
+
+
+async def asked(db: str, run: str) -> None:
+    async with asyncio.timeout(60), await Operator.connect(db) as operator:
+        while not await operator.waiting(run):  # noqa: ASYNC110 - a worker writes it
+            await asyncio.sleep(0.05)
 
 
 def ended(process: Any) -> None:
