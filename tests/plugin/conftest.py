@@ -4,11 +4,14 @@ Runs of pytest inside a test, with the plugin, in a project of their own.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
+import anyio.pytest_plugin
 import pytest
 import yaml
 
@@ -21,6 +24,8 @@ import stepengine.testing.engines
 import stepengine.testing.prefixes
 import stepengine.testing.recordings
 import stepengine.testing.transport
+from stepengine.journal import MemoryJournal
+from stepengine.testing import CassetteFixture
 from tests import forked_processes
 from tests.forked_processes import template_process
 
@@ -32,6 +37,12 @@ SHARED = (
 
 INSTALLED = any(e.value == plugin.__name__ for e in entry_points(group="pytest11"))
 LOADED = () if INSTALLED else ("-p", "stepengine.pytest_plugin")
+
+LATE = (
+    "genai_prices.data", "httpcore2", "stepengine.evaluation", "stepengine.journal.replayer", "stepengine.testing.patching",
+    "stepengine.testing.placeholders",
+)  # fmt: skip
+"""What projects of this folder import only when they run."""
 
 IMPORTED = (
     "anthropic", "hypothesis", "openai.resources.chat", "openai.resources.responses", "openai.types.chat", "pytest", "trio.testing", "unittest",
@@ -109,8 +120,22 @@ def no_worker(monkeypatch):
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session")
+def imported():
+    """
+    A run in this process forgets what it has imported. So what such projects use is imported before the first of them.
+    """
+    for name in LATE:
+        importlib.import_module(name)
+    names: dict[str, Any] = {}
+    exec(HTTP + agent_project(1), names)
+    with names["engine"]() as engine:
+        engine.run_sync("watcher", "go", journal=MemoryJournal())
+    assert [{"to": "a"}] == names["ask"](CassetteFixture(Path("unused.yaml"), "once"), "a")
+
+
 @pytest.fixture
-def run(pytester, monkeypatch):
+def run(pytester, monkeypatch, imported):
     """
     Write a test module and run pytest over it with the plugin.
     """
@@ -120,10 +145,23 @@ def run(pytester, monkeypatch):
 
     def ran(body: str, *args: str, apart: bool = False, **options: bool):
         pytester.makepyfile(test_it=HTTP + body)
-        words = (*LOADED, "-p", "no:cacheprovider", "-p", "no:randomly", *args)
-        return run_apart(pytester.path, *words) if apart else pytester.runpytest_inprocess(*words, **options)
+        words = ("-p", "no:cacheprovider", "-p", "no:randomly", *args)
+        if apart:
+            return run_apart(pytester.path, *LOADED, *words)
+        if any(word.startswith("-n") for word in args):  # workers load the plugins that are installed
+            return pytester.runpytest_inprocess(*LOADED, *words, **options)
+        return run_here(pytester, *words, plugins=[anyio.pytest_plugin, plugin], **options)
 
     return ran
+
+
+def run_here(pytester: pytest.Pytester, *words: str, plugins: list[Any], **options: Any) -> pytest.RunResult:
+    """
+    Run pytest in this process with some plugins alone: looking for those that are installed takes most of the time of a run.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        return pytester.runpytest_inprocess(*words, plugins=plugins, **options)
 
 
 @pytest.fixture(scope="module")

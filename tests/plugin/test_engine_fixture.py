@@ -71,6 +71,14 @@ async def ask_all_async(clients: Clients) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sdk() -> None:
+    """
+    A run in this process forgets what it has imported, and would import the SDK again each time.
+    """
+    import openai.resources.chat.completions  # noqa: F401
+
+
 @pytest.mark.spec("replay:Y4", "replay:C20", "replay:C22", "replay:C27", "replay:Y11")  # fmt: skip
 @pytest.mark.anyio
 async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ Programs that make their own SDK clients, under the plugin, against a server of 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -91,7 +92,7 @@ def test_recording_a_program_with_its_own_client_fails_with_advice(project, serv
 
 
 @pytest.mark.spec("replay:Y16", "replay:C41")
-def test_an_engine_with_a_scripted_model_records_nothing_and_passes(project):
+def test_an_engine_with_a_scripted_model_records_nothing_and_passes(run):
     body = """
     from stepengine import AgentDefinition, STEP
     from stepengine.testing import ScriptedModel, text
@@ -104,9 +105,7 @@ def test_an_engine_with_a_scripted_model_records_nothing_and_passes(project):
         engine = stepengine_engine([AgentDefinition("a", model="x/y", handle_steps=handle)], models=ScriptedModel([text("fine")]))
         assert engine.run_sync("a", "go").output == "done"
     """
-    import textwrap
-
-    project(textwrap.dedent(body), RECORD).assert_outcomes(passed=1)
+    run(textwrap.dedent(body), RECORD).assert_outcomes(passed=1)
 
 
 RETRIED = """
@@ -215,8 +214,8 @@ def test_one(cassette):
 
 
 @pytest.mark.spec("replay:Y11")
-def test_a_key_without_a_placeholder_is_explained(project, monkeypatch):
-    failed = project(MISSING)
+def test_a_key_without_a_placeholder_is_explained(run):
+    failed = run(MISSING)
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines([
         "*KeyError: 'GROQ_API_KEY'*", "*a test that replays has placeholders for keys: the fixture `stepengine_cassette`*",

@@ -4,11 +4,11 @@ The snapshot fixtures in a project of their own, with syrupy as it is installed:
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+import syrupy
 from syrupy.extensions.base import AbstractSyrupyExtension
 from syrupy.extensions.single_file import SingleFileSnapshotExtension
 
@@ -16,12 +16,11 @@ import stepengine.engine
 import stepengine.journal
 import stepengine.pytest_plugin as plugin
 from stepengine.testing import snapshots
+from tests.plugin.conftest import run_here
 
 pytest_plugins = ("pytester",)
 
 SHARED = (stepengine.engine, stepengine.journal, snapshots)
-INSTALLED = any(e.value == plugin.__name__ for e in entry_points(group="pytest11"))
-LOADED = () if INSTALLED else ("-p", "stepengine.pytest_plugin")
 FOLDER = Path("__snapshots__/test_it")
 
 PROJECT = """
@@ -76,7 +75,7 @@ def suite(pytester: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def ran(body: str, *args: str) -> Any:
         pytester.makepyfile(test_it=PROJECT + body)
-        return pytester.runpytest_inprocess(*LOADED, "-p", "no:cacheprovider", "-p", "no:randomly", *args)
+        return run_here(pytester, "-p", "no:cacheprovider", "-p", "no:randomly", *args, plugins=[plugin, syrupy])
 
     return ran
 
