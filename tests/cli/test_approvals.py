@@ -4,25 +4,14 @@ Which tool calls need an option or an approval, for bundled tools and for those 
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
-from tests import forked_processes
 from tests.cli.command import command, typed
-from tests.offline import NO_NETWORK, ROOT
+from tests.cli.served import serving, settled
 from tests.waits import until
 
-pytestmark = pytest.mark.usefixtures("forks")
-SECONDS = 30
 NAMESAKE = """
 from stepengine import AgentDefinition, ToolCall, tool
 
@@ -76,53 +65,10 @@ agent = AgentDefinition("a-reader", tools=["read_files"], model="test/m")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tmp_path.chmod(0o700)
-    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     (tmp_path / "shop").mkdir()
     monkeypatch.chdir(tmp_path / "shop")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "shop"
-
-
-@contextmanager
-def served(folder: Path, *words: str) -> Iterator[httpx2.Client]:
-    """
-    Give a client with all rights on a server that the command line starts.
-    """
-    path = os.pathsep.join([str(folder.parent), str(ROOT)])
-    line = [sys.executable, "-m", "stepengine", *words, "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    process = forked_processes.Process(line, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
-    try:
-        said = ""
-        assert process.stderr is not None
-        while not (token := re.search(r"sk-stepengine-[\w-]+", said)):
-            read = process.stderr.readline()
-            assert read, said
-            said += read
-        url = re.search(r"http://[\d.:]+", said)
-        assert url is not None
-        headers = {"authorization": f"Bearer {token[0]}"}
-        with httpx2.Client(base_url=url[0], headers=headers, trust_env=False, timeout=SECONDS) as client:
-            yield client
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def settled(client: httpx2.Client, agent: str) -> dict[str, Any]:
-    """
-    Start a run, and return its view when it has ended or waits.
-    """
-    run = client.post("/runs", json={"agent": agent}).raise_for_status().json()["run_id"]
-    return until_settled(client, run)
-
-
-def until_settled(client: httpx2.Client, run: str) -> dict[str, Any]:
-    def settled_view() -> dict[str, Any] | None:
-        view = client.get(f"/runs/{run}").raise_for_status().json()
-        return view if view["status"] != "running" or view.get("questions") else None
-
-    return until(settled_view)
 
 
 @pytest.mark.spec("requirements:X121")
@@ -143,7 +89,7 @@ def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
     for name, text in (("a_reader", READER), ("own", WRITER), ("bundled", BUNDLED)):
         (folder / "agents" / f"{name}.py").write_text(text)
     (folder / "agents" / "asker.py").write_text(NAMESAKE.format(name="web_search"))
-    with served(folder, "serve", "agents") as client:
+    with serving("serve", "agents") as (client, _):
         asked = {agent: settled(client, agent) for agent in ("own", "bundled")}
         before = (folder / "note.txt").exists()
         free = settled(client, "asker")
@@ -164,9 +110,9 @@ def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
 def test_served_file_with_own_models_asks_about_changing_tools(folder: Path) -> None:
     models = "\nfrom stepengine.testing import ScriptedModel\nmodels = ScriptedModel([])\n"
     (folder / "own.py").write_text(WRITER + models)
-    with served(folder, "serve", "own.py") as client:
+    with serving("serve", "own.py") as (client, _):
         asked = settled(client, "own")
-    with served(folder, "serve", "own.py", "--write", "--runs", "others") as client:
+    with serving("serve", "own.py", "--write", "--runs", "others") as (client, _):
         done = settled(client, "own")
 
     assert ["May note run?"] == [one["text"] for one in asked["questions"]]

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import re
 import signal
@@ -13,22 +11,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from typer.testing import CliRunner
+from starlette.testclient import TestClient
 
-from stepengine.cli.app import app
 from stepengine.server import Tokens
 from tests import forked_processes
+from tests.cli.command import command, typed
+from tests.cli.served import serving, settled
 from tests.offline import NO_NETWORK, ROOT
 from tests.waits import until
 
-pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
 SHOP = """
 from stepengine import AgentDefinition, Ask, Engine
@@ -57,7 +55,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def server_process(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     # As the command that pip makes: its own folder stands on the way of imports, and not the user's.
     script = "import sys; del sys.path[0]; from stepengine.cli import main; sys.exit(main())"
     process = forked_processes.Process(
@@ -96,24 +94,20 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 
 
 @pytest.mark.spec("studio:SV11", "interfaces:IF111")
-def test_page_may_set_only_shared_state_and_context(folder: Path) -> None:
-    def asked(url: str, token: str, thread: str, **more: Any) -> tuple[int, str]:
+def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+    def asked(client: TestClient, thread: str, **more: Any) -> tuple[int, str]:
         said = [{"id": "m", "role": "user", "content": "Rome"}]
-        body = {"threadId": thread, "runId": "r", "messages": said, **more}
-        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        with closing(http.client.HTTPConnection(url.partition("//")[2], timeout=SECONDS)) as connection:
-            connection.request("POST", "/ag-ui/asker", json.dumps(body), headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+        answer = client.post("/ag-ui/asker", json={"threadId": thread, "runId": "r", "messages": said, **more})
+        return answer.status_code, answer.text
 
     context = [{"description": "the open file", "value": "a.txt"}]
-    with serving(folder, "shop.py", "--port", "0", "--share", "colours", "--share", "sizes") as process:
-        url, token = told(process)
-        shared = asked(url, token, "one", state={"colours": ["red"]}, context=context)
-        other = asked(url, token, "two", state={"secret": 1})
-        ended(process, signal.SIGTERM)
+    with serving("serve", "shop.py", "--share", "colours", "--share", "sizes") as (client, _):
+        shared = asked(client, "one", state={"colours": ["red"]}, context=context)
+        other = asked(client, "two", state={"secret": 1})
     (journal,) = (folder / "runs").glob("*.jsonl")
-    replayed = CliRunner().invoke(app, ["replay", str(journal), "--agent", str(folder / "shop.py")])
+    replayed = typed("replay", journal, "--agent", "shop.py")
 
     assert (200, 422) == (shared[0], other[0])
     assert '"snapshot":{"colours":["red"]}' in shared[1]
@@ -156,7 +150,7 @@ def test_invalid_serve_arguments_exit_with_2(
     (folder / "everybodys").chmod(0o777)
     Tokens.open("tokens.json").add("web", ["read"])
     try:
-        result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+        result = typed("serve", *arguments, env={"COLUMNS": "200", "NO_COLOR": "1"})
     finally:
         sys.modules.pop("shop", None)
 
@@ -165,22 +159,24 @@ def test_invalid_serve_arguments_exit_with_2(
     assert "Traceback" not in result.output
 
 
-def test_occupied_port_is_reported(folder: Path) -> None:
+def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with serving(folder, "shop.py", "--port", str(port)) as process:
-            out, said = process.communicate(timeout=SECONDS)
+        result = command("serve", "shop.py", "--port", port, code=2)
 
-    assert 2 == process.returncode
-    assert f"127.0.0.1:{port} cannot be used to listen" in said
-    assert "Traceback" not in out + said
-    assert "sk-stepengine-" not in out + said
+    assert f"127.0.0.1:{port} cannot be used to listen" in result.stderr
+    assert "sk-stepengine-" not in result.output
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.spec("studio:SV1")
-@pytest.mark.parametrize(("module", "number"), [("shop.py", signal.SIGTERM), ("shop:make_engine", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [("shop.py", signal.SIGTERM), pytest.param("shop:make_engine", signal.SIGINT, marks=pytest.mark.deep)],
+)
 def test_server_accepts_its_token_and_exits_with_0_on_signal(folder: Path, module: str, number: int) -> None:
-    with serving(folder, module, "--port", "0", "--drain", "0.1") as process:
+    with server_process(folder, module, "--port", "0", "--drain", "0.1") as process:
         url, token = told(process)
         with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=SECONDS) as client:
             run = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
@@ -212,22 +208,18 @@ def read_questions(client: httpx2.Client, run: str) -> list[Any]:
 
 
 @pytest.mark.spec("studio:SV2")
-def test_server_undoes_written_files_and_lists_reports(folder: Path) -> None:
+def test_server_undoes_written_files_and_lists_reports(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     (folder / "writer.py").write_text(WRITER)
     (folder / "work").mkdir()
     report = folder / "evals" / "nightly"
     report.mkdir(parents=True)
     (report / "results.json").write_text('{"format": "stepengine.eval/1", "name": "nightly"}')
-    arguments = ["writer.py", "--port", "0", "--write", "--cwd", "work", "--reports", "evals"]
-    with serving(folder, *arguments) as process:
-        url, token = told(process)
-        with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=SECONDS) as client:
-            run = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
-            until(lambda: client.get(f"/runs/{run}").json()["status"] not in ("running", "suspended"))
-            ended = client.get(f"/runs/{run}").json()
-            wrote = (folder / "work" / "plan.txt").read_text()
-            undone = client.post(f"/runs/{run}/undo")
-            reports = client.get("/reports").json()["reports"]
+    with serving("serve", "writer.py", "--write", "--cwd", "work", "--reports", "evals") as (client, _):
+        ended = settled(client, "asker", "Rome")
+        wrote = (folder / "work" / "plan.txt").read_text()
+        undone = client.post(f"/runs/{ended['run_id']}/undo")
+        reports = client.get("/reports").json()["reports"]
 
     assert ("completed", "Rome") == (ended["status"], wrote), ended
     assert ["plan.txt"] == undone.json()["removed"], undone.text
@@ -236,13 +228,14 @@ def test_server_undoes_written_files_and_lists_reports(folder: Path) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.usefixtures("forks")
 def test_killed_server_restores_waiting_runs_and_tokens(folder: Path) -> None:
     token = Tokens.open(folder / "tokens.json").add("web", ["read", "run", "answer"])
     arguments = ["shop.py", "--port", "0", "--runs", "runs.db", "--tokens", "tokens.json"]
     bearer = {"authorization": f"Bearer {token}"}
     run = ""
     for _ in range(2):
-        with serving(folder, *arguments) as process:
+        with server_process(folder, *arguments) as process:
             assert process.stderr is not None
             line = process.stderr.readline()
             url = re.findall(r"http://\S+", line)[0]

@@ -15,14 +15,16 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.testclient import TestClient
 
+from stepengine.engine import trust
 from tests import forked_processes
 from tests.cli.command import command
+from tests.cli.served import serving, settled
 from tests.offline import NO_NETWORK, ROOT
-from tests.waits import until
 
-pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
+IS_TRUSTED = trust.is_trusted
 SHOP = """
 from stepengine import AgentDefinition, Ask
 
@@ -100,6 +102,16 @@ def page_of(link: str) -> tuple[httpx2.Client, str]:
     return client, client.get("/").raise_for_status().text
 
 
+def enter(client: TestClient, said: str) -> None:
+    """
+    Give a client the session of the link that a studio printed.
+    """
+    code = said.partition("/#login=")[2].split()[0]
+    client.headers["authorization"] = f"Bearer {client.post('/login', json={'code': code}).json()['token']}"
+    client.headers["origin"] = "http://localhost"
+
+
+@pytest.mark.usefixtures("forks")
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST1", "studio:ST10")
 def test_studio_opens_a_project_by_a_single_use_link(project: Path) -> None:
@@ -133,35 +145,31 @@ def test_studio_opens_a_project_by_a_single_use_link(project: Path) -> None:
 
 
 @pytest.mark.spec("studio:ST10", "studio:ST11")
-def test_studio_shows_foreign_journals_and_starts_none(project: Path) -> None:
-    assert 0 == typed(project, "agents", "trust").returncode
-    with open_studio(project) as (_, link):
-        client, _page = page_of(link)
-        with closing(client):
-            run = client.post(
-                "/runs", json={"agent": "asker"}, headers={"origin": str(client.base_url).rstrip("/")}
-            ).json()["run_id"]
-            until(lambda: client.get(f"/runs/{run}").json()["questions"])
+def test_studio_shows_foreign_journals_and_starts_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    with serving("studio", "--no-open") as (client, said):
+        enter(client, said)
+        run = settled(client, "asker")["run_id"]
     journals = project / "journals"
     journals.mkdir(mode=0o700)
     (journals / "theirs.jsonl").write_bytes((project / "runs" / f"{run}.jsonl").read_bytes())
     before = (journals / "theirs.jsonl").read_bytes()
-    with open_studio(project, "journals") as (_, link):
-        client, _page = page_of(link)
-        with closing(client):
-            found = client.get("/foreign").json()["journals"]
-            runs = client.get("/runs").json()["runs"]
+    with serving("studio", "journals", "--no-open") as (client, said):
+        enter(client, said)
+        found = client.get("/foreign").json()["journals"]
+        runs = client.get("/runs").json()["runs"]
 
     assert [("theirs", "asker")] == [(one["name"], one["agent"]) for one in found]
     assert [] == runs
     assert before == (journals / "theirs.jsonl").read_bytes()
 
 
-def test_studio_does_not_run_untrusted_agents(project: Path) -> None:
+def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "is_trusted", IS_TRUSTED)
+    monkeypatch.chdir(project)
     (project / "agents" / "asker.py").write_text("raise SystemExit('it ran')")
-    result = typed(project, "studio", "--no-open", "--port", "0")
+    result = command("studio", "--no-open", "--port", "0", code=2)
 
-    assert 2 == result.returncode
     assert "are not trusted yet" in result.stderr
     assert "stepengine agents trust" in result.stderr
     assert "it ran" not in result.stderr
@@ -199,31 +207,15 @@ def test_invalid_studio_arguments_are_rejected(
 
 @pytest.mark.spec("studio:ST12")
 @pytest.mark.parametrize("own", ["", "models = ScriptedModel(['of the file'])"])
-def test_served_script_replaces_models_of_the_file(project: Path, own: str) -> None:
+def test_served_script_replaces_models_of_the_file(project: Path, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "one.py").write_text(
         "from stepengine import AgentDefinition\nfrom stepengine.testing import ScriptedModel\n"
         f"agent = AgentDefinition('one', model='anthropic/claude-haiku-4-5')\n{own}\n"
     )
     (project / "said.py").write_text("replies = [lambda request: f'asked {request.messages[-1].text}']\n")
-    line = [sys.executable, "-m", "stepengine", "serve", "one.py", "--script", "said.py", "--port", "0"]
-    keys = {"ANTHROPIC_API_KEY": "", "ANTHROPIC_AUTH_TOKEN": ""}
-    process = forked_processes.Process(
-        line, cwd=project, env=environment(project) | keys, text=True, stderr=subprocess.PIPE
-    )
-    try:
-        assert process.stderr is not None
-        said = process.stderr.readline() + process.stderr.readline() + process.stderr.readline()
-        url, token = re.search(r"http://[\d.:]+", said), re.search(r"sk-stepengine-[\w-]+", said)
-        assert url is not None, said
-        assert token is not None, said
-        headers = {"authorization": f"Bearer {token[0]}"}
-        with httpx2.Client(base_url=url[0], headers=headers, trust_env=False, timeout=SECONDS) as client:
-            run = client.post("/runs", json={"agent": "one", "prompt": "this"}).raise_for_status().json()["run_id"]
-            until(lambda: client.get(f"/runs/{run}").json()["status"] != "running")
-            view = client.get(f"/runs/{run}").json()
-    finally:
-        process.kill()
-        process.communicate()
+    monkeypatch.chdir(project)
+    with serving("serve", "one.py", "--script", "said.py") as (client, said):
+        view = settled(client, "one", "this")
 
     assert ("completed", "asked this") == (view["status"], view["text"]), view["error"]
     assert "the script said.py answers in place of models, which are not asked" in said
@@ -238,36 +230,13 @@ def test_studio_is_rejected_inside_a_tool(monkeypatch: pytest.MonkeyPatch, proje
 
 
 @pytest.mark.spec("studio:ST1")
-def test_serve_shows_the_page_only_when_it_is_asked_to(project: Path, tmp_path: Path) -> None:
-    from stepengine.server import Tokens
-
+def test_serve_shows_the_page_only_when_it_is_asked_to(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "asker.py").write_text(SHOP)
-    token = Tokens.open(tmp_path / "tokens.json").add("web", ["read"])
+    monkeypatch.chdir(project)
     told = {}
     for more in ([], ["--ui"]):
-        line = [
-            sys.executable,
-            "-m",
-            "stepengine",
-            "serve",
-            "asker.py",
-            "--port",
-            "0",
-            "--tokens",
-            str(tmp_path / "tokens.json"),
-            *more,
-        ]
-        process = forked_processes.Process(
-            line, cwd=project, env=environment(project), text=True, stderr=subprocess.PIPE
-        )
-        try:
-            assert process.stderr is not None
-            url = re.search(r"http://[\d.:]+", process.stderr.readline())
-            assert url is not None
-            answer = httpx2.get(f"{url[0]}/", headers={"authorization": f"Bearer {token}"}, trust_env=False)
-            told[bool(more)] = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
-        finally:
-            process.kill()
-            process.communicate()
+        with serving("serve", "asker.py", *more) as (client, _):
+            answer = client.get("/")
+        told[bool(more)] = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
 
     assert {False: (404, "application/problem+json"), True: (200, "text/html")} == told
