@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli.app import app
 from stepengine.journal import FileJournal, MemoryJournal
 from tests.cli.command import command
+from tests.cli.recordings import copy_recording, recording
 
 AGENT = """
 from stepengine import AgentDefinition, Ask, Perform
@@ -42,16 +43,26 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("agents/payer.py").write_text(AGENT)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A folder with the journal of a run that died while it paid the second sum.
+    """
+    folder = tmp_path_factory.mktemp("recorded")
+    with recording(folder):
+        Path("agents").mkdir()
+        Path("agents/payer.py").write_text(AGENT)
+        command("run", "payer", "--journal", "whole.jsonl", "-q", code=3)
+        lines = FileJournal("whole.jsonl").lines()
+        last = next(n for n, line in enumerate(lines) if b'"args":[2]' in line)
+        MemoryJournal(lines[: last + 1]).copy_to(FileJournal("cut.jsonl"))
+        Path("paid.txt").unlink()
+    return folder
+
+
 @pytest.fixture
-def cut_off() -> str:
-    """
-    The journal of a run that died while it paid the second sum.
-    """
-    command("run", "payer", "--journal", "whole.jsonl", "-q", code=3)
-    lines = FileJournal("whole.jsonl").lines()
-    last = next(n for n, line in enumerate(lines) if b'"args":[2]' in line)
-    MemoryJournal(lines[: last + 1]).copy_to(FileJournal("cut.jsonl"))
-    Path("paid.txt").unlink()
+def cut_off(recorded: Path, tmp_path: Path) -> str:
+    copy_recording(recorded, tmp_path)
     return "cut.jsonl"
 
 

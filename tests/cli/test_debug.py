@@ -24,6 +24,7 @@ from stepengine.errors import ModelError
 from stepengine.journal import FileJournal, diff
 from stepengine.testing import ScriptedModel, failure, text
 from tests import forked_processes
+from tests.cli.recordings import copy_recording, recording
 from tests.evaluation.runs import KEY
 
 from .terminal import Person, people
@@ -89,12 +90,23 @@ def write(folder: Path, extra: str = "pass", **changes: str) -> None:
     (folder / "worker.py").write_text(code)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A folder with a run of the agent.
+    """
+    folder = tmp_path_factory.mktemp("recorded")
+    with recording(folder):
+        write(Path())
+        agent = load_agent("worker.py")
+        with Engine([agent], models=ScriptedModel([text(f"reply {n}") for n in range(3)])) as engine:
+            engine.run_sync(agent, "go", journal="run.jsonl")
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write(tmp_path)
-    agent = load_agent(tmp_path / "worker.py")
-    with Engine([agent], models=ScriptedModel([text(f"reply {n}") for n in range(3)])) as engine:
-        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+def folder(recorded: Path, tmp_path: Path) -> Path:
+    copy_recording(recorded, tmp_path)
     return tmp_path
 
 
@@ -126,7 +138,7 @@ def objects(folder: Path, *commands: str, way: str = "fork") -> list[dict[str, A
 
 
 @pytest.mark.spec("evaluation:JG20", "evaluation:JG21", "evaluation:JG34", "evaluation:JG87")
-@pytest.mark.parametrize("way", ["fork", "paused"])
+@pytest.mark.parametrize("way", WAYS)
 def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: Path, way: str) -> None:
     commands = [
         "first",
@@ -151,6 +163,15 @@ def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: P
     assert "stepengine.debug/1" == found[0]["format"]
     assert ("Ship it?", None) == (found[9]["asked"], found[9]["outcome"])
     assert [0, 9] == [found[0]["position"], found[8]["position"]]
+
+
+@pytest.mark.spec("evaluation:JG20", "evaluation:JG87")
+def test_debugger_with_forked_positions_goes_back(folder: Path) -> None:
+    found = objects(folder, "first", "goto #1", "back")
+
+    assert [("#0", "0"), ("#1", "0"), ("#0", "0")] == [
+        (moment["address"], moment["frames"][0]["locals"]["number"]) for moment in found
+    ]
 
 
 @pytest.mark.spec("evaluation:JG22")

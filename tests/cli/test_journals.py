@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from stepengine.journal.records import encode_line
 from stepengine.journal.show import render, run_tree
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cli.command import command
+from tests.cli.recordings import copy_recording, recording
 
 AGENT = """
 from stepengine import *
@@ -78,23 +80,41 @@ def scripted() -> Iterator[Any]:
         yield use
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A run that waits for an answer, in the folder ``asked``, and the same one when it has ended, in ``ended``.
+    """
+    base = tmp_path_factory.mktemp("recorded")
+    with recording(base / "ended") as patch:
+        Path("agents").mkdir()
+        Path("agents/desk.py").write_text(AGENT)
+        model = ScriptedModel([tool_call("shout", {"text": "two"}), text("fine")])
+        patch.setattr(bench, "choose_models", lambda *_: model)
+        command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", "-q", code=3)
+        shutil.copytree(base / "ended", base / "asked")
+        command("resume", "run.jsonl", "--answer", "q4=yes", "-q")
+    return base
+
+
 @pytest.fixture
-def asked(scripted: Any) -> str:
+def asked(recorded: Path, scripted: Any, tmp_path: Path) -> str:
     """
     The journal of a run that waits for an answer.
     """
-    scripted(tool_call("shout", {"text": "two"}), text("fine"))
-    command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", "-q", code=3)
+    scripted()
+    copy_recording(recorded / "asked", tmp_path)
     return "run.jsonl"
 
 
 @pytest.fixture
-def ended(asked: str) -> str:
+def ended(recorded: Path, scripted: Any, tmp_path: Path) -> str:
     """
     The journal of a run that has ended.
     """
-    command("resume", asked, "--answer", "q4=yes", "-q")
-    return asked
+    scripted()
+    copy_recording(recorded / "ended", tmp_path)
+    return "run.jsonl"
 
 
 def edited(old: str, new: str) -> str:

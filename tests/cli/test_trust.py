@@ -4,14 +4,13 @@ Whether code of a folder that somebody else made runs: only after a person trust
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import py_compile
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, record
 from stepengine.journal.provenance import has_trusted_permissions
 from stepengine.workspace.environment import MARKER
 from stepengine.workspace.user_state import state_folder
+from tests.cli.command import command
+from tests.cli.recordings import copy_recording, recording
 
 AGENT = """\
 from pathlib import Path
@@ -97,51 +98,37 @@ def place(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
 
 # --- 900 attacks ------------------------------------------------------------------------------------------------------
 
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "run an id": ("run", "mine", "Go", "-q"),
-    "run a shipped id": ("run", "coder", "Go", "-q"),
-    "run with a published id": ("run", "somebody/coder@1.0.0", "Go", "-q"),
-    "chat": ("chat", "--plain"),
-    "agents": (
-        "agents",
-        "list",
-    ),
-    "agents as a tree": ("agents", "list", "--tree"),
-    "doctor": (
-        "config",
-        "doctor",
-    ),
-    "replay": ("replay", "run.jsonl", "-q"),
-    "resume": ("resume", "run.jsonl", "-q"),
-    "debug": ("debug", "run.jsonl", "--exec", "print ctx.prompt"),
-    "show as a page": ("show", "run.jsonl", "--html", "-o", "run.html", "--force"),
-    "impact": ("compare", "impact", "run.jsonl"),
-    "test": ("test", "run.jsonl"),
-    "test as JSON": ("test", "run.jsonl", "--json"),
-    "extend": ("resume", "run.jsonl", "--on-divergence", "extend", "-q"),
-    "fork": ("fork", "run.jsonl", "--at", "-1", "--into", "fork.jsonl", "-q"),
-    "pin": ("compare", "pin", "run.jsonl", "--check", "status == completed"),
-    "policy": ("config", "policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
-    "chat with it": ("chat", "mine", "Hello", "--plain"),
-    "replay by id": ("replay", "run.jsonl", "--agent", "mine"),
-    "resume by id": ("resume", "run.jsonl", "--agent", "mine"),
-    "extend by id": ("resume", "run.jsonl", "--on-divergence", "extend", "--agent", "mine", "-q"),
-    "debug by id": ("debug", "run.jsonl", "--agent", "mine", "--exec", "print ctx.prompt"),
-    "impact by id": ("compare", "impact", "run.jsonl", "--agent", "mine"),
-    "pin by id": ("compare", "pin", "run.jsonl", "--agent", "mine", "--check", "status == completed"),
-    "chaos": ("test", "--chaos", "mine", "--seed", "1", "-n", "3"),
-    "chaos of a shipped id": ("test", "--chaos", "coder", "--seed", "1", "-n", "3"),
-    "import": ("journal", "import", "run.jsonl", "--db", "postgresql://127.0.0.1:9/none"),
-    "import with the folder": (
-        "journal",
-        "import",
-        "run.jsonl",
-        "--agents",
-        "agents",
-        "--db",
-        "postgresql://127.0.0.1:9/none",
-    ),
-    "export": ("journal", "export", "run-1", "--db", "postgresql://127.0.0.1:9/none"),
+COMMANDS = {
+    "run an id": "run mine Go -q",
+    "run a shipped id": "run coder Go -q",
+    "run with a published id": "run somebody/coder@1.0.0 Go -q",
+    "chat": "chat --plain",
+    "agents": "agents list",
+    "agents as a tree": "agents list --tree",
+    "doctor": "config doctor",
+    "replay": "replay run.jsonl -q",
+    "resume": "resume run.jsonl -q",
+    "debug": "debug run.jsonl --exec 'print ctx.prompt'",
+    "show as a page": "show run.jsonl --html -o run.html --force",
+    "impact": "compare impact run.jsonl",
+    "test": "test run.jsonl",
+    "test as JSON": "test run.jsonl --json",
+    "extend": "resume run.jsonl --on-divergence extend -q",
+    "fork": "fork run.jsonl --at -1 --into fork.jsonl -q",
+    "pin": "compare pin run.jsonl --check 'status == completed'",
+    "policy": "config policy policy.json --agent mine --against run.jsonl",
+    "chat with it": "chat mine Hello --plain",
+    "replay by id": "replay run.jsonl --agent mine",
+    "resume by id": "resume run.jsonl --agent mine",
+    "extend by id": "resume run.jsonl --on-divergence extend --agent mine -q",
+    "debug by id": "debug run.jsonl --agent mine --exec 'print ctx.prompt'",
+    "impact by id": "compare impact run.jsonl --agent mine",
+    "pin by id": "compare pin run.jsonl --agent mine --check 'status == completed'",
+    "chaos": "test --chaos mine --seed 1 -n 3",
+    "chaos of a shipped id": "test --chaos coder --seed 1 -n 3",
+    "import": "journal import run.jsonl --db postgresql://127.0.0.1:9/none",
+    "import with the folder": "journal import run.jsonl --agents agents --db postgresql://127.0.0.1:9/none",
+    "export": "journal export run-1 --db postgresql://127.0.0.1:9/none",
 }
 
 
@@ -415,24 +402,30 @@ ATTACKS: dict[str, Callable[[Place], None]] = {
     "servers and skills": _servers_and_skills,
     "a journal that names a file": _the_journal_names_a_file,
 }
-FAST = [(a, c) for n, (a, c) in enumerate(itertools.product(ATTACKS, COMMANDS)) if n % 23 == 0]
-SLOW = [pair for pair in itertools.product(ATTACKS, COMMANDS) if pair not in FAST]
+FAST = {attack: [*COMMANDS][number % 23 :: 23] for number, attack in enumerate(ATTACKS)}
 
 
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize(
-    ("attack", "command"), [*FAST, *[pytest.param(*pair, marks=pytest.mark.deep) for pair in SLOW]]
+    ("attack", "commands"),
+    [
+        *[pytest.param(attack, some, id=attack) for attack, some in FAST.items()],
+        *[pytest.param(attack, COMMANDS, id=f"{attack}, all commands", marks=pytest.mark.deep) for attack in ATTACKS],
+    ],
 )
 def test_no_command_runs_untrusted_code(
-    place: Place, attack: str, command: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, attack: str, commands: Iterable[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STEPENGINE_AGENTS", "")
+    """
+    All commands of an attack work in one folder, in which nothing may run.
+    """
+    monkeypatch.setenv("STEPENGINE_AGENTS", "")  # an attack sets it, and it is restored
     monkeypatch.delenv("STEPENGINE_AGENTS")
     place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
     ATTACKS[attack](place)
-    place.type(*COMMANDS[command], stdin="")
-
-    assert not place.ran.exists()
+    for name in commands:
+        place.type(*shlex.split(COMMANDS[name]), stdin="")
+        assert not place.ran.exists(), name
 
 
 @pytest.mark.spec("requirements:X72")
@@ -443,7 +436,7 @@ def test_every_command_runs_trusted_code(place: Place, command: str) -> None:
     """
     place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
     place.type("agents", "trust", code=0)
-    place.type(*COMMANDS[command], stdin="")
+    place.type(*shlex.split(COMMANDS[command]), stdin="")
 
     assert place.ran.exists()
 
@@ -592,10 +585,7 @@ def test_the_question_names_every_agent_file_and_their_number_last(
 @pytest.mark.parametrize(
     "words",
     [
-        (
-            "agents",
-            "trust",
-        ),
+        ("agents", "trust"),
         ("agents", "trust", "--forget"),
         ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
         ("resume", "run.jsonl", "--answer", "q0=yes"),
@@ -688,18 +678,6 @@ agent = AgentDefinition("payer", tools=[pay], handle_steps=handle_steps)
 """
 
 
-@pytest.fixture
-def payer(place: Place) -> Place:
-    """
-    An agent that pays twice, under settings that ask, and what it paid.
-    """
-    config = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
-    config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text('[permissions]\nversion = 1\nmode = "default"\nrules = []\n')
-    place.path.joinpath("payer.py").write_text(PAYER)
-    return place
-
-
 def _paid(place: Place) -> str:
     file = place.path / "paid.txt"
     return file.read_text() if file.exists() else ""
@@ -712,18 +690,45 @@ def without_macs(lines: list[bytes]) -> MemoryJournal:
     return MemoryJournal(journal.lines())
 
 
-def _cut_behind_its_yes(place: Place) -> None:
-    """Record a run, answer it, and leave a journal that ends with the yes, as a forger would."""
-    place.type("run", "payer.py", "Go", "--journal", "whole.jsonl", "-q", code=3)
-    place.type("resume", "whole.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
-    assert "1;" == _paid(place)
-    place.path.joinpath("paid.txt").unlink()
-    lines = FileJournal("whole.jsonl").lines()
-    yes = next(number for number, line in enumerate(lines) if b'"answer"' in line)
-    cut = without_macs(lines[: yes + 1])
-    cut.copy_to(FileJournal("cut.jsonl"))
-    end = records.Result("", -1, 99, Value(ChildResult(agent_id="payer", run_id=cut.records()[0].run), 99))
-    FileJournal("ended.jsonl").replace([*cut.records(), end])
+RULES = '[permissions]\nversion = 1\nmode = "default"\nrules = []\n'
+
+
+def write_settings() -> None:
+    config = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(RULES)
+
+
+@pytest.fixture(scope="module")
+def paying(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A folder with an agent that pays twice, a run that was answered once, and a journal that ends with the yes, as a forger's would.
+    """
+    folder = tmp_path_factory.mktemp("paying")
+    with recording(folder):
+        write_settings()
+        Path("payer.py").write_text(PAYER)
+        command("run", "payer.py", "Go", "--journal", "whole.jsonl", "-q", code=3)
+        command("resume", "whole.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
+        assert "1;" == Path("paid.txt").read_text()
+        Path("paid.txt").unlink()
+        lines = FileJournal("whole.jsonl").lines()
+        yes = next(number for number, line in enumerate(lines) if b'"answer"' in line)
+        cut = without_macs(lines[: yes + 1])
+        cut.copy_to(FileJournal("cut.jsonl"))
+        end = records.Result("", -1, 99, Value(ChildResult(agent_id="payer", run_id=cut.records()[0].run), 99))
+        FileJournal("ended.jsonl").replace([*cut.records(), end])
+    return folder
+
+
+@pytest.fixture
+def payer(place: Place, paying: Path) -> Place:
+    """
+    A copy of that folder, under settings that ask.
+    """
+    write_settings()
+    copy_recording(paying, place.path)
+    return place
 
 
 @pytest.mark.spec("requirements:X72")
@@ -755,7 +760,6 @@ def _cut_behind_its_yes(place: Place) -> None:
     ],
 )
 def test_self_approving_journal_runs_nothing(payer: Place, words: tuple[str, ...], code: int, said: str) -> None:
-    _cut_behind_its_yes(payer)
     # Somebody else's: nothing here knows it.
     os.environ["STEPENGINE_STATE_DIR"] += "-of-another"
     told = payer.type(*words, "--agent", "payer.py", "-q", code=code)
@@ -766,7 +770,6 @@ def test_self_approving_journal_runs_nothing(payer: Place, words: tuple[str, ...
 
 @pytest.mark.spec("requirements:X72")
 def test_self_approving_journal_is_not_imported_without_consent(payer: Place) -> None:
-    _cut_behind_its_yes(payer)
     words = ("journal", "import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
 
     assert "q0 would allow calls that you did not approve" in payer.type(*words, code=2).stderr
@@ -776,7 +779,6 @@ def test_self_approving_journal_is_not_imported_without_consent(payer: Place) ->
 
 @pytest.mark.spec("requirements:X72")
 def test_foreign_journal_with_a_started_call_is_not_imported(payer: Place) -> None:
-    _cut_behind_its_yes(payer)
     lines = FileJournal("whole.jsonl").lines()
     begun = next(number for number, line in enumerate(lines) if b'"effect":{"type":"tool_call"' in line)
     payer.path.joinpath("begun.jsonl").write_bytes(b"".join(lines[: begun + 1]))
@@ -791,7 +793,6 @@ def test_foreign_journal_with_a_started_call_is_not_imported(payer: Place) -> No
 
 @pytest.mark.spec("requirements:X72")
 def test_reasked_approval_is_answered_and_own_progress_continues(payer: Place) -> None:
-    _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "-q", code=3)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q2=yes", "-q", code=0)
@@ -803,7 +804,6 @@ def test_reasked_approval_is_answered_and_own_progress_continues(payer: Place) -
 
 @pytest.mark.spec("requirements:X72")
 def test_trust_journal_accepts_recorded_approvals(payer: Place) -> None:
-    _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-journal", "-q", code=3)
     payer.type(
         "resume", "ended.jsonl", "--on-divergence", "extend", "--agent", "payer.py", "--trust-journal", "-q", code=3
@@ -815,7 +815,6 @@ def test_trust_journal_accepts_recorded_approvals(payer: Place) -> None:
 
 @pytest.mark.spec("requirements:X72")
 def test_started_call_is_asked_about_only_in_a_foreign_journal(payer: Place) -> None:
-    _cut_behind_its_yes(payer)
     lines = FileJournal("whole.jsonl").lines()
     begun = next(number for number, line in enumerate(lines) if b'"type":"tool_call"' in line)
     without_macs(lines[: begun + 1]).copy_to(FileJournal("theirs.jsonl"))
@@ -835,7 +834,6 @@ def test_started_call_is_asked_about_only_in_a_foreign_journal(payer: Place) -> 
 def test_own_journal_is_trusted_until_an_approval_is_added(payer: Place) -> None:
     payer.type("run", "payer.py", "Go", "--journal", "run.db#one", "-q", code=3)
     payer.type("run", "payer.py", "Go", "-q", code=0)
-    _cut_behind_its_yes(payer)
     kept = next((_state() / "runs").glob("*.jsonl"))
 
     assert has_trusted_permissions(FileJournal("whole.jsonl"))
