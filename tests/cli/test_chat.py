@@ -125,16 +125,20 @@ async def test_shell_command_shows_both_streams_and_exit_code(folder: Path) -> N
 # --- what the chat itself does ----------------------------------------------------------------------------------------
 
 
-async def test_failing_shell_command_does_not_end_the_chat(folder: Path) -> None:
+def chat_in(folder: Path) -> tuple[Chat, list[str]]:
+    """
+    Return a chat that somebody types at, and what it says.
+    """
     said: list[str] = []
+    lines = SimpleNamespace(is_terminal=True)
     chat = object.__new__(Chat)
-    chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder)))
-    chat.terminal = cast(
-        "Any",
-        SimpleNamespace(
-            was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
-        ),
-    )
+    chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder), notes=[]))
+    chat.terminal = cast("Any", SimpleNamespace(was_pasted=False, lines=lines, say=lambda text, *_: said.append(text)))
+    return chat, said
+
+
+async def test_failing_shell_command_does_not_end_the_chat(folder: Path) -> None:
+    chat, said = chat_in(folder)
     await chat._run_shell_input("!echo a\0b")
 
     assert ["it was not run: embedded null byte"] == said
@@ -534,16 +538,10 @@ async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -
     """
     Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
     """
-    said: list[str] = []
-    terminal = SimpleNamespace(
-        was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
-    )
-    chat = object.__new__(Chat)
-    chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder), notes=[]))
-    chat.terminal = cast("Any", terminal)
+    chat, said = chat_in(folder)
     await chat._run_shell_input("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
     await chat._run_shell_input("!!echo quiet")
-    terminal.was_pasted = True
+    chat.terminal.was_pasted = True
     await chat._run_shell_input("!touch pasted")
 
     (note,) = chat.conversation.notes

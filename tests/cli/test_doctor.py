@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli.app import app
 from stepengine.models import Models
 from stepengine.testing import check_installation
+from tests.servers import Quiet, served
 
 KEY = "sk-ant-api03-0123456789"
 
@@ -136,20 +135,13 @@ def asked() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """
     headers: list[dict[str, str]] = []
 
-    class Answers(http.server.BaseHTTPRequestHandler):
+    class Answers(Quiet):
         def do_GET(self) -> None:
             headers.append(dict(self.headers))
             self.send_error(401)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", headers
-        server.shutdown()
-        thread.join()
+    with served(Answers) as address:
+        yield f"{address}/v1", headers
 
 
 def test_reach_asks_each_usable_provider_without_its_key(

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
 from stepengine.models import PRESETS, ModelReply, Models, Provider, list_providers
+from tests.servers import Quiet, served
 
 KEY = "sk-secret-0123456789"
 
@@ -102,7 +101,7 @@ def test_broken_provider_of_another_package_is_listed() -> None:
     assert "cannot be used: ImportError: no such SDK" == bad.key
 
 
-class Describes(BaseHTTPRequestHandler):
+class Describes(Quiet):
     """An API that describes one model."""
 
     asked: ClassVar[list[str]] = []
@@ -125,25 +124,16 @@ class Describes(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
 
 @pytest.mark.spec("providers:PV1", "requirements:G15")
 def test_ask_option_requests_the_capabilities_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Describes) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
-            silent = models("anthropic/claude-novel-9").stdout
-            assert [] == Describes.asked
-            shown = models("anthropic/claude-novel-9", "--ask").stdout
-            (found,) = json.loads(models("anthropic/claude-novel-9", "--ask", "--json").stdout)
-            refused = models("anthropic/claude-x", "--ask")
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Describes) as address:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", address)
+        silent = models("anthropic/claude-novel-9").stdout
+        assert [] == Describes.asked
+        shown = models("anthropic/claude-novel-9", "--ask").stdout
+        (found,) = json.loads(models("anthropic/claude-novel-9", "--ask", "--json").stdout)
+        refused = models("anthropic/claude-x", "--ask")
 
     assert "window   unknown" in silent
     assert "thinking" not in silent

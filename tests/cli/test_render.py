@@ -39,7 +39,7 @@ def test_a_line_is_one_line_of_bounded_length() -> None:
 @pytest.mark.spec("reliability:UI01", "ecosystem:EC141")
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c), max_leaves=10
+        st.none() | st.booleans() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c), max_leaves=5
     )
 )
 def test_json_on_stdout_is_ascii_without_controls_and_reads_back(value: object) -> None:
@@ -49,7 +49,7 @@ def test_json_on_stdout_is_ascii_without_controls_and_reads_back(value: object) 
     assert all(c == "\n" or (c.isascii() and c.isprintable()) for c in written)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(LINES, st.integers(4, 80), st.integers(0, 10))
 def test_a_line_breaks_at_words_fits_and_keeps_its_indentation(line: str, width: int, hang: int) -> None:
     """
