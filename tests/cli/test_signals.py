@@ -124,14 +124,9 @@ def goes_on(folder: Path, shape: str, number: int) -> None:
 
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X73")
-@pytest.mark.parametrize(("shape", "number"), list(itertools.product(SHAPES, (signal.SIGINT, signal.SIGTERM))))
+@pytest.mark.parametrize(("shape", "number"), [*zip(SHAPES, itertools.cycle([signal.SIGINT, signal.SIGTERM]))])
 def test_run_signalled_during_an_effect_can_be_resumed(tmp_path: Path, shape: str, number: int) -> None:
     goes_on(tmp_path, shape, number)
-
-
-SECOND = pytest.mark.parametrize(
-    ("shape", "number"), list(itertools.product(["loop", "coroutine", "children"], [signal.SIGINT, signal.SIGTERM]))
-)
 
 
 def killed_twice(tmp_path: Path, shape: str, number: int) -> float:
@@ -151,16 +146,11 @@ def killed_twice(tmp_path: Path, shape: str, number: int) -> float:
     return took
 
 
-@pytest.mark.deep
-@pytest.mark.spec("requirements:X73")
-@SECOND
-def test_second_signal_ends_running_effects(tmp_path: Path, shape: str, number: int) -> None:
-    killed_twice(tmp_path, shape, number)
-
-
 @pytest.mark.speed
 @pytest.mark.spec("requirements:X73")
-@SECOND
+@pytest.mark.parametrize(
+    ("shape", "number"), list(itertools.product(["loop", "coroutine", "children"], [signal.SIGINT, signal.SIGTERM]))
+)
 def test_a_second_signal_ends_at_once(tmp_path: Path, shape: str, number: int) -> None:
     assert killed_twice(tmp_path, shape, number) < 2.9
 
