@@ -1,5 +1,5 @@
 """
-What careless programs read in a text, as a tool and as a server of MCP: ``python careless.py``.
+What careless programs read in a text.
 
 It uses the standard library and not what is tested.
 """
@@ -7,6 +7,7 @@ It uses the standard library and not what is tested.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import re
 import shlex
@@ -44,6 +45,7 @@ def expand(text: str) -> set[str]:
     return done
 
 
+@functools.cache
 def readings(text: str) -> set[str]:
     """
     Return paths that a careless program reads in a text, by means of the standard library and not of what is tested.
@@ -89,11 +91,3 @@ def read_all(given: Mapping[str, Any]) -> str:
 def look(path: str = "docs/a.md", other: str = "", more: list[Any] | None = None, paths: str = "docs/a.md") -> str:
     """Look."""
     return read_all({"path": path, "other": other, "more": more or [], "paths": paths})
-
-
-if __name__ == "__main__":
-    from mcp.server import MCPServer
-
-    server = MCPServer("careless")
-    server.tool()(look)
-    server.run("stdio")

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, Tool, ToolCall, ToolContext, tool
+from stepengine import Tool, ToolCall, ToolContext, tool
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Call, Policy, Request, Rule
 from stepengine.permissions.rules import names_files
+
+from .runs import run_calls
 
 DENY = Rule.deny_path("vault/**")
 
@@ -41,22 +43,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def ran(tools: list[Any], calls: list[ToolCall], policy: Policy, **options: Any) -> list[str]:
-    """
-    Return what a model would see of each call.
-    """
-
-    def handle_steps(ctx: Any) -> Any:
-        found = []
-        for one in calls:
-            turn = yield one
-            found.append(str(turn.tool_result.text))
-        return found
-
-    agent = AgentDefinition("user", tools=tools, handle_steps=handle_steps)
-    with Engine([agent], permissions=policy, **options) as engine:
-        found: list[str] = engine.run_sync("user").unwrap()
-    return found
+@tool(about="{name}")
+def show(name: str) -> str:
+    """Show a file."""
+    return Path(name).read_text()
 
 
 def seen(about: Any, given: dict[str, Any]) -> Request:
@@ -79,7 +69,7 @@ def test_a_declared_path_is_denied_under_every_spelling(place: Path) -> None:
     given = [ToolCall("show", {"source": name}) for name in names]
     by_the_other = [ToolCall("show", {"source": "open/a.txt", "copy": "../vault/b.txt"})]
 
-    *found, plain = ran(
+    *found, plain = run_calls(
         [show],
         [*given, *by_the_other, ToolCall("show", {"source": "open/a.txt"})],
         Policy([Rule.allow_tool("*"), DENY]),
@@ -105,7 +95,7 @@ def test_without_about_texts_are_asked_about_and_links_refused(place: Path) -> N
         """Show a file."""
         return ""
 
-    by_name, by_link = ran(
+    by_name, by_link = run_calls(
         [show],
         [ToolCall("show", {"source": name}) for name in ("vault/ledger.txt", "open/link.txt")],
         Policy([Rule.allow_tool("*"), DENY]),
@@ -127,21 +117,16 @@ def test_relative_paths_start_at_the_workspace_where_there_is_one(place: Path, t
     os.chdir(tmp_path)
     calls = [ToolCall("show", {"name": name}) for name in ("open/link.txt", "open/a.txt")]
 
-    linked, plain = ran([show], calls, Policy([Rule.allow_tool("*"), DENY]), workspace=place)
+    linked, plain = run_calls([show], calls, Policy([Rule.allow_tool("*"), DENY]), workspace=place)
 
     assert ("free", False) == (plain, "secret" in linked)
 
 
 @pytest.mark.spec("requirements:X70")
 def test_the_target_of_a_link_beside_an_allow_asks(place: Path) -> None:
-    @tool(about="{name}")
-    def show(name: str) -> str:
-        """Show a file."""
-        return Path(name).read_text()
-
     calls = [ToolCall("show", {"name": name}) for name in ("open/a.txt", "open/link.txt")]
 
-    plain, linked = ran([show], calls, Policy([Rule.allow_path("open/**")]))
+    plain, linked = run_calls([show], calls, Policy([Rule.allow_path("open/**")]))
 
     assert "free" == plain
     assert "a person has to be asked first" in linked
@@ -155,15 +140,10 @@ def test_any_suffix_of_an_outside_path_may_match_a_rule(place: Path) -> None:
     (far.parent / "k.txt").write_text("free")
     (place / "open/far").symlink_to(far.parent)
 
-    @tool(about="{name}")
-    def show(name: str) -> str:
-        """Show a file."""
-        return Path(name).read_text()
-
     calls = [ToolCall("show", {"name": name}) for name in ("open/far/vault/k.txt", "open/far/k.txt")]
     (place / "open/door").symlink_to(far)
 
-    *found, free = ran(
+    *found, free = run_calls(
         [show], [ToolCall("show", {"name": "open/door/k.txt"}), *calls], Policy([Rule.allow_tool("*"), DENY])
     )
 
@@ -209,7 +189,7 @@ def test_a_path_that_resembles_a_url_is_judged_as_path(place: Path, before: str)
     up = "../" * len([part for part in before.split("/") if part not in {"", ".."}])
     calls = [ToolCall("show", {"path": f"{before}{up}{name}"}) for name in ("vault/ledger.txt", "open/a.txt")]
 
-    denied, _ = ran([show], calls, Policy([Rule.allow_tool("*"), DENY]))
+    denied, _ = run_calls([show], calls, Policy([Rule.allow_tool("*"), DENY]))
 
     assert "secret" not in denied
     assert "Denied by the rule" in denied

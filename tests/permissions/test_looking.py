@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Limits, ToolCall
+from stepengine import ToolCall
 from stepengine.permissions import Command, Policy, Rule, read_only_commands
 from stepengine.permissions.commands import CommandForm
 from stepengine.tools.bundled import shell_tools
+
+from .runs import run_calls
 
 SECRET = "CANARY-inside"
 OUTSIDE = "CANARY-outside"
@@ -129,29 +130,10 @@ def outcomes(root: Path, commands: list[str], cwd: str | None, *rules: Rule) -> 
     """
     Run commands under the rules for looking and return what a model would see of each.
     """
-    found: dict[str, str] = {}
-
-    def handle_steps(ctx: Any) -> Any:
-        for command in commands:
-            turn = yield ToolCall(
-                "run_terminal_command", {"command": command.split(" "), **({"cwd": cwd} if cwd else {})}
-            )
-            found[command] = str(turn.tool_result.text)
-
-    agent = AgentDefinition("looker", tools=shell_tools(root), handle_steps=handle_steps)
+    place = {"cwd": cwd} if cwd else {}
+    calls = [ToolCall("run_terminal_command", {"command": command.split(" "), **place}) for command in commands]
     policy = Policy([*read_only_commands(), *rules], "dont_ask")
-    with Engine([agent], permissions=policy, limits=Limits(max_denials=10_000, max_actions=10_000)) as engine:
-        engine.run_sync("looker").unwrap()
-    return found
-
-
-@pytest.mark.deep
-@pytest.mark.spec("requirements:X70", "reliability:PM12", "reliability:PM21")
-@pytest.mark.parametrize("cwd", [None, "sub"])
-def test_read_only_commands_show_no_secret_denied_or_outside_file(repository: Path, cwd: str | None) -> None:
-    found = outcomes(repository, attacks(repository), cwd, Rule.deny_path("vaults/**"))
-
-    assert {} == {command: text for command, text in found.items() if any(canary in text for canary in CANARIES)}
+    return dict(zip(commands, run_calls(shell_tools(root), calls, policy), strict=True))
 
 
 def listings() -> list[str]:
@@ -219,9 +201,10 @@ def names_in(found: dict[str, str]) -> dict[str, str]:
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X70", "reliability:PM12", "reliability:PM21")
 @pytest.mark.parametrize("cwd", [None, "sub"])
-def test_no_listing_or_rare_spelling_shows_a_withheld_file(repository: Path, cwd: str | None) -> None:
+def test_read_only_commands_show_no_withheld_file(repository: Path, cwd: str | None) -> None:
     listed = outcomes(repository, listings(), cwd, Rule.deny_path("vaults/**"))
-    shown = outcomes(repository, more_attacks(repository), cwd, Rule.deny_path("vaults/**"))
+    tried = [*attacks(repository), *more_attacks(repository)]
+    shown = outcomes(repository, tried, cwd, Rule.deny_path("vaults/**"))
 
     assert {} == names_in(listed)
     assert {} == {c: text for c, text in {**listed, **shown}.items() if any(canary in text for canary in CANARIES)}
@@ -248,27 +231,39 @@ def stdout_of(text: str) -> str:
     return str(json.loads(text).get("stdout", ""))
 
 
+SEARCHES = ("find", "ls -R", "rg -l hit")
+STARTS = [
+    "src//",
+    "src///",
+    ".//",
+    ".//src",
+    "./src//",
+    "src/.",
+    "src/./",
+    "src//deep",
+    "././src",
+    "./.",
+    "src/./deep//",
+]
+
+
 @pytest.mark.spec("requirements:X70")
-@pytest.mark.parametrize("cwd", [None, "desk"])
-@pytest.mark.parametrize(
-    "start",
-    ["src//", "src///", ".//", ".//src", "./src//", "src/.", "src/./", "src//deep", "././src", "./.", "src/./deep//"],
-)
-def test_no_spelling_of_a_folder_makes_a_search_leak(tmp_path: Path, start: str, cwd: str | None) -> None:
+@pytest.mark.parametrize(("cwd", "starts"), [(None, STARTS), ("desk", ["src//", "./.", "src/./deep//"])])
+def test_no_spelling_of_a_folder_makes_a_search_leak(tmp_path: Path, starts: list[str], cwd: str | None) -> None:
     (tmp_path / "desk/src/deep").mkdir(parents=True)
     for name in ("src/shut.txt", "src/open.txt", "src/deep/shut.txt", "src/deep/open.txt"):
         (tmp_path / "desk" / name).write_text("hit")
     root = tmp_path if cwd else tmp_path / "desk"
     rules = [Rule.deny_path(f"{'desk/' if cwd else ''}{name}") for name in ("src/shut.txt", "src/deep/shut.txt")]
 
-    found, listed, searched = outcomes(
-        root, [f"find {start}", f"ls -R {start}", f"rg -l hit {start}"], cwd, *rules
-    ).values()
+    found = outcomes(root, [f"{search} {start}" for start in starts for search in SEARCHES], cwd, *rules)
 
-    assert [True, False] == [name in stdout_of(found) for name in ("open.txt", "shut.txt")]
-    assert [True, False] == [name in stdout_of(listed) for name in ("open.txt", "shut.txt")]
-    assert "shut.txt" not in searched
-    assert "open.txt" in searched or "a roundabout way" in searched
+    for start in starts:
+        listed, deep, searched = (found[f"{search} {start}"] for search in SEARCHES)
+        assert [True, False] == [name in stdout_of(listed) for name in ("open.txt", "shut.txt")], start
+        assert [True, False] == [name in stdout_of(deep) for name in ("open.txt", "shut.txt")], start
+        assert "shut.txt" not in searched, start
+        assert "open.txt" in searched or "a roundabout way" in searched, start
 
 
 @pytest.mark.spec("requirements:X70")
@@ -296,9 +291,10 @@ def test_a_listing_hides_no_namesake_of_a_withheld_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_withheld_file_counts_once_per_search(tmp_path: Path) -> None:
+def test_a_withheld_file_counts_once_per_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.permissions.commands.MAX_LEFT_OUT_NAMES", 50)
     (tmp_path / "src/shut").mkdir(parents=True)
-    for at in range(300):
+    for at in range(30):
         (tmp_path / f"src/shut{at}").write_text("hit")
     (tmp_path / "src/a.txt").write_text("hit")
     commands = ["find . .", "find . src", "find src/ ./src"]
@@ -341,7 +337,9 @@ def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command
     "glob", ["sub/b.py", "SUB/B.py", "sub/*.py", "{sub,x}/b.py", "sub/**", "*/b.py", "**/b.py", "./sub/./b.py"]
 )
 def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: str) -> None:
-    commands = ["rg beta", "rg beta .", "rg -g * beta", "rg beta b.py", "git grep beta", "git diff", "find", "ls"]
+    commands = ["rg beta", "git diff", "find"]
+    if glob == "sub/b.py":  # the others differ only in how git and rg understand them
+        commands += ["rg beta .", "rg -g * beta", "rg beta b.py", "git grep beta", "ls"]
 
     found = outcomes(repository, commands, "sub", Rule.deny_path(glob))
 

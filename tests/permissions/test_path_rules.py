@@ -17,7 +17,7 @@ from hypothesis import given as hypothesis_given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, Limits, RunStatus, ToolCall
+from stepengine import AgentDefinition, Engine, ToolCall
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
@@ -32,6 +32,8 @@ from stepengine.tools.bundled import (
     shell_tools,
     skill_tools,
 )
+
+from .runs import run_calls
 
 CANARY = "canary-5cb1"
 FOLDER = "vaults"
@@ -161,18 +163,8 @@ def outcomes(
     Run calls of one tool under rules and return what a model would see of each.
     """
 
-    def handle_steps(ctx: Any) -> Any:
-        found = []
-        for given in inputs:
-            turn = yield ToolCall(tool, given)
-            found.append(str(turn.tool_result.text))
-        return found
-
-    policy = Policy([Rule.allow_tool("*"), *rules])
-    agent = AgentDefinition("user", tools=bundled(root) if tools is None else tools, handle_steps=handle_steps)
-    with Engine([agent], permissions=policy) as engine:
-        found: list[str] = engine.run_sync("user", limits=Limits(max_denials=10_000, max_actions=10_000)).unwrap()
-    return found
+    calls = [ToolCall(tool, given) for given in inputs]
+    return run_calls(bundled(root) if tools is None else tools, calls, Policy([Rule.allow_tool("*"), *rules]))
 
 
 def tool_names() -> list[str]:
@@ -183,9 +175,12 @@ def tool_names() -> list[str]:
 
 
 @pytest.mark.spec("requirements:X70", "requirements:M13")
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.deep)], ids=["some", "every"])
 @pytest.mark.parametrize("tool", tool_names())
-def test_no_bundled_tool_reads_or_changes_a_denied_file(root: Path, tool: str) -> None:
-    inputs = [given for name in spellings(root) for given in calls(tool, name)]
+def test_no_bundled_tool_reads_or_changes_a_denied_file(root: Path, tool: str, step: int) -> None:
+    """In the fast suite each spelling is tried by every third tool, and each tool tries every third spelling."""
+    first = tool_names().index(tool) % step
+    inputs = [given for name in spellings(root)[first::step] for given in calls(tool, name)]
     before = (root / DENIED).stat()
 
     found = outcomes(root, tool, inputs, Rule.deny_path(f"{FOLDER}/**"))
@@ -239,12 +234,9 @@ def test_the_target_of_a_link_is_asked_about_like_itself(root: Path) -> None:
 
 @pytest.mark.spec("requirements:X70")
 def test_an_allowed_path_is_judged_by_its_link_target(root: Path) -> None:
-    def handle_steps(ctx: Any) -> Any:
-        return str((yield ToolCall("read_files", {"paths": ["open/a.py", f"open/up/{FILE}"]})).tool_result.text)
+    call = ToolCall("read_files", {"paths": ["open/a.py", f"open/up/{FILE}"]})
 
-    agent = AgentDefinition("user", tools=file_tools(root), handle_steps=handle_steps)
-    with Engine([agent], permissions=Policy([Rule.allow_path("open/**")])) as engine:
-        text = engine.run_sync("user").unwrap()
+    (text,) = run_calls(file_tools(root), [call], Policy([Rule.allow_path("open/**")]))
 
     assert ("open_one" in text, CANARY in text, "has to be asked" in text) == (True, False, True)
 
@@ -298,19 +290,6 @@ def test_a_rule_for_files_of_a_folder_spares_subfolders() -> None:
 # --- the file that says what is allowed ------------------------------------------------------------------------------
 
 
-def agent_of(tools: list[Any], calls: list[ToolCall], seen: list[str]) -> AgentDefinition[Any]:
-    """
-    Return an agent that makes calls and notes what comes back.
-    """
-
-    def handle_steps(ctx: Any) -> Any:
-        for one in calls:
-            turn = yield one
-            seen.append(str(turn.tool_result.text))
-
-    return AgentDefinition("user", tools=tools, handle_steps=handle_steps)
-
-
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("made", ["file_tools", "shell_tools", "change_hook_tools"])
 @pytest.mark.parametrize("given_to", ["agent", "engine"])
@@ -323,7 +302,7 @@ def test_tools_that_could_write_the_policy_file_are_refused(tmp_path: Path, made
         "shell_tools": lambda: shell_tools(tmp_path),
         "change_hook_tools": lambda: change_hook_tools(tmp_path, [FileChangeHook("look", ["true"])]),
     }[made]()
-    agent = agent_of(tools if given_to == "agent" else [], [], [])
+    agent = AgentDefinition("user", tools=tools if given_to == "agent" else [])
 
     with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
         Engine([agent], tools=tools if given_to == "engine" else [], permissions=PolicyFile(file))
@@ -335,8 +314,7 @@ def test_harmless_tools_may_work_beside_a_policy_file(tmp_path: Path) -> None:
     Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
     tools = [*search_tools(tmp_path), *file_tools(tmp_path / "work", write=True)]
 
-    with Engine([agent_of(tools, [], [])], permissions=PolicyFile(tmp_path / "rules.json")) as engine:
-        assert engine.run_sync("user").status is RunStatus.COMPLETED
+    assert [] == run_calls(tools, [], PolicyFile(tmp_path / "rules.json"))
 
 
 @pytest.mark.spec("requirements:X70")
@@ -344,7 +322,7 @@ def test_below_root_protects_the_policy_file_and_its_lock(tmp_path: Path) -> Non
     file = tmp_path / "rules.json"
     Policy([Rule.allow_tool("*")]).save(file)
     (tmp_path / "other.json").symlink_to("rules.json")
-    before, seen = file.read_bytes(), list[str]()
+    before = file.read_bytes()
     calls = [
         ToolCall("write_file", {"path": "rules.json", "content": "{}"}),
         ToolCall("write_file", {"path": "rules.json.lock", "content": "{}"}),
@@ -352,10 +330,9 @@ def test_below_root_protects_the_policy_file_and_its_lock(tmp_path: Path) -> Non
         ToolCall("read_files", {"paths": ["other.json"]}),
         ToolCall("write_file", {"path": "free.txt", "content": "free"}),
     ]
-    agent = agent_of(file_tools(tmp_path, write=True, delete=True), calls, seen)
 
-    with Engine([agent], permissions=PolicyFile(file, below_root=True)) as engine:
-        engine.run_sync("user").unwrap()
+    tools = file_tools(tmp_path, write=True, delete=True)
+    seen = run_calls(tools, calls, PolicyFile(file, below_root=True))
 
     assert [True, True, True, True, False] == ["holds what people have allowed" in text for text in seen]
     assert (before, "free") == (file.read_bytes(), (tmp_path / "free.txt").read_text())

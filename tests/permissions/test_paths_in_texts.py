@@ -7,8 +7,8 @@ programs do: they open every path that ``careless.readings`` finds in any text, 
 
 from __future__ import annotations
 
+import functools
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Answer, Engine, Limits, ToolCall, Workspace, tool
+from stepengine import Answer, ToolCall, Workspace, tool
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.permissions import Call, Policy, Request, Rule
 from stepengine.workspace.patterns import GlobPattern
 
 from . import careless
+from .runs import run_calls
 
 SECRET, FREE = "canary-77a1", "free-text"
 DENY = Policy([Rule.deny_path("secrets/**"), Rule.allow_tool("*")])
@@ -56,6 +57,13 @@ def at_positions(text: str) -> list[dict[str, Any]]:
         {"path": "docs/a.md", "paths": text},
         {"path": "docs/a.md", "other": f"--path={text}"},
     ]
+
+
+def at_one_position_each(texts: list[str]) -> list[dict[str, Any]]:
+    """
+    Return an input for each text, with the text in one position; the positions take turns.
+    """
+    return [positions[number % len(positions)] for number, positions in enumerate(map(at_positions, texts))]
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +100,7 @@ def outcomes(tools: list[Any], name: str, inputs: list[dict[str, Any]], policy: 
     """
     Return what a model would see of each call.
     """
-
-    def handle_steps(ctx: Any) -> Any:
-        found = []
-        for one in inputs:
-            turn = yield ToolCall(name, one, include_tool_call=False)
-            found.append(str(turn.tool_result.text))
-        return found
-
-    agent = AgentDefinition("user", tools=tools, handle_steps=handle_steps)
-    with Engine([agent], permissions=policy, **options) as engine:
-        found: list[str] = engine.run_sync("user", limits=Limits(max_denials=100_000, max_actions=100_000)).unwrap()
-    return found
+    return run_calls(tools, [ToolCall(name, one, include_tool_call=False) for one in inputs], policy, **options)
 
 
 def spelled(desk: Path) -> list[str]:
@@ -118,11 +115,13 @@ def seen(name: str, given: dict[str, Any], *, about: Any = None) -> Request:
     return Request(tool=ToolSpec(name, about=about), input=freeze_object(given))
 
 
+@pytest.mark.parametrize("is_complete", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["some", "every"])
 @pytest.mark.parametrize("policy", [DENY, ALLOW], ids=["deny", "allow"])
 @pytest.mark.spec("reliability:PM47", "requirements:X70")
-def test_no_spelling_at_any_position_reads_a_protected_file(desk: Path, policy: Policy) -> None:
-    inputs = [given for text in spelled(desk) for given in at_positions(text)]
-    declared = [{"path": text} for text in spelled(desk)]
+def test_no_spelling_at_any_position_reads_a_protected_file(desk: Path, policy: Policy, is_complete: bool) -> None:
+    texts = spelled(desk) if is_complete else spelled(desk)[::3]
+    inputs = [given for text in texts for given in at_positions(text)] if is_complete else at_one_position_each(texts)
+    declared = [{"path": text} for text in texts]
     # What the rules allow as written is run: only then it is known where links lead.
     free = [given for given in inputs if policy.check(seen("look", given)).decision == "allow"]
     free_there = [one for one in declared if policy.check(seen("look_there", one, about="{path}")).decision == "allow"]
@@ -134,23 +133,24 @@ def test_no_spelling_at_any_position_reads_a_protected_file(desk: Path, policy: 
 
 
 @pytest.fixture
-def served(desk: Path) -> Any:
+def served() -> Any:
     """
-    Make sources of the careless tool of a server, which is a process.
+    Make sources of the careless tool of a server in this process.
     """
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
+    from mcp.server import MCPServer
+
     from stepengine.adapters.mcp import mcp_tools
 
-    def make(**options: Any) -> Any:
-        return mcp_tools([sys.executable, careless.__file__], name="files", cwd=desk, start_timeout=60, **options)
-
-    return make
+    server = MCPServer("careless")
+    server.tool()(careless.look)
+    return functools.partial(mcp_tools, server, name="files")
 
 
 @pytest.mark.parametrize("policy", [DENY, ALLOW], ids=["deny", "allow"])
 @pytest.mark.spec("reliability:PM47")
 def test_no_spelling_has_a_server_read_a_protected_file(desk: Path, served: Any, policy: Policy) -> None:
-    inputs = [given for text in spelled(desk)[::5] for given in at_positions(text)]
+    inputs = at_one_position_each(spelled(desk)[::11])
     free = [given for given in inputs if policy.check(seen("files__look", given)).decision == "allow"]
     plain = {"path": "docs/a.md", "other": "docs/plan.txt"}
 
@@ -308,18 +308,19 @@ def test_an_undeclared_name_of_a_member_may_be_a_path() -> None:
     assert "deny" == ALLOW.check(seen("save", {"path": "docs/a.md", "../x.py": "text"})).decision
 
 
-@pytest.mark.parametrize("name", ["script.7z", "x.2024", "..x", "x.md~", "file.mp3", ".x~", "x.c~"])
-@pytest.mark.spec("reliability:PM47")
-def test_an_allow_counts_file_names_with_rare_suffixes(name: str) -> None:
-    assert "deny" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": f"write {name}"})).decision
+SUFFIXED = [
+    "script.7z", "x.2024", "..x", "x.md~", "file.mp3", ".x~", "x.c~", "evil.code-workspace", "x.каталог", "x.averylongextension",
+]  # fmt: skip
+NUMBERS = ["v1.2", "3.14", "1.2.3", "Fig.3", "1.5GB", "e.g.", "i.e.", "wait...", "...then", "p.12", "10.5"]
 
 
 @pytest.mark.parametrize(
-    "word", ["v1.2", "3.14", "1.2.3", "Fig.3", "1.5GB", "e.g.", "i.e.", "wait...", "...then", "p.12", "10.5"]
+    ("text", "decision"),
+    [*[(f"write {name}", "deny") for name in SUFFIXED], *[(f"see {word} of it", "allow") for word in NUMBERS]],
 )
 @pytest.mark.spec("reliability:PM47")
-def test_an_allow_counts_no_numbers_and_versions(word: str) -> None:
-    assert "allow" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": f"see {word} of it"})).decision
+def test_an_allow_counts_file_names_and_no_numbers(text: str, decision: str) -> None:
+    assert decision == ALLOW.check(seen("look", {"path": "docs/a.md", "other": text})).decision
 
 
 @pytest.mark.spec("reliability:PM47")
@@ -365,12 +366,6 @@ def test_a_protected_file_in_a_rare_notation_is_asked_about(glob: str, text: str
     assert "ask" == policy.check(seen("look", {"other": text})).decision
 
 
-@pytest.mark.parametrize("name", ["evil.code-workspace", "x.каталог", "x.averylongextension"])
-@pytest.mark.spec("reliability:PM47")
-def test_an_allow_counts_file_names_with_any_extension(name: str) -> None:
-    assert "deny" == ALLOW.check(seen("look", {"path": "docs/a.md", "other": f"write {name}"})).decision
-
-
 @pytest.mark.parametrize("mode", ["default", "bypass"])
 @pytest.mark.parametrize("text", ["l*k/plan.txt", "l???/plan.txt", "l*/pl*", "docs/l*", "docs/**", "d*s/l?nk", "[l]ink/plan.txt", "l*/new.txt", "link/new.txt", "docs/deep/new.txt"])  # fmt: skip
 @pytest.mark.spec("reliability:PM47")
@@ -403,7 +398,7 @@ def test_emphasis_that_matches_an_existing_file_is_judged(desk: Path) -> None:
 @pytest.mark.spec("reliability:PM47")
 def test_a_pattern_over_links_that_lead_back_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs/a").mkdir(parents=True)
-    for name in ("one", "two", "three"):
+    for name in ("one", "two"):
         (tmp_path / "docs/a" / name).symlink_to("..")
     monkeypatch.chdir(tmp_path)
 
