@@ -289,32 +289,36 @@ def test_an_explanation_names_the_deciding_rule_and_the_others():
 
 # --- as a file ------------------------------------------------------------------------------------------------------
 
-RULES = st.lists(
-    st.sampled_from(
-        [
-            Rule.allow_tool("read_files", scope="agent:reviewer", priority=3),
-            Rule.deny_category("network", "Work offline.", description="no web"),
-            Rule.ask_for_command(["git", "push"], "Push?"),
-            Rule.allow_command("pwd", exact=True),
-            Rule.allow_path("docs/**", tool="write_file"),
-            Rule.deny_domain("*.evil.com", scope="session:user:chat"),
-            Rule("deny", Regex("secret", "write_file"), scope="user"),
-            Rule("allow", Call("write_file"), scope="user"),
-            Rule("allow", Call("sh", {"command": ["git", "status"], "cwd": None}), scope="user:ana"),
-            *read_only_commands(),
-        ]
-    ),
-    unique_by=lambda rule: rule.id,
-)
+STORED = [
+    Rule.allow_tool("read_files", scope="agent:reviewer", priority=3),
+    Rule.deny_category("network", "Work offline.", description="no web"),
+    Rule.ask_for_command(["git", "push"], "Push?"),
+    Rule.allow_path("docs/**", tool="write_file"),
+    Rule.deny_domain("*.evil.com", scope="session:user:chat"),
+    Rule("deny", Regex("secret", "write_file"), scope="user"),
+    Rule("allow", Call("write_file"), scope="user"),
+    Rule("allow", Call("sh", {"command": ["git", "status"], "cwd": None}), scope="user:ana"),
+    *read_only_commands(),
+]
+PWD = Rule.allow_command("pwd", exact=True)
+RULES = st.lists(st.sampled_from([*STORED, PWD]), unique_by=lambda rule: rule.id)
 
 
 @pytest.mark.spec("requirements:M12")
 @given(RULES, st.sampled_from([m for m in MODES if m != "bypass"]))
-def test_a_policy_is_read_back_as_it_was_saved(tmp_path_factory, rules, mode):
-    policy, path = Policy(rules, mode), tmp_path_factory.getbasetemp() / "policy.json"
-    policy.save(path)
+def test_a_policy_round_trips_through_json(rules, mode):
+    policy = Policy(rules, mode)
 
-    assert policy == Policy.load(path)
+    assert policy == Policy.from_json(json.loads(json.dumps(policy.to_json())))
+
+
+@pytest.mark.spec("requirements:M12")
+@pytest.mark.parametrize("rules", [STORED, [PWD], []])
+def test_a_policy_is_read_back_as_it_was_saved(tmp_path, rules):
+    policy = Policy(rules, "plan")
+    policy.save(tmp_path / "policy.json")
+
+    assert policy == Policy.load(tmp_path / "policy.json")
 
 
 @pytest.mark.spec("requirements:M12")
@@ -460,7 +464,7 @@ def test_every_command_of_an_input_is_judged_even_unrunnable_ones():
     allowed = Policy([Rule.allow_command("ls")], "dont_ask")
 
     for members in (
-        {"argv": ["rm", "x"], "command": None}, {"argv": ["rm", "x"], "command": "ls"}, {"command": "rm x " + "y " * 60_000},
+        {"argv": ["rm", "x"], "command": None}, {"argv": ["rm", "x"], "command": "ls"}, {"command": "rm x " + "y " * 1_500},
         {"command": "rm x\x00"}, {"command": ["rm", "\x00"]}, {"command": ["rm"] * 2_000},
     ):  # fmt: skip
         assert "deny" == decided(denied, RUNS, **members), members
@@ -597,8 +601,8 @@ CALLS = st.builds(
 
 
 @pytest.mark.spec("requirements:M12")
-@given(st.lists(CALLS, unique_by=str))
-def test_remembered_calls_round_trip_through_a_file(calls):
+@given(st.lists(CALLS, max_size=4, unique_by=str))
+def test_remembered_calls_round_trip_through_json(calls):
     policy = Policy(remembered=[Rule("allow", call) for call in calls])
 
     assert policy == Policy.from_json(json.loads(json.dumps(policy.to_json())))
