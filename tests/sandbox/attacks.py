@@ -929,10 +929,10 @@ LIMITS = given(
     ),
     (
         "many_members",
-        "r = yield Parallel([ToolCall('note', {'text': 'a'})] * 1000)\nreturn len(r.tool_results)",
-        Gives(1000),
+        "r = yield Parallel([ToolCall('note', {'text': 'a'})] * 200)\nreturn len(r.tool_results)",
+        Gives(200),
     ),
-    ("many_children", "r = yield Parallel([AgentCall('helper', 'x')] * 1000)\nreturn len(r.tool_results)", Gives(0)),
+    ("many_children", "r = yield Parallel([AgentCall('helper', 'x')] * 200)\nreturn len(r.tool_results)", Gives(0)),
     ("regex", "import re\nreturn re.match('(a+)+$', 'a' * 40 + 'b')", Gives(None)),
     ("sleep_negative", "yield Sleep(-1)", Failed("BadYield", "how long to Sleep")),
 )

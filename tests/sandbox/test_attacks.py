@@ -18,7 +18,7 @@ from stepengine import AgentDefinition, Engine, Limits, RunResult, tool
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, text
 from tests.scripts import load_script
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -115,7 +115,7 @@ def engine_of(agent: AgentDefinition[Any]) -> Engine:
     return Engine(
         [agent, HELPER, ADMIN],
         tools=[note, danger, denied],
-        models={"test": ScriptedModel(["Hello."] * 100)},
+        models={"test": ScriptedModel(lambda _: text("Hello."))},
         default_model="test/m",
         permissions=RULES,
         limits=Limits(max_actions=60, max_seconds=15),

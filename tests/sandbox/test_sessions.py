@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from stepengine.sandbox.sessions import (
     ProgramTurn,
     ProgramWaiting,
 )
+from tests.forked_processes import run as run_process
 from tests.waits import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,7 +90,7 @@ def test_a_limit_too_small_to_start_is_named(one: MontySandbox, limits: dict[str
 )
 def test_a_program_that_polls_the_host_forever_is_ended(one: MontySandbox, loop: str) -> None:
     """The sandbox's own clock begins anew with everything that it asks for, if only the time."""
-    assert ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True) == opened(one, seconds=0.3).feed(loop, NOW)
+    assert ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True) == opened(one, seconds=0.1).feed(loop, NOW)
     assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
 
 
@@ -157,11 +157,12 @@ def test_closing_a_session_during_its_replay_frees_the_worker(
 
 
 @pytest.mark.spec("programs:PG21", "programs:PG25")
+@pytest.mark.parametrize("steps", [12, pytest.param(60, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("seed", range(3))
-def test_sessions_closed_at_any_moment_free_their_workers(seed: int) -> None:
+def test_sessions_closed_at_any_moment_free_their_workers(seed: int, steps: int) -> None:
     sandbox = MontySandbox(2)
     try:
-        for step in range(60):
+        for step in range(steps):
             session = opened(sandbox)
             thread, came = in_thread(lambda session=session: session.feed(ENDLESS, NOW))
             time.sleep((seed * 7 + step % 12) / 4_000)
@@ -208,15 +209,11 @@ made.close()
 """
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.spec("programs:PG25")
 def test_forked_children_are_refused_once_a_program_has_run() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = run_process([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, env=environment)
     refused = "programs cannot run in a process that was forked after another program had run; start a new one"
 
     assert ("", ["2", "2", refused, refused]) == (done.stderr, done.stdout.splitlines())
@@ -225,7 +222,7 @@ def test_forked_children_are_refused_once_a_program_has_run() -> None:
 @pytest.mark.spec("programs:PG25")
 def test_a_forked_child_closing_a_session_ends_no_parent_turn(one: MontySandbox) -> None:
     session = opened(one)
-    thread, came = in_thread(lambda: session.feed("n = 0\nwhile n < 3_000_000:\n    n += 1\nn", NOW))
+    thread, came = in_thread(lambda: session.feed("n = 0\nwhile n < 1_000_000:\n    n += 1\nn", NOW))
     until(lambda: busy(one))
     if not (pid := os.fork()):
         session.close()
@@ -233,7 +230,7 @@ def test_a_forked_child_closing_a_session_ends_no_parent_turn(one: MontySandbox)
     os.waitpid(pid, 0)
     thread.join(60)
 
-    assert [ProgramEnded(3_000_000)] == came
+    assert [ProgramEnded(1_000_000)] == came
 
 
 @pytest.mark.anyio
