@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
@@ -225,7 +225,7 @@ def test_processes_opening_a_new_database_at_once_all_succeed(tmp_path):
 
 
 def test_concurrent_saves_share_a_connection_and_all_succeed(tmp_path, monkeypatch):
-    opened, connected, count = [], Database._connected, 60
+    opened, connected, count = [], Database._connected, 20
     together = threading.Barrier(count)
     store = SqliteSessions(tmp_path / "a.db")
     monkeypatch.setattr(Database, "_connected", lambda self: opened.append(self) or connected(self))
@@ -504,6 +504,7 @@ def test_broken_history_is_repaired_on_load_and_repairs_are_listed(tmp_path):
 
 
 @pytest.mark.spec("requirements:L2", "reliability:SS04")
+@settings(max_examples=15)
 @given(
     times=st.lists(
         st.fixed_dictionaries(

@@ -488,7 +488,8 @@ async def test_after_a_body_that_left_nothing_no_task_is_searched(monkeypatch: p
 
 
 @pytest.mark.spec("requirements:E15", "reliability:TL22")
-async def test_only_an_idempotent_tool_is_tried_again() -> None:
+async def test_only_an_idempotent_tool_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.tools.execution.RETRY_WAIT_SECONDS", 0)
     tries: list[int] = []
 
     def body() -> str:

@@ -119,16 +119,10 @@ DRAFT_7 = {
 }
 
 
-def tool_for(schema: Any) -> Tool[..., Any]:
-    return Tool(
-        "t",
-        "",
-        {
-            "properties": {"v": schema},
-            "$defs": {"tree": TREE, "twig": {"$anchor": "twig", "type": "string"}, "never": False},
-        },
-        lambda value: value,
-    )
+def tool_for(schema: Any, **definitions: Any) -> Tool[..., Any]:
+    known = {"tree": TREE, "twig": {"$anchor": "twig", "type": "string"}, "never": False}
+    schemas = {"properties": {"v": schema}, "$defs": {**known, **definitions}}
+    return Tool("t", "", schemas, lambda value: value)
 
 
 def fits(made: Tool[..., Any], value: Any) -> bool:
@@ -479,9 +473,7 @@ def nested(levels: int, inmost: object) -> Any:
 
 @pytest.mark.spec("reliability:R23")
 def test_a_recursive_schema_validates_values_of_maximum_depth() -> None:
-    made = Tool(
-        "t", "", {"properties": {"v": {"$ref": "#/$defs/any"}}, "$defs": {"any": ANY_JSON}}, lambda value: value
-    )
+    made = tool_for({"$ref": "#/$defs/any"}, any=ANY_JSON)
 
     assert (True, False) == (fits(made, nested(198, "a")), accepts(made, nested(198, 1)))
 
@@ -520,12 +512,7 @@ def test_exhausting_the_stack_refuses_the_value_and_does_not_crash() -> None:
 def leading_to(times: int, word: str) -> Tool[..., Any]:
     """Return a tool whose value is reached through 40 definitions, each of which leads to the next one several times."""
     row = {f"A{n}": {word: [{"$ref": f"#/$defs/A{n + 1}"}] * times} for n in range(40)}
-    return Tool(
-        "t",
-        "",
-        {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A40": {"type": "string"}}},
-        lambda value: value,
-    )
+    return tool_for({"$ref": "#/$defs/A0"}, **row, A40={"type": "string"})
 
 
 @pytest.mark.spec("reliability:R23")
@@ -544,8 +531,7 @@ def test_a_value_reachable_on_many_paths_is_checked_once(word: str, times: int) 
 def test_unevaluated_members_are_found_once_despite_many_paths(word: str, some: Any, more: Any) -> None:
     row = {f"A{n}": {"anyOf": [{"$ref": f"#/$defs/A{n + 1}"}] * 5} for n in range(40)}
     last = {"properties": {"a": {}}, "prefixItems": [{}]}
-    schema = {"properties": {"v": {"$ref": "#/$defs/A0", word: False}}, "$defs": {**row, "A40": last}}
-    made = Tool("t", "", schema, lambda value: value)
+    made = tool_for({"$ref": "#/$defs/A0", word: False}, **row, A40=last)
 
     assert (True, False) == (fits(made, some), fits(made, more))
 
@@ -556,12 +542,7 @@ def test_recursive_alternatives_take_no_exponential_time() -> None:
         {"type": "object", "required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}}
         for k in "abcd"
     ]
-    made = Tool(
-        "t",
-        "",
-        {"properties": {"v": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": {"oneOf": kinds}}},
-        lambda value: value,
-    )
+    made = tool_for({"$ref": "#/$defs/tree"}, tree={"oneOf": kinds})
     good, bad = {"kind": "d"}, {"kind": "e"}
     for _ in range(40):
         good, bad = {"kind": "d", "of": good}, {"kind": "d", "of": bad}
@@ -611,13 +592,12 @@ def test_an_error_deep_in_recursive_alternatives_has_its_path() -> None:
     kinds = [
         {"required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}} for k in "abcd"
     ]
-    schema = {"properties": {"v": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": {"oneOf": kinds}}}
     bad: Any = {"kind": "e"}
     for _ in range(20):
         bad = {"kind": "d", "of": bad}
 
     with pytest.raises(ToolInputError, match=r"the nearest one says: v\.of\.of\.of\.of") as caught:
-        Tool("t", "", schema, lambda value: value).binding().validate(freeze_object({"v": bad}))
+        tool_for({"$ref": "#/$defs/tree"}, tree={"oneOf": kinds}).binding().validate(freeze_object({"v": bad}))
 
     assert 5_000 > len(str(caught.value))
 
@@ -625,8 +605,7 @@ def test_an_error_deep_in_recursive_alternatives_has_its_path() -> None:
 @pytest.mark.spec("reliability:R23")
 def test_a_long_way_through_references_is_followed() -> None:
     row = {f"A{n}": {"$ref": f"#/$defs/A{n + 1}"} for n in range(2_000)}
-    schema = {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A2000": {"type": "string"}}}
-    made = Tool("t", "", schema, lambda value: value)
+    made = tool_for({"$ref": "#/$defs/A0"}, **row, A2000={"type": "string"})
 
     assert fits(made, "a")
     with pytest.raises(ToolInputError, match="does not fit its schema, and is nested too deeply to say where"):
