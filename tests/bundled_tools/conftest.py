@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ import pytest
 
 from stepengine.errors import DefinitionError
 from stepengine.tools.bundled import bundled
+from stepengine.tools.bundled.shell import process
 from stepengine.workspace.far import Elsewhere
 from stepengine.workspace.workspace import Workspace
 
 from .places import OLD, why_not
 from .podman import NAME, docker, podman
+from .processes import RUN_VARIABLE, running_with
 
 VARIABLE = "STEPENGINE_TEST_WORKSPACE"
 CONTAINERS = ("podman", "docker")
@@ -294,3 +297,23 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(kind, "make_tools", moved)
     yield there
     there.end()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Kill what does not stop after 0.05 seconds instead of 1.5.
+    """
+    monkeypatch.setattr(process, "COMMAND_TERM_SECONDS", 0.05)
+
+
+@pytest.fixture
+def nothing_survives(monkeypatch: pytest.MonkeyPatch, elsewhere: There) -> Iterator[str]:
+    """
+    Set a variable of this test, which commands can be given; fail when a process with it is left.
+    """
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(RUN_VARIABLE, value)
+    yield value
+    elsewhere.end()
+    assert [] == running_with(value)

@@ -211,6 +211,7 @@ async def test_git_command_that_writes_keeps_the_filters_of_the_repository(forei
     assert set(foreign.ran()) == {"evil"}
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize("problem", ["broken", "endless", "many"])
 async def test_read_only_git_command_is_refused_if_configuration_is_unreadable(

@@ -1,15 +1,11 @@
 """Agents that run programs: in a run, with children, cancelled, killed, resumed."""
 
-# ruff: noqa: ASYNC220
-
 from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +17,12 @@ from stepengine.events import ToolProgress
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import shell_tools
-from stepengine.tools.bundled.shell import process
+from tests.forked_processes import Process
+from tests.waits import until_async as until
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 RUN = "run_terminal_command"
-
-
-async def until(happened: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(50):
-        while not (found := happened()):  # noqa: ASYNC110  (another process makes it happen)
-            await asyncio.sleep(0.01)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Kill what does not stop after 0.2 seconds instead of 1.5.
-    """
-    monkeypatch.setattr(process, "COMMAND_TERM_SECONDS", 0.2)
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 def basher(*tools: Any, **options: Any) -> AgentDefinition[Any]:
@@ -155,6 +138,7 @@ CRASH = """
     """
 
 
+@pytest.mark.usefixtures("forks")
 @LINUX
 @pytest.mark.spec("reliability:R3", "reliability:SH04")
 async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
@@ -162,7 +146,7 @@ async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     arguments = [sys.executable, "-c", textwrap.dedent(CRASH), str(root), str(file)]
-    with subprocess.Popen(arguments, env={**os.environ, "TMPDIR": str(tmp_path)}) as crashing:
+    with Process(arguments, env={**os.environ, "TMPDIR": str(tmp_path)}) as crashing:
         try:
             await until((root / "begun").exists)
         finally:

@@ -18,8 +18,7 @@ import sys
 import textwrap
 import time
 import unicodedata
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,38 +40,15 @@ from stepengine.tools.bundled.shell.commands import Launch
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.shell.tools import FLOODED
 from stepengine.tools.context import RunResources
+from tests.forked_processes import Process
 from tests.waits import until, until_async
 
+from .processes import RUN_VARIABLE, running_with
+
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-TEST = "SHELL_TEST_RUN"
+pytestmark = pytest.mark.usefixtures("nothing_survives")
 KEPT = 25_000
 """How many characters of each end of a stream are kept."""
-
-
-def carrying(text: str) -> list[str]:
-    """
-    Return the command lines of running processes with *text* in their environment.
-    """
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) != os.getpid() and text.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().decode())
-        except OSError:
-            continue
-    return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_survives(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> Iterator[str]:
-    """
-    Give every command a variable of this test, and fail when a process with it is left.
-    """
-    test = uuid.uuid4().hex
-    monkeypatch.setenv(TEST, test)
-    yield test
-    elsewhere.end()
-    assert [] == carrying(f"{TEST}={test}")
 
 
 @pytest.fixture
@@ -86,14 +62,6 @@ async def belongings() -> AsyncIterator[RunResources]:
     made = RunResources()
     yield made
     await made.aclose()
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Kill what does not stop after 0.2 seconds instead of 1.5.
-    """
-    monkeypatch.setattr(process, "COMMAND_TERM_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -121,7 +89,7 @@ class Sh:
     """
 
     def __init__(self, root: Path, ctx: dict[str, Any] | None = None, **options: Any) -> None:
-        self.tools = ToolRegistry(shell_tools(root, env=[TEST, *options.pop("env", ())], **options))
+        self.tools = ToolRegistry(shell_tools(root, env=[RUN_VARIABLE, *options.pop("env", ())], **options))
         self._ctx = ctx or {}
 
     async def do(self, name: str, **input: Any) -> ToolResult:
@@ -223,7 +191,12 @@ async def test_a_program_that_cannot_execute_is_named_in_the_error(
     assert "'./prog' could not be executed" in result.text
     assert said in result.text
     assert not (root / "canary").exists()
+
+
+@pytest.mark.spec("reliability:SH10")
+async def test_an_unknown_program_is_named_in_the_error(root: Path) -> None:
     missing = await Sh(root)(["no-such-program-at-all"])
+
     assert missing.is_error
     assert "'no-such-program-at-all' could not be executed" in missing.text
 
@@ -306,18 +279,18 @@ async def test_a_child_that_holds_the_pipe_open_is_killed(root: Path, elsewhere:
 @LINUX
 @pytest.mark.spec("reliability:SH02")
 @pytest.mark.usefixtures("soon")
-async def test_two_hundred_children_that_ignore_the_signal_are_killed(
+async def test_many_children_that_ignore_the_signal_are_killed(
     root: Path, belongings: RunResources, elsewhere: Any
 ) -> None:
     sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
     started = await sh(
-        "trap '' TERM; i=0; while [ $i -lt 200 ]; do sleep 100 & echo $!; i=$((i+1)); done; echo ready; wait",
+        "trap '' TERM; i=0; while [ $i -lt 50 ]; do sleep 100 & echo $!; i=$((i+1)); done; echo ready; wait",
         process_type="BACKGROUND",
     )
     ready = await sh.do("check_job", job_id=started.data["job_id"], wait_for="ready", timeout_seconds=20)
     assert ready.data["found"], ready.text
     pids = [int(line) for line in ready.data["stdout"].split()[:-1]]
-    assert len(pids) == 200 == len(elsewhere.running(pids))
+    assert len(pids) == 50 == len(elsewhere.running(pids))
     await sh.do("kill_job", job_id=started.data["job_id"])
 
     assert [] == elsewhere.running([*pids, started.data["pid"]])
@@ -439,16 +412,17 @@ async def test_commands_leave_signal_settings_of_the_embedding_process_unchanged
 async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, up_at: Any, how: str, elsewhere: Any
 ) -> None:
-    monkeypatch.setattr(process, "DEATH_SECONDS", 0.5)
+    monkeypatch.setattr(process, "DEATH_SECONDS", 0.1)
     up_at(root / "turned")
     turns = f"kill -{how} $PPID; : > turned; sleep 100"
-    script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.3; {turns}"
+    script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.05; {turns}"
     result = await Sh(root, shell="bash")(script, timeout_seconds=2)
 
     assert not elsewhere.running([int((root / "pid").read_text())])
     assert ("SIGKILL", "said\n") == (result.data["signal"], result.data["stdout"])
 
 
+@pytest.mark.usefixtures("forks")
 @LINUX
 @pytest.mark.spec("reliability:SH04")
 def test_a_command_and_escaped_children_end_with_a_killed_process(root: Path, elsewhere: Any) -> None:
@@ -461,7 +435,7 @@ def test_a_command_and_escaped_children_end_with_a_killed_process(root: Path, el
         """
     command = json.dumps(escaping("left", "open('here', 'w').write(str(os.getpid())); time.sleep(100)"))
     env = {**os.environ, "TMPDIR": str(root.parent)}
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(root), command], env=env) as parent:
+    with Process([sys.executable, "-c", textwrap.dedent(code), str(root), command], env=env) as parent:
         try:
             until(lambda: (root / "here").exists() and (root / "here").read_text())
         finally:
@@ -500,7 +474,7 @@ def test_a_command_ends_if_its_parent_dies_during_the_start(root: Path, elsewher
             parent.kill()
     left = [int((root / "left").read_text())]
     until(lambda: not elsewhere.running(left, here=True))
-    until(lambda: not carrying(f"{TEST}={nothing_survives}"))  # the supervisor ends after its command
+    until(lambda: not running_with(nothing_survives))  # the supervisor ends after its command
 
 
 async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
@@ -646,30 +620,20 @@ async def test_a_command_sees_only_the_variables_of_the_list(root: Path, monkeyp
         "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LOGNAME", "TERM", "NO_COLOR", "CI", "PAGER", "GIT_PAGER",
         "MANPAGER", "EDITOR", "VISUAL", "GIT_EDITOR", "GIT_TERMINAL_PROMPT", "GIT_OPTIONAL_LOCKS", "GIT_CONFIG_NOSYSTEM",
         "GIT_CONFIG_GLOBAL", "GIT_CONFIG_COUNT", *[f"GIT_CONFIG_{kind}_{n}" for kind in ("KEY", "VALUE") for n in range(3)],
-        "STEPENGINE_CALL", "JAVA_HOME", TEST,
+        "STEPENGINE_CALL", "JAVA_HOME", RUN_VARIABLE,
     }  # fmt: skip
 
 
 @pytest.mark.spec("reliability:HP2")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "OPENAI_API_KEY",
-        "ANTHROPIC_AUTH_TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "github_token",
-        "DB_PASSWORD",
-        "STEPENGINE_MODEL",
-    ],
-)
-async def test_a_secret_is_passed_on_only_when_that_is_meant(
-    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "canary")
-    with pytest.raises(DefinitionError, match="env_secrets=True"):
-        shell_tools(root, env=[name])
+async def test_a_secret_is_passed_on_only_when_that_is_meant(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["OPENAI_API_KEY", "ANTHROPIC_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "github_token", "DB_PASSWORD", "STEPENGINE_MODEL"]  # fmt: skip
+    for name in names:
+        monkeypatch.setenv(name, "canary")
+        with pytest.raises(DefinitionError, match="env_secrets=True"):
+            shell_tools(root, env=[name])
 
-    assert f"{name}=canary" in await Sh(root, env=[name], env_secrets=True).out("env")
+    lines = (await Sh(root, env=names, env_secrets=True).out("env")).splitlines()
+    assert [] == [name for name in names if f"{name}=canary" not in lines]
 
 
 @LINUX
@@ -918,7 +882,7 @@ async def test_jobs_are_stopped_counted_and_end_with_their_run(
     def ctx(owner: RunResources) -> ToolContext:
         return ToolContext.for_test(tool_call_id=next(ids), belongings=lambda: owner)
 
-    tools = ToolRegistry(shell_tools(root, env=[TEST]))
+    tools = ToolRegistry(shell_tools(root, env=[RUN_VARIABLE]))
 
     async def do(owner: RunResources, name: str, **input: Any) -> ToolResult:
         return await tools.execute(name, input, ctx(owner))
@@ -944,12 +908,12 @@ async def test_jobs_are_stopped_counted_and_end_with_their_run(
 
 @pytest.mark.spec("reliability:SH14")
 async def test_the_output_file_of_a_job_has_a_cap(
-    root: Path, belongings: RunResources, monkeypatch: pytest.MonkeyPatch
+    root: Path, belongings: RunResources, monkeypatch: pytest.MonkeyPatch, elsewhere: Any
 ) -> None:
     monkeypatch.setattr("stepengine.tools.bundled.shell.tools.JOB_OUTPUT_BYTES", 1_000)
     sh = Sh(root, {"belongings": lambda: belongings})
     started = await sh(["seq", "1000"], process_type="BACKGROUND")
-    time.sleep(0.2)  # noqa: ASYNC251  (it ends before the loop has read what it printed)
+    until(lambda: not elsewhere.running([started.data["pid"]]))  # and the loop has not read yet what it printed
     ended = await sh.do("check_job", job_id=started.data["job_id"], timeout_seconds=20)
 
     assert Path(started.data["output_file"]).stat().st_size == 1_000

@@ -5,15 +5,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
 import sys
 import textwrap
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,33 +22,18 @@ from stepengine.permissions.commands import CommandForm
 from stepengine.testing import Clock, ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, shell_tools
 
-TEST = "WATCH_TEST_RUN"
+from .processes import RUN_VARIABLE, running_with
 
-
-@pytest.fixture(autouse=True)
-def nothing_survives(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> Iterator[str]:
-    """Give every command a variable of this test, and fail when a process with it is left."""
-    test = uuid.uuid4().hex
-    monkeypatch.setenv(TEST, test)
-    yield test
-    elsewhere.end()
-    assert not left_of(test)
+pytestmark = pytest.mark.usefixtures("nothing_survives")
 
 
 def left_of(test):
     """Return the commands that are left: what starts them elsewhere, which ends with its workspace, is none."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) != os.getpid() and f"{TEST}={test}".encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes())
-        except OSError:
-            continue
-    return [command for command in found if b"stepengine worker" not in command]
+    return [command for command in running_with(test) if b"stepengine worker" not in command]
 
 
 def tools(root, **options):
-    return [*child_tools(), *shell_tools(root, env=[TEST], watch=True, **options)]
+    return [*child_tools(), *shell_tools(root, env=[RUN_VARIABLE], watch=True, **options)]
 
 
 def lead(root, **options):
@@ -127,12 +107,12 @@ async def test_watch_observes_output_and_exit_status(tmp_path, asked, then):
 
 
 @pytest.mark.spec("waiting:WT11")
-@pytest.mark.parametrize(("every", "polls"), [(50, 25), (400, 4)])
-async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every, polls):
+@pytest.mark.parametrize(("every", "seconds", "polls"), [(50, 800, 17), (400, 1_200, 4)])
+async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every, seconds, polls):
     clock, journal = Clock(waits=True), MemoryJournal()
 
     def handle_steps(ctx):
-        more = {"every_seconds": every, "timeout_seconds": 1_200}
+        more = {"every_seconds": every, "timeout_seconds": seconds}
         begun = (yield from ToolCall("watch", {"command": "cat nothing", "until": "succeeds", **more})).data
         return (yield from ToolCall("wait_agents", {"ids": [begun["id"]]})).data["done"][0]["output"]
 
@@ -149,7 +129,7 @@ async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every,
                 running = asyncio.create_task(engine.resume(journal))
         output = (await running).unwrap()
 
-    assert f"not so: the time is over, after 1200 s and {polls} runs." in output
+    assert f"not so: the time is over, after {seconds} s and {polls} runs." in output
     assert "No such file" in output
     calls = [record for record in journal.records() if getattr(record, "effect", {}).get("tool_name") == "watch"]
     assert len(calls) == (3 if every == 50 else 4), [str(record)[:300] for record in journal.records()]
@@ -187,7 +167,7 @@ async def test_a_watch_ends_with_its_run_during_a_command(tmp_path, nothing_surv
     def handle_steps(ctx):
         yield from ToolCall("watch", {"command": ["sh", "-c", "touch begun; sleep 60"], "until": "fails"})
         while not begun.exists():
-            yield from ToolCall("run_terminal_command", {"command": "sleep 0.05"})
+            yield from ToolCall("run_terminal_command", {"command": "true"})
         return "over"
 
     async with asyncio.timeout(60), Engine([by_hand(tmp_path, handle_steps)]) as engine:
@@ -205,7 +185,7 @@ from stepengine.tools.bundled import shell_tools
 root, journal = sys.argv[1:]
 asked = {"command": ["sh", "-c", "echo poll >> polls; cat there"], "until": "succeeds", "every_seconds": 1}
 replies = [tool_call("watch", asked), text("I wait."), text("It is there.")]
-agent = AgentDefinition("lead", model="t/m", tools=shell_tools(root, watch=True, env=["WATCH_TEST_RUN"]))
+agent = AgentDefinition("lead", model="t/m", tools=shell_tools(root, watch=True, env=["TEST_RUN"]))
 
 async def main():
     model = ScriptedModel(replies)
@@ -233,7 +213,7 @@ async def test_a_killed_watch_resumes_polling_and_notifies_once(tmp_path, nothin
     before = (root / "polls").read_text().count("poll")
     (root / "there").write_text("built 17")
     model = ScriptedModel([text("It is there.")])
-    agent = AgentDefinition("lead", model="t/m", tools=shell_tools(root, watch=True, env=[TEST]))
+    agent = AgentDefinition("lead", model="t/m", tools=shell_tools(root, watch=True, env=[RUN_VARIABLE]))
     async with asyncio.timeout(60), Engine([agent], models=model) as engine:
         result = await engine.resume(journal)
         again = await engine.replay(journal)
