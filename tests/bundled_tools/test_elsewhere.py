@@ -1,5 +1,4 @@
 """Tools that run elsewhere: the same results over every way there, what never gets there, and a connection that dies."""
-# ruff: noqa: ASYNC110  (another process makes it happen)
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,9 @@ from stepengine.journal import FileJournal, undo
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileChangeHook, change_hook_tools, file_tools, search_tools, shell_tools
-from stepengine.workspace import far
+from stepengine.workspace import connection, far
+from tests import waits
+from tests.waits import until_async as until
 
 from .places import why_not
 from .podman import docker, podman
@@ -96,6 +97,10 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
+WORKERS = "cat $(grep -ls 'stepengine worker' /proc/[0-9]*/cmdline | sed s/cmdline$/environ/); true"
+"""A command that prints the environment of each worker; grep and its shell, which may end meanwhile, have that of the command."""
+
+
 async def ran(tools: ToolRegistry, command: Any, **more: Any) -> Any:
     result = await tools.execute("run_terminal_command", {"command": command, **more})
     assert not result.is_error, result.text
@@ -109,10 +114,7 @@ async def test_local_keys_and_variables_never_reach_the_workspace(root: Path, mo
     with there(root) as place:
         tools = ToolRegistry(shell_tools(place, shell="bash", env=["MY_SECRET"], env_secrets=True))
         own = await ran(tools, "cat /proc/$PPID/environ /proc/self/environ | tr '\\0' '\\n'")
-        worker = await ran(
-            tools,
-            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine worker' && cat $p/environ; done; true",
-        )
+        worker = await ran(tools, WORKERS)
 
     assert "PATH=" in own["stdout"] + worker["stdout"]
     assert "of here" not in own["stdout"] + worker["stdout"]
@@ -202,10 +204,7 @@ async def test_over_ssh_the_environment_is_that_of_the_other_machine(
     monkeypatch.setenv("LC_MY_KEY", "another key of here")
     with sshd.workspace(root, same_environment=False) as place:
         tools = ToolRegistry([*shell_tools(place, shell="bash"), *file_tools(place)])
-        seen = await ran(
-            tools,
-            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine worker' && cat $p/environ; done; true",
-        )
+        seen = await ran(tools, WORKERS)
         read = await tools.execute("read_files", {"paths": ["a.txt"]})
 
     assert "SSH_CONNECTION" in seen["stdout"]
@@ -221,16 +220,21 @@ def worker_of(place: Workspace) -> int:
     return int(place.system.connected()._process.pid)
 
 
+async def lose_connection(place: Workspace, root: Path) -> None:
+    """
+    Kill the worker as soon as the command that it runs has made its file.
+    """
+    await until((root / "begun").exists)
+    os.kill(worker_of(place), signal.SIGKILL)
+
+
 @pytest.mark.spec("reliability:WS5")
 async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
     with there(root) as place:
         tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
         before = worker_of(place)
         os.kill(before, signal.SIGKILL)
-        while not place.system.connected().is_lost:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
-            if worker_of(place) != before:
-                break
+        await until(lambda: place.system.connected().is_lost or worker_of(place) != before)  # type: ignore[union-attr]
         read = await tools.execute("read_files", {"paths": ["a.txt"]})
 
         assert "one\\n" in read.text
@@ -245,17 +249,12 @@ async def test_a_command_with_a_lost_connection_is_in_doubt(root: Path) -> None:
         running = asyncio.create_task(
             tools.execute("run_terminal_command", {"command": ["sh", "-c", "echo > begun; sleep 60"]})
         )
-        while not (root / "begun").exists():
-            await asyncio.sleep(0.01)
-        os.kill(worker_of(place), signal.SIGKILL)
+        await lose_connection(place, root)
         with pytest.raises(UnknownOutcome, match="nobody knows how"):
             await running
 
         assert "ok\n" == (await ran(tools, ["echo", "ok"]))["stdout"]
-    deadline = time.monotonic() + 50
-    while sleeping(root) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    assert [] == sleeping(root)
+    await until(lambda: not sleeping(root))
 
 
 def sleeping(root: Path) -> list[str]:
@@ -313,13 +312,8 @@ async def test_a_handler_gets_unknown_outcome_and_continues(root: Path) -> None:
     with there(root) as place:
         agent = AgentDefinition("a", tools=[*shell_tools(place), *file_tools(place)], handle_steps=handler)
 
-        async def cut() -> None:
-            while not (root / "begun").exists():
-                await asyncio.sleep(0.01)
-            os.kill(worker_of(place), signal.SIGKILL)
-
         async with Engine([agent], workspace=place) as engine:
-            result, _ = await asyncio.gather(engine.run("a", "go"), cut())
+            result, _ = await asyncio.gather(engine.run("a", "go"), lose_connection(place, root))
 
     assert "completed" == result.status, result.error
     assert "nobody knows" in seen[0]
@@ -333,15 +327,9 @@ async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None
         for given in (["sh", "-c", "echo > begun; sleep 60"], ["echo", "x"])
     ]
     with there(root) as place:
-
-        async def cut() -> None:
-            while not (root / "begun").exists():
-                await asyncio.sleep(0.01)
-            os.kill(worker_of(place), signal.SIGKILL)
-
         bot = AgentDefinition("bot", model="m/m", tools=["run_terminal_command"])
         async with Engine([bot], shell_tools(place), ScriptedModel([*asked, "Done."]), workspace=place) as engine:
-            result, _ = await asyncio.gather(engine.run(bot, "go"), cut())
+            result, _ = await asyncio.gather(engine.run(bot, "go"), lose_connection(place, root))
     told = [message for message in result.state.message_history if message.role == "tool"]
 
     assert "completed" == result.status
@@ -357,7 +345,7 @@ async def test_a_cancelled_read_does_not_wait_for_its_answer(root: Path, monkeyp
         await tools.execute("read_files", {"paths": ["a.txt"]})
         os.kill(worker_of(place), signal.SIGSTOP)
         task = asyncio.create_task(tools.execute("read_files", {"paths": ["a.txt"]}))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -448,14 +436,16 @@ def test_an_invalid_workspace_is_refused_when_it_is_defined(make: Any, said: str
         (["no-such-program-at-all"], "cannot be executed", 30),
         (["false"], "it ended", 30),
         (["sh", "-c", "echo no such container >&2; exit 1"], "no such container", 30),
-        (["sh", "-c", "exec 0<&-; sleep 30"], "did not begin|it ended", 1),
+        (["sh", "-c", "exec 0<&-; sleep 30"], "did not begin|it ended", 0.2),
     ],
 )
 def test_an_unreachable_workspace_raises_a_typed_error_with_its_output(
-    root: Path, argv: list[str], said: str, seconds: float
+    root: Path, argv: list[str], said: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "KILL_SECONDS", 0.05)
     with pytest.raises(WorkspaceLost, match=said):
         file_tools(Workspace.from_command(argv, root, start_seconds=seconds))
+    waits.until(lambda: not [one for one in threading.enumerate() if one.name == "stepengine-workspace"])
 
 
 @pytest.mark.spec("reliability:WS8")
@@ -538,8 +528,7 @@ async def test_an_ended_container_is_not_replaced_by_an_empty_one(
         assert place.system is not None
         line = place.system.connected()
         os.kill(worker_of(place), signal.SIGKILL)
-        while not line.is_lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: line.is_lost)
         result = await tools.execute("read_files", {"paths": ["a.txt"]})
 
     assert result.is_error
