@@ -291,19 +291,30 @@ def test_problems_of_a_search_have_their_own_key() -> None:
     assert shapes.SearchResult.__required_keys__ | {"stderr"} == made.keys()
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_parameters_of_a_tool_name_match_the_tools_schema(name: str, root: Path) -> None:
-    schema = {made.spec.name: made.spec for made in tools_of(root)}[name].input_schema
-    takes = inspect.signature(BUNDLED[name].name.signature).parameters
-    properties = {key: value for key, value in schema["properties"].items() if (name, key) != BY_TOOL_CALL}
+@pytest.fixture(scope="module")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """
+    The input schema of each bundled tool by its name.
+    """
+    folder = tmp_path_factory.mktemp("schemas")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder / "home"))
+        (folder / "project").mkdir()
+        return {made.spec.name: made.spec.input_schema for made in tools_of(folder / "project")}
 
-    assert list(properties) == list(takes)
-    assert set(schema.get("required", ())) == {
-        key for key, one in takes.items() if one.default is one.empty and (name, key) != ("set_output", "data")
-    }
-    for key, value in properties.items():
-        if "default" in value and value["default"] != []:
-            assert value["default"] == takes[key].default, key
+
+def test_parameters_of_tool_names_match_the_tools_schemas(schemas: dict[str, Any]) -> None:
+    for name, bundled in BUNDLED.items():
+        takes = inspect.signature(bundled.name.signature).parameters
+        properties = {key: value for key, value in schemas[name]["properties"].items() if (name, key) != BY_TOOL_CALL}
+
+        assert list(properties) == list(takes), name
+        assert set(schemas[name].get("required", ())) == {
+            key for key, one in takes.items() if one.default is one.empty and (name, key) != ("set_output", "data")
+        }, name
+        for key, value in properties.items():
+            if "default" in value and value["default"] != []:
+                assert value["default"] == takes[key].default, (name, key)
 
 
 BY_TOOL_CALL = ("run_terminal_command", "process_type")
@@ -319,9 +330,9 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("shape", OBJECTS)
-def test_object_types_have_the_members_of_the_tools_schema(shape: str, root: Path) -> None:
+def test_object_types_have_the_members_of_the_tools_schema(shape: str, schemas: dict[str, Any]) -> None:
     name, key = OBJECTS[shape]
-    schema = {made.spec.name: made.spec for made in tools_of(root)}[name].input_schema
+    schema = schemas[name]
     item: Any = schema["properties"][key]["items"]
     item = next((one for one in item.get("anyOf", [item]) if one.get("type") != "string"), item)
     item = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
@@ -331,11 +342,10 @@ def test_object_types_have_the_members_of_the_tools_schema(shape: str, root: Pat
     assert set(item["required"]) == said.__required_keys__
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_every_bundled_tool_documents_purpose_errors_and_limits(name: str) -> None:
-    told = [BUNDLED[name].documentation(title) for title in ("", "Errors", "Limits")]
-
-    assert all(text.endswith(".") for text in told), told
+def test_every_bundled_tool_documents_purpose_errors_and_limits() -> None:
+    for name, bundled in BUNDLED.items():
+        told = [bundled.documentation(title) for title in ("", "Errors", "Limits")]
+        assert all(text.endswith(".") for text in told), (name, told)
 
 
 def test_a_handler_calls_bundled_tools_by_typed_names(root: Path) -> None:
