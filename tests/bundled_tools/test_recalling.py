@@ -157,7 +157,7 @@ worlds = st.builds(
 
 
 @pytest.mark.spec("requirements:DM21")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(worlds)
 def test_every_removed_message_is_recalled_whole(world: World) -> None:
     engine, seen = world.engine()
@@ -192,7 +192,7 @@ def test_recall_is_the_same_after_crash_replay_and_fork(world: World, share: flo
 
 
 @pytest.mark.spec("requirements:DM21")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=25), st.data())
 def test_every_word_of_a_message_finds_it_within_the_limit(said: list[str], data: Any) -> None:
     state = AgentState(message_history=Transcript([UserMessage(t) for t in said]), view=Transcript())

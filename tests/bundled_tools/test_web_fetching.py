@@ -181,7 +181,7 @@ async def test_no_more_than_two_million_bytes_are_read(there: Site) -> None:
     ("made", "why"),
     [
         (zipped(b"\0" * 1_900_000), "that is refused"),
-        (lambda: answer(zlib.compress(b"\0" * 50_000_000), content_encoding="deflate"), "that is refused"),
+        (lambda: answer(zlib.compress(b"\0" * 5_000_000), content_encoding="deflate"), "that is refused"),
         (answer(gzip.compress(gzip.compress(b"x")), content_encoding="gzip, gzip"), "only one layer"),
         (answer(b"x", content_encoding="br"), "only one layer"),
         (answer(b"x", content_encoding="zstd"), "only one layer"),
@@ -239,9 +239,11 @@ async def test_a_slow_or_silent_server_ends_at_the_fetch_timeout(there: Site) ->
     there.answers = {"/drip": drip, "/silent": silent, "/loop": redirect("/silent")}
     fetcher = fetcher_for(there, seconds=0.3)
     async with asyncio.timeout(40):
-        for path in ("/drip", "/silent", "/loop"):
-            with pytest.raises(ToolError, match=r"did not answer within 0\.3 s"):
-                await fetcher.fetch(there.url(path))
+        paths = ("/drip", "/silent", "/loop")
+        found = await asyncio.gather(*[fetcher.fetch(there.url(path)) for path in paths], return_exceptions=True)
+
+    assert all(isinstance(error, ToolError) for error in found), found
+    assert all("did not answer within 0.3 s" in str(error) for error in found), found
 
 
 @pytest.mark.spec("reliability:WP4")
