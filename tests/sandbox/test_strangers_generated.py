@@ -75,26 +75,15 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
     return seen
 
 
-def compare(seeds: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in seeds:
-        both = both_of(seed, folder)
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG42")
+@pytest.mark.parametrize("part", range(8))
+def test_random_worlds_are_equal_in_the_sandbox(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(part, 25 + MANY, 8):
+        both = both_of(seed, tmp_path)
         for world, faults in [(0, ()), (1, None)]:
             plain, read = [happened(agents, world, faults, monkeypatch) for agents in both]
             assert plain == read, (seed, world)
-
-
-@pytest.mark.spec("programs:PG42")
-@pytest.mark.deep
-def test_random_worlds_are_equal_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(range(25), tmp_path, monkeypatch)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("part", range(8))
-def test_many_more_random_worlds_are_equal_in_the_sandbox(
-    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare(range(25 + part * MANY // 8, 25 + (part + 1) * MANY // 8), tmp_path, monkeypatch)
 
 
 # --- over the other's journal -----------------------------------------------------------------------------------------
@@ -192,14 +181,7 @@ async def replayed(agents: Agents, journal: FileJournal, result: RunResult) -> N
 @pytest.mark.deep
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG42")
-@pytest.mark.parametrize("seed", range(12))
-async def test_runs_resume_and_replay_with_and_without_the_sandbox(seed: int, tmp_path: Path) -> None:
-    await carry(seed, tmp_path)
-
-
-@pytest.mark.anyio
-@pytest.mark.deep
 @pytest.mark.parametrize("part", range(8))
-async def test_many_more_runs_resume_and_replay_across_the_sandbox(part: int, tmp_path: Path) -> None:
-    for seed in range(12 + part * MANY // 8, 12 + (part + 1) * MANY // 8):
+async def test_runs_resume_and_replay_with_and_without_the_sandbox(part: int, tmp_path: Path) -> None:
+    for seed in range(part, 12 + MANY, 8):
         await carry(seed, tmp_path)
