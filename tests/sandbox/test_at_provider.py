@@ -22,7 +22,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-pytestmark = [pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
 
 CLAUDE, OTHER = "anthropic/claude-sonnet-5", "google/gemini-3-pro"
 

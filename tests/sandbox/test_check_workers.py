@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunResult, tool
+from stepengine import AgentDefinition, RunResult, tool
 from stepengine.errors import DefinitionError
-from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
@@ -20,6 +19,8 @@ from stepengine.sandbox import MontySandbox, code_mode
 from stepengine.sandbox.program_checks import LIMITS, MOST_FUNCTIONS, MOST_SCOPES
 from stepengine.sandbox.untrusted_handlers import load_source
 from tests.waits import until_async as until
+
+from .programs import outputs, run_programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -53,17 +54,12 @@ def agent_of(sandbox: MontySandbox) -> AgentDefinition[Any]:
 
 
 async def ran(code: str, sandbox: MontySandbox) -> RunResult[Any]:
-    agent = agent_of(sandbox)
-    async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
-        return await engine.run(agent, "go")
-
-
-def said(result: RunResult[Any]) -> str:
-    return next(message.text for message in result.state.message_history if message.role == "tool")
+    return await run_programs(agent_of(sandbox), code)
 
 
 async def answer_of(code: str, sandbox: MontySandbox) -> str:
-    return said(await ran(code, sandbox))
+    (answer,) = outputs(await ran(code, sandbox))
+    return answer
 
 
 NESTED = {
@@ -92,35 +88,28 @@ async def test_nested_functions_are_refused_soon(code: str) -> None:
 
 @pytest.mark.spec("programs:PG43")
 @pytest.mark.parametrize(("code", "words"), NESTED.items())
-async def test_nested_functions_are_refused_before_anything_is_compiled(code: str, words: str) -> None:
+async def test_nested_functions_are_refused_before_anything_is_compiled(
+    code: str, words: str, sandbox: MontySandbox
+) -> None:
     """The sandbox reads a nested definition three times for each one around it."""
-    sandbox = MontySandbox(1)
-    answer = await answer_of(code, sandbox)
-    sandbox.close()
-
-    assert words in answer
+    assert words in await answer_of(code, sandbox)
 
 
 @pytest.mark.spec("programs:PG43")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python can read it")
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-async def test_deep_nesting_in_newer_syntax_is_refused_too(end: str) -> None:
-    sandbox = MontySandbox(1)
+async def test_deep_nesting_in_newer_syntax_is_refused_too(end: str, sandbox: MontySandbox) -> None:
     answer = await answer_of(NEWER.replace("\n", end), sandbox)
-    sandbox.close()
 
     assert "line 9, column 7: functions are nested deeper than 6 levels" in answer
 
 
 @pytest.mark.spec("programs:PG43")
-async def test_functions_nested_to_the_limit_run() -> None:
+async def test_functions_nested_to_the_limit_run(sandbox: MontySandbox) -> None:
     inner = "\n".join([" " * n + f"return f{n}()" for n in reversed(range(1, MOST_FUNCTIONS))])
     code = nested(MOST_FUNCTIONS, last="return 7") + f"\n{inner}\nf0()"
-    sandbox = MontySandbox(1)
-    answer = await answer_of(code, sandbox)
-    sandbox.close()
 
-    assert answer == "7"
+    assert "7" == await answer_of(code, sandbox)
 
 
 @pytest.mark.spec("programs:PG40", "programs:PG43")
@@ -182,7 +171,7 @@ async def stopped(sandbox: MontySandbox, *codes: str) -> float:
     for number, code in enumerate(codes, 1):
         runs.append(asyncio.ensure_future(ran(code, sandbox)))
         await until(lambda number=number: sandbox.checks.count >= number)
-    await asyncio.sleep(0.2 if len(codes) == 1 else 0)
+    await asyncio.sleep(0.05 if len(codes) == 1 else 0)
     began = time.monotonic()
     for run in reversed(runs):
         run.cancel()

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.sandbox.program_checks import (
@@ -97,13 +97,6 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool():
-    monty = pytest.importorskip("pydantic_monty", reason="needs the extra 'programs'")
-    with monty.Monty(max_processes=1) as made:
-        yield made
-
-
 def ran(pool, program):
     """Run a program with made-up answers, and return what it gave."""
     import pydantic_monty as monty
@@ -158,7 +151,7 @@ def test_ordinary_programs_are_not_refused():
 
 
 @pytest.mark.spec("programs:PG24")
-@pytest.mark.parametrize("each", [16, pytest.param(1, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("each", [50, pytest.param(1, marks=pytest.mark.deep)])
 def test_the_sandbox_accepts_and_runs_all_ordinary_programs(pool, each):
     refused = {}
     for program in CORPUS[::each]:
@@ -361,7 +354,6 @@ def test_programs_beyond_a_size_or_depth_are_refused():
 
 
 @pytest.mark.spec("programs:PG24")
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(CORPUS)).map("\n".join)), st.integers(0, 400), st.text(max_size=3))
 def test_any_text_yields_problems_in_order(text, place, put):
     program = text[:place] + put + text[place:]

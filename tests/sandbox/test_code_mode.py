@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import textwrap
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from stepengine import AgentDefinition, Engine, Parallel, RunResult, RunStatus, Sleep, ToolCall, tool
+from stepengine import AgentDefinition, Engine, Parallel, RunStatus, Sleep, ToolCall, tool
 from stepengine.errors import DefinitionError, JournalError, ReplayDivergence, ToolError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
@@ -32,7 +31,9 @@ from stepengine.sandbox.sessions import CallAnswer, ProgramEnded, ProgramWaiting
 from stepengine.sandbox.stubs import make_stubs
 from tests import forked_processes
 
-pytestmark = [pytest.mark.anyio]
+from .programs import outputs, programs, run_programs
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
 
 
 class Ledger:
@@ -71,22 +72,6 @@ def analyst(ledger: Ledger, **options: Any) -> AgentDefinition[Any]:
     return AgentDefinition("analyst", model="test/m", tools=[code_mode(*ledger.tools, **options)])
 
 
-def programs(*codes: str, **more: Any) -> list[Any]:
-    return [tool_call("run_code", {"code": textwrap.dedent(code), **more}) for code in codes]
-
-
-async def ran(agent: AgentDefinition[Any], *codes: str, journal: Any = None, **options: Any) -> RunResult:
-    async with Engine([agent], models=ScriptedModel([*programs(*codes), text("end")]), **options) as engine:
-        result = await engine.run(agent, "go", journal=journal)
-        if journal is not None:
-            assert result == await engine.replay(journal)
-    return result
-
-
-def said(result: RunResult) -> list[str]:
-    return [one.result.text for one in result.tool_calls]
-
-
 SHOPPING = """
     import asyncio
     items = ["tea", "coffee", "milk"]
@@ -118,7 +103,7 @@ async def test_a_program_that_asks_suspends_and_another_engine_resumes(
         result = await engine.resume(path, answers={first.pending_questions[0].id: "yes"})
         assert result == await engine.replay(path)
 
-    assert ["{'tea': 30, 'coffee': 60, 'milk': 40}\nbooked tea at 30\n130"] == said(result)
+    assert ["{'tea': 30, 'coffee': 60, 'milk': 40}\nbooked tea at 30\n130"] == outputs(result)
     assert {"price tea": 1, "price coffee": 1, "price milk": 1, "book tea": 1} == ledger.done
 
 
@@ -140,9 +125,11 @@ async def test_gathered_calls_run_concurrently_in_program_order() -> None:
         return n
 
     agent, journal = AgentDefinition("a", model="test/m", tools=[code_mode(look)]), MemoryJournal()
-    result = await ran(agent, "import asyncio\nawait asyncio.gather(look(0), look(1), look(2))", journal=journal)
+    result = await run_programs(
+        agent, "import asyncio\nawait asyncio.gather(look(0), look(1), look(2))", journal=journal
+    )
 
-    assert ([2, 1, 0], ["[0, 1, 2]"]) == (ended, said(result))
+    assert ([2, 1, 0], ["[0, 1, 2]"]) == (ended, outputs(result))
     calls = [i for i in journal.history().intents.values() if i.path and i.type == "tool_call"]
     assert [0, 1, 2] == [journal.history().form(i)["input"]["n"] for i in calls]
 
@@ -160,9 +147,9 @@ async def test_variables_last_until_restart_and_programs_run_one_by_one() -> Non
     async with Engine([agent], models=ScriptedModel(replies)) as engine:
         result = await engine.run(agent, "go")
 
-    assert "31" == said(result)[1]
-    assert "62" == said(result)[3]
-    assert "gone" == said(result)[4]
+    assert "31" == outputs(result)[1]
+    assert "62" == outputs(result)[3]
+    assert "gone" == outputs(result)[4]
 
 
 @pytest.mark.spec("programs:PG23")
@@ -171,7 +158,7 @@ async def test_failures_of_calls_are_exceptions_a_program_can_catch() -> None:
     policy = Policy(
         [Rule("deny", Call("book")), *[Rule("allow", Call(name)) for name in ("run_code", "price", "fails")]]
     )
-    result = await ran(
+    result = await run_programs(
         analyst(ledger),
         """
         seen = []
@@ -190,7 +177,7 @@ async def test_failures_of_calls_are_exceptions_a_program_can_catch() -> None:
         journal=MemoryJournal(),
     )
 
-    found = json.loads(said(result)[0])
+    found = json.loads(outputs(result)[0])
     assert found[0].startswith("permission ")
     assert "book" in found[0]
     assert found[1].startswith("tool ")
@@ -213,7 +200,7 @@ async def test_a_call_that_needs_permission_suspends_and_resumes(tmp_path: Path)
         result = await engine.resume(path, answers={question.id: "yes"})
         assert result == await engine.replay(path)
 
-    assert ["booked tea at 30"] == said(result)
+    assert ["booked tea at 30"] == outputs(result)
     assert {"price tea": 1, "book tea": 1} == ledger.done
 
 
@@ -284,9 +271,9 @@ async def test_a_call_timeout_can_be_caught_by_the_program() -> None:
                 print(error)
     """
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(slow, slow_body)])
-    result = await ran(agent, code, journal=MemoryJournal())
+    result = await run_programs(agent, code, journal=MemoryJournal())
 
-    assert ["tool 'slow' timed out after 0.05 s\ntool 'slow_body' timed out after 0.001 s of work"] == said(result)
+    assert ["tool 'slow' timed out after 0.05 s\ntool 'slow_body' timed out after 0.001 s of work"] == outputs(result)
 
 
 @pytest.mark.spec("programs:PG20")
@@ -297,9 +284,9 @@ async def test_agents_are_functions_of_a_program() -> None:
 
     helper = AgentDefinition("helper", handle_steps=work)
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(agents=[helper])])
-    result = await ran(agent, "await helper(prompt='this')", journal=MemoryJournal())
+    result = await run_programs(agent, "await helper(prompt='this')", journal=MemoryJournal())
 
-    assert ["looked at this"] == said(result)
+    assert ["looked at this"] == outputs(result)
 
 
 @pytest.mark.deep
@@ -321,9 +308,9 @@ async def test_a_sleeping_program_suspends_with_its_runs_clock_and_chance(tmp_pa
         result = await engine.resume(path)
         again = await engine.replay(path)
 
-    before, after, _ = json.loads(said(result)[0])
+    before, after, _ = json.loads(outputs(result)[0])
     assert timedelta(hours=2) == datetime.fromisoformat(after) - datetime.fromisoformat(before)
-    assert said(result) == said(again)
+    assert outputs(result) == outputs(again)
 
 
 # --- what a program may not -------------------------------------------------------------------------------------------
@@ -346,10 +333,10 @@ async def test_a_sleeping_program_suspends_with_its_runs_clock_and_chance(tmp_pa
 )
 async def test_breaking_a_limit_or_escaping_is_a_named_error(code: str, limits: dict[str, Any], expected: str) -> None:
     ledger = Ledger()
-    result = await ran(analyst(ledger, limits=ProgramLimits(**limits)), code, "1 + 1", journal=MemoryJournal())
+    result = await run_programs(analyst(ledger, limits=ProgramLimits(**limits)), code, "1 + 1", journal=MemoryJournal())
 
-    assert expected in said(result)[0], said(result)[0]
-    assert "2" == said(result)[1]
+    assert expected in outputs(result)[0], outputs(result)[0]
+    assert "2" == outputs(result)[1]
     assert ["error", "ok"] == [one.result.status for one in result.tool_calls]
 
 
@@ -389,7 +376,7 @@ async def test_programs_that_wait_hold_no_worker() -> None:
 
     sandbox.close()
 
-    assert [str(2 * n) for n in range(12)] == [said(result)[0] for result in results]
+    assert [str(2 * n) for n in range(12)] == [outputs(result)[0] for result in results]
 
 
 @pytest.mark.deep
@@ -424,7 +411,7 @@ async def test_five_hundred_waiting_programs_share_two_workers() -> None:
         results = await asyncio.gather(*[engine.run(agent, "go") for _ in range(most)])
     sandbox.close()
 
-    found = sorted(json.loads(said(result)[0]) for result in results)
+    found = sorted(json.loads(outputs(result)[0]) for result in results)
     assert [[n, n, -n] for n in range(1, most + 1)] == found
 
 
@@ -535,9 +522,9 @@ async def test_a_wrong_input_can_be_caught_and_later_programs_run() -> None:
             print("wrong")
         x = 1
     """
-    result = await ran(analyst(ledger), code, "x + 1", journal=MemoryJournal())
+    result = await run_programs(analyst(ledger), code, "x + 1", journal=MemoryJournal())
 
-    assert ["wrong", "2"] == said(result)
+    assert ["wrong", "2"] == outputs(result)
 
 
 @pytest.mark.spec("programs:PG20")
@@ -552,11 +539,11 @@ async def test_functions_are_values_and_agents_take_params() -> None:
     reader = AgentDefinition("reader", input_schema=Topic, handle_steps=work)
     ledger = Ledger()
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(*ledger.tools, agents=[reader])])
-    result = await ran(
+    result = await run_programs(
         agent, "f = price\nawait f('tea')", "await reader(params={'topic': 'bees'})", journal=MemoryJournal()
     )
 
-    assert ["30", "read of bees"] == said(result)
+    assert ["30", "read of bees"] == outputs(result)
 
 
 @pytest.mark.spec("programs:PG20")
@@ -569,20 +556,20 @@ async def test_over_thirty_functions_there_is_a_catalogue_that_programs_search()
         return look
 
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(*[made(n) for n in range(40)])])
-    result = await ran(
+    result = await run_programs(
         agent,
         "print(await search('number 17'))\nprint(await describe('look_17'))\nawait look_17('x')",
         journal=MemoryJournal(),
     )
 
-    assert "look_17" in said(result)[0]
-    assert said(result)[0].endswith("17 x")
+    assert "look_17" in outputs(result)[0]
+    assert outputs(result)[0].endswith("17 x")
 
 
 @pytest.mark.spec("programs:PG24")
 async def test_a_program_that_cannot_succeed_is_refused_before_it_runs() -> None:
     ledger = Ledger()
-    result = await ran(
+    result = await run_programs(
         analyst(ledger),
         "await price('tea')\nawait prise('tea')",
         "price('tea')\n1",
@@ -591,17 +578,17 @@ async def test_a_program_that_cannot_succeed_is_refused_before_it_runs() -> None
         journal=MemoryJournal(),
     )
 
-    assert all(text.startswith("Nothing was run") for text in said(result))
-    assert ["line 2", "line 1", "line 1", "line 1"] == [text.split("\n")[1][:6] for text in said(result)]
+    assert all(text.startswith("Nothing was run") for text in outputs(result))
+    assert ["line 2", "line 1", "line 1", "line 1"] == [text.split("\n")[1][:6] for text in outputs(result)]
     assert not ledger.done
 
 
 @pytest.mark.spec("programs:PG25")
 async def test_calls_are_counted_by_program_and_not_by_session() -> None:
     codes = ["for n in range(10):\n    await price('a')\nn"] * 30
-    result = await ran(analyst(Ledger(), limits=ProgramLimits(calls=10)), *codes)
+    result = await run_programs(analyst(Ledger(), limits=ProgramLimits(calls=10)), *codes)
 
-    assert ["9"] * 30 == said(result)
+    assert ["9"] * 30 == outputs(result)
 
 
 @pytest.mark.spec("programs:PG25")
@@ -655,7 +642,7 @@ async def test_a_journal_cut_anywhere_resumes_without_repeating_calls(tmp_path: 
             print(total)
         total
     """
-    whole = await ran(agent, code, "total + await price('zz')", journal=path)
+    whole = await run_programs(agent, code, "total + await price('zz')", journal=path)
     lines = path.read_bytes().splitlines(keepends=True)
     for cut in range(2, len(lines)):
         copy = tmp_path / f"{cut}.jsonl"
@@ -672,14 +659,14 @@ async def test_a_journal_cut_anywhere_resumes_without_repeating_calls(tmp_path: 
         async with Engine([agent], models=ScriptedModel(replies[answered:])) as engine:
             result = await engine.resume(copy, in_doubt="retry")
             assert result == await engine.replay(copy)
-        assert said(whole) == said(result), cut
+        assert outputs(whole) == outputs(result), cut
         assert set(ledger.done.values()) <= {1}, (cut, known)
 
 
 @pytest.mark.spec("programs:PG26")
 async def test_a_program_that_was_altered_in_a_journal_is_refused(tmp_path: Path) -> None:
     path, agent = tmp_path / "run.jsonl", analyst(Ledger())
-    await ran(agent, "await price('tea')", journal=path)
+    await run_programs(agent, "await price('tea')", journal=path)
     path.write_bytes(path.read_bytes().replace(b"await price('tea')", b"await price('ale')"))
     with pytest.raises((ReplayDivergence, JournalError)):
         async with Engine([agent], models=ScriptedModel([])) as engine:
@@ -847,10 +834,10 @@ async def test_a_continued_run_says_that_its_variables_are_gone() -> None:
         third = await engine.run(agent, "go on", previous=second.state)
         assert second == await engine.replay(journal)
 
-    assert [False, False] == [note in text for text in said(first)]
-    assert [True, False, False] == [note in text for text in said(second)]
-    assert "there is no `tea`" in said(second)[0]
-    assert [False] == [note in text for text in said(third)]
+    assert [False, False] == [note in text for text in outputs(first)]
+    assert [True, False, False] == [note in text for text in outputs(second)]
+    assert "there is no `tea`" in outputs(second)[0]
+    assert [False] == [note in text for text in outputs(third)]
 
 
 @pytest.mark.spec("programs:PG20")
@@ -869,7 +856,7 @@ async def test_a_direct_tool_is_callable_by_programs_and_the_model() -> None:
         )
 
     assert ["run_code", "book"] == [spec.name for spec in model.calls[0].tools]
-    assert ["booked tea at 0", "booked milk at 40"] == said(result)
+    assert ["booked tea at 0", "booked milk at 40"] == outputs(result)
     assert "error" == refused.tool_calls[0].result.status
 
     both = AgentDefinition("a", model="test/m", tools=[code_mode(price, direct=[book]), book])
@@ -913,6 +900,6 @@ async def test_a_tool_spec_means_the_tool_of_the_engine() -> None:
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(price_of.spec)])
     replies = [tool_call("run_code", {"code": "await price_of('tea')"}), text("end")]
     async with Engine([agent], [price_of], ScriptedModel(replies)) as engine:
-        assert ["30"] == said(await engine.run(agent, "go"))
+        assert ["30"] == outputs(await engine.run(agent, "go"))
     with pytest.raises(DefinitionError, match="price_of"):
         Engine([agent], models=ScriptedModel([])).run_sync(agent, "go")

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Engine, tool
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import ScriptedModel, text
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
 from stepengine.sandbox.untrusted_handlers import load_source
+
+from .programs import outputs, programs, run_programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -97,12 +99,10 @@ async def test_host_memory_for_a_handler_stays_below_its_limit(sandbox: MontySan
     assert most < 16 * MEBI
 
 
-async def result_of(code: str, sandbox: MontySandbox, journal: Path) -> str:
-    agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, limits=LIMITS, sandbox=sandbox)])
-    async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
-        result = await engine.run(agent, "go", journal=str(journal))
-        assert result == await engine.replay(str(journal))
-    return next(message.text for message in result.state.message_history if message.role == "tool")
+async def answers_of(*codes: str, tools: Any, journal: Any = None, **options: Any) -> list[str]:
+    """Return what is answered to the programs of a run."""
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(*tools, **options)])
+    return outputs(await run_programs(agent, *codes, journal=journal))
 
 
 @pytest.mark.spec("programs:PG44")
@@ -111,12 +111,12 @@ async def result_of(code: str, sandbox: MontySandbox, journal: Path) -> str:
     [
         "for n in range(100):\n    try: await echo('a' * 1_000_000)\n    except Exception: pass\n'done'",
         "import asyncio\ns = 'a' * 1_000_000\nawait asyncio.gather(*[echo(s) for n in range(20)])\n'done'",
-        "for n in range(200):\n    await echo('a' * 40_000)\n'done'",
+        "for n in range(200):\n    await echo('a' * 90_000)\n'done'",
     ],
 )
 async def test_a_program_that_moves_too_many_bytes_is_ended(code: str, sandbox: MontySandbox, tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
-    answer = await result_of(code, sandbox, journal)
+    (answer,) = await answers_of(code, tools=[echo], journal=journal, limits=LIMITS, sandbox=sandbox)
 
     assert "values of its calls have more than 4,194,304 bytes" in answer
     assert journal.stat().st_size < 12 * MEBI
@@ -141,11 +141,8 @@ def accept(value: Any) -> str:
 async def begun_together(value: str, sandbox: MontySandbox) -> str:
     """Return what is answered to a program that makes so many calls with a value at once that it is ended."""
     code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[accept(value) for n in range(300)])"
-    mode = code_mode(accept, limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
-    agent = AgentDefinition("a", model="test/m", tools=[mode])
-    async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
-        result = await engine.run(agent, "go")
-    return next(message.text for message in result.state.message_history if message.role == "tool")
+    (answer,) = await answers_of(code, tools=[accept], limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
+    return answer
 
 
 @pytest.mark.spec("programs:PG44")
@@ -171,14 +168,9 @@ async def test_concurrent_calls_do_not_fill_the_memory_of_the_host(value: str, s
 
 @pytest.mark.spec("programs:PG44")
 async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox) -> None:
-    calls = [
-        tool_call("run_code", {"code": "for n in range(15):\n    await echo('a' * 90_000)\n'done'"}) for _ in range(4)
-    ]
-    agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, limits=LIMITS, sandbox=sandbox)])
-    async with Engine([agent], models=ScriptedModel([*calls, text("end")])) as engine:
-        result = await engine.run(agent, "go")
+    code = "for n in range(15):\n    await echo('a' * 90_000)\n'done'"
 
-    assert ["done"] * 4 == [message.text for message in result.state.message_history if message.role == "tool"]
+    assert ["done"] * 4 == await answers_of(*[code] * 4, tools=[echo], limits=LIMITS, sandbox=sandbox)
 
 
 @pytest.mark.spec("programs:PG44")
@@ -186,13 +178,9 @@ async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox
     "value", ["[10**4_000] * 20_000", "[b'a' * 1_000_000] * 20", "{10**4_000: [b'a' * 9_000_000]}"]
 )
 async def test_large_numbers_and_bytes_of_a_last_line_are_omitted(value: str, sandbox: MontySandbox) -> None:
-    agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, sandbox=sandbox)])
-    script = ScriptedModel([tool_call("run_code", {"code": value}), text("end")])
-    async with Engine([agent], models=script) as engine:
-        result = await engine.run(agent, "go")
+    (answer,) = await answers_of(value, tools=[echo], sandbox=sandbox)
 
-    said = next(message.text for message in result.state.message_history if message.role == "tool")
-    assert "not shown: a value of more than 8,388,608 bytes" in said
+    assert "not shown: a value of more than 8,388,608 bytes" in answer
 
 
 @tool(category="read")
@@ -216,7 +204,7 @@ async def test_ended_programs_of_a_recorded_run_leave_nothing_in_memory(sandbox:
 
     code = "for n in range(16):\n    x = await load(n)\nawait look()"
     agent = AgentDefinition("a", model="test/m", tools=[code_mode(load, look, sandbox=sandbox)])
-    script = ScriptedModel([*[tool_call("run_code", {"code": code}) for _ in range(5)], text("end")])
+    script = ScriptedModel([*programs(*[code] * 5), text("end")])
     tracemalloc.start()
     try:
         async with Engine([agent], models=script) as engine:

@@ -48,11 +48,17 @@ class Watched(MontySandbox):
         return session
 
 
-@pytest.fixture
-def sandbox() -> Iterator[Watched]:
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
     made = Watched()
     yield made
     made.close()
+
+
+@pytest.fixture
+def sandbox(watched: Watched) -> Watched:
+    watched.fed.clear()
+    return watched
 
 
 @tool(category="read", annotations=ToolAnnotations(read_only=True))
@@ -239,7 +245,7 @@ async def test_a_program_stopped_while_computing_replays_without_computing(sandb
 
     def work(ctx: Any) -> Any:
         won = yield from Race(
-            ToolCall("run_code", {"code": "await price('tea')\nwhile True:\n    pass"}), Sleep(seconds=0.5)
+            ToolCall("run_code", {"code": "await price('tea')\nwhile True:\n    pass"}), Sleep(seconds=0.2)
         )
         return won[0] if isinstance(won, tuple) else won.index
 
@@ -298,7 +304,7 @@ class Other(Watched):
         return attrs.evolve(turn, calls=tuple(calls))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other() -> Iterator[Other]:
     made = Other()
     yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,7 @@ pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 from stepengine.sandbox import MontySandbox, code_mode
 from stepengine.sandbox.sessions import CallAnswer
 
-pytestmark = [pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
 
 
 @tool(category="read")
@@ -68,6 +69,18 @@ async def ran(*codes: str, journal: Any, answer: str = "yes", **options: Any) ->
             answers = {question.id: answer for question in result.pending_questions}
             result = await engine.resume(journal, answers=answers)
         return result
+
+
+RECORDED: dict[tuple[Any, ...], bytes] = {}
+
+
+async def record_run(*codes: str, answer: str = "yes") -> MemoryJournal:
+    """Return a journal of programs that ran one after the other; each run is carried out once, and each test has its own copy."""
+    if (codes, answer) not in RECORDED:
+        journal = MemoryJournal()
+        await ran(*codes, journal=journal, answer=answer)
+        RECORDED[codes, answer] = journal.content()
+    return MemoryJournal(RECORDED[codes, answer])
 
 
 def shown(journal: Journal, *, whole: bool = False) -> str:
@@ -144,8 +157,7 @@ async def test_the_recorded_line_is_equal_in_lazy_and_full_reading(tmp_path: Pat
 @pytest.mark.parametrize("line", ["3", -1, 0, 10**9, 1.5, True])
 async def test_an_invalid_line_is_a_damaged_record(line: object) -> None:
     """A journal may be anybody's."""
-    journal = MemoryJournal()
-    await ran('await price("tea")', journal=journal)
+    journal = await record_run('await price("tea")')
     made, crc = bytearray(), 0
     for one in journal.lines():
         members = json.loads(one)
@@ -161,8 +173,7 @@ async def test_an_invalid_line_is_a_damaged_record(line: object) -> None:
 
 async def test_a_journal_without_lines_replays_and_resumes() -> None:
     """Nothing but what people see depends on lines: the calls of an old run are compared without them."""
-    journal = MemoryJournal()
-    await ran(SHOPPING, journal=journal, answer="")
+    journal = await record_run(SHOPPING, answer="")
     old = without_lines(journal)
     assert not lines_of(old)
 
@@ -179,8 +190,7 @@ async def test_a_journal_without_lines_replays_and_resumes() -> None:
 @pytest.mark.spec("programs:PG36")
 async def test_show_prints_a_program_with_calls_below_their_lines() -> None:
     """Every call has its status and what it gave; the reply that asked for the program does not repeat it."""
-    journal = MemoryJournal()
-    await ran(SHOPPING, journal=journal, answer="")
+    journal = await record_run(SHOPPING, answer="")
 
     assert (
         shown(journal).partition("   -> call")[2]
@@ -213,8 +223,7 @@ waits for an answer to 1.q3  options "yes", "no"
 
 async def test_show_prints_the_output_below_an_ended_program() -> None:
     """As with any result; no line waits any more."""
-    journal = MemoryJournal()
-    await ran(SHOPPING, journal=journal)
+    journal = await record_run(SHOPPING)
     told = shown(journal)
 
     assert (
@@ -226,8 +235,7 @@ async def test_show_prints_the_output_below_an_ended_program() -> None:
 
 async def test_show_prints_calls_below_a_program_without_lines() -> None:
     """Nobody noted then which line made them."""
-    journal = MemoryJournal()
-    await ran('print("a")\nawait price("tea")\n', journal=journal)
+    journal = await record_run('print("a")\nawait price("tea")\n')
 
     assert (
         '         1  print("a")\n         2  await price("tea")\n     1#0  tool price  {"item": "tea"} -> 30\n'
@@ -237,8 +245,7 @@ async def test_show_prints_calls_below_a_program_without_lines() -> None:
 
 async def test_long_values_and_children_are_shown_in_full() -> None:
     """Long inputs, long results, and children with what they did stand whole below the line."""
-    journal = MemoryJournal()
-    await ran(f'await price("{"x" * 120}")\nawait writer("Thank them.")', journal=journal)
+    journal = await record_run(f'await price("{"x" * 120}")\nawait writer("Thank them.")')
     told = shown(journal)
 
     assert (
@@ -252,8 +259,7 @@ async def test_a_program_cannot_control_the_terminal_or_shift_lines() -> None:
     """Escapes, carriage returns and separators stay in their line, as text, and in no way look like a line of ours."""
     hostile = "\x1b[2J\x1b]0;title\x07 \u202e \u2028 \r   9  fake"
     program = f'a = """{hostile}"""\nb = await price("tea")\n# {hostile.replace(chr(13), "")}\nawait buy(a)'
-    journal = MemoryJournal()
-    await ran(program, journal=journal)
+    journal = await record_run(program)
     told = shown(journal)
 
     assert all(character.isprintable() or character == "\n" for character in told)
@@ -266,8 +272,7 @@ async def test_a_program_cannot_control_the_terminal_or_shift_lines() -> None:
 
 async def test_programs_with_crlf_have_correct_lines() -> None:
     """Some models write programs as Windows has its files."""
-    journal = MemoryJournal()
-    await ran('a = 1\r\nb = await price("tea")\r\n', journal=journal)
+    journal = await record_run('a = 1\r\nb = await price("tea")\r\n')
 
     assert '         1  a = 1\n         2  b = await price("tea")\n            1#0  tool price' in shown(journal)
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
@@ -283,8 +288,7 @@ async def test_show_prints_lines_around_calls_unless_asked_for_all() -> None:
     """What is left out is counted, also in a line that is too long."""
     far = [f"n{n} = {n}" for n in range(1, 301)]
     far[199] = 'await price("tea")  # ' + "x" * 300
-    journal = MemoryJournal()
-    await ran("\n".join(far), journal=journal)
+    journal = await record_run("\n".join(far))
     told, whole = shown(journal), shown(journal, whole=True)
 
     assert (
@@ -340,8 +344,7 @@ async def test_the_documented_output_of_show_is_real() -> None:
 @pytest.mark.spec("programs:PG37")
 async def test_the_debugger_shows_line_and_output_of_a_waiting_program() -> None:
     """Each call that the line waits for is a position, with the line that made it; both ways."""
-    journal = MemoryJournal()
-    await ran(SHOPPING, journal=journal, answer="")
+    journal = await record_run(SHOPPING, answer="")
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         with debug(engine, journal) as debugger:
             seen = []
@@ -369,9 +372,8 @@ async def test_the_debugger_shows_line_and_output_of_a_waiting_program() -> None
 @pytest.mark.spec("programs:PG37")
 async def test_the_debugger_shows_variables_without_changing_the_run() -> None:
     """Not even the names of programs in errors, which the model reads: the walk goes on as it was recorded."""
-    journal = MemoryJournal()
     codes = ('a = [1, 2]\napi_token = "xyzzyplugh"\nimport math\nb = await price("tea")', "a.append(b)\n1 / 0", "a")
-    await ran(*codes, journal=journal)
+    journal = await record_run(*codes)
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         with debug(engine, journal) as debugger:
             told = [(debugger.goto(at).address, debugger.variables()) for at in ("1#0", "#2", "#4", "#6")]
@@ -454,14 +456,21 @@ tea + milk
 """
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Path:
-    """A run whose program waits for a person, with the file of its agent beside it."""
-    (tmp_path / "buyer.py").write_text(AGENT)
-    agent = load_agent(tmp_path / "buyer.py")
+@pytest.fixture(scope="module")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose program waits for a person, and of the file of its agent."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "buyer.py").write_text(AGENT)
+    agent = load_agent(folder / "buyer.py")
     with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": ASKING})])) as engine:
-        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
-    return tmp_path / "run.jsonl"
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+    return folder
+
+
+@pytest.fixture
+def recorded(recorded_once: Path, tmp_path: Path) -> Path:
+    """The journal of that run, in a copy of its folder."""
+    return shutil.copytree(recorded_once, tmp_path, dirs_exist_ok=True) / "run.jsonl"
 
 
 def command(*words: object) -> Any:
@@ -512,8 +521,7 @@ async def test_the_debugger_shows_lines_without_the_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it asked for is recorded; what it printed on the way, and its variables, only the sandbox knows."""
-    journal = MemoryJournal()
-    await ran(SHOPPING, "1", journal=journal)
+    journal = await record_run(SHOPPING, "1")
 
     def gone(*_: Any, **__: Any) -> Any:
         msg = "no sandbox"
@@ -554,8 +562,7 @@ await buy(sorted(found.items(), key=lambda one: one[1])[0][0])
 )
 async def test_a_fork_continues_from_any_effect_of_a_program(at: str, edit: Any, said: str) -> None:
     """What comes after it follows from that; what stands before is not asked for again; the fork replays."""
-    journal, fork = MemoryJournal(), MemoryJournal()
-    await ran(PRICES, journal=journal)
+    journal, fork = await record_run(PRICES), MemoryJournal()
     async with Engine([buyer], models=ScriptedModel([text("end")] * 2), permissions=POLICY) as engine:
         result = await engine.fork(journal, at=at, edit=edit, into=fork, allow_repeat=True)
         while result.pending_questions:
@@ -570,8 +577,7 @@ async def test_a_fork_continues_from_any_effect_of_a_program(at: str, edit: Any,
 @pytest.mark.spec("programs:PG39")
 async def test_editing_the_result_of_a_program_is_refused_with_advice() -> None:
     """It follows from what the program asked for, as that of a child does: a fork would differ at once."""
-    journal = MemoryJournal()
-    await ran(PRICES, journal=journal)
+    journal = await record_run(PRICES)
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         with pytest.raises(JournalError) as refused:
             await engine.fork(journal, at=1, edit="bought milk")
@@ -612,9 +618,8 @@ async def test_impact_compares_program_calls_and_serves_them_from_the_record(
 @pytest.mark.spec("programs:PG39")
 async def test_blame_serves_program_calls_from_the_record() -> None:
     """The second program of this run spoiled it; with the first one of the record in place a better one passes."""
-    journal = MemoryJournal()
     codes = ('tea = await price("tea")', "tea * 2")
-    await ran(*codes, journal=journal)
+    journal = await record_run(*codes)
 
     def models() -> ScriptedModel:
         def reply(request: Any) -> Any:
@@ -636,8 +641,7 @@ async def test_blame_serves_program_calls_from_the_record() -> None:
 @pytest.mark.spec("programs:PG39")
 async def test_checks_count_tools_called_by_programs() -> None:
     """A check that something must not be called holds for programs."""
-    journal = MemoryJournal()
-    await ran(PRICES, journal=journal)
+    journal = await record_run(PRICES)
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         result = await engine.replay(journal)
 

@@ -28,6 +28,8 @@ from .handlers import text_of
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 script = recorder()
 WITH_HANDLER = {agent_id: agent for agent_id, agent in script.BUNDLED.items() if agent.handle_steps is not None}
 NOT_PURE = {
@@ -79,6 +81,15 @@ def moved(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
     )
 
 
+def expect_equal_journal(path: Path, agents: list[AgentDefinition[Any]], tools: Any) -> None:
+    """Replay a journal: the run completes, and all its records are written as they were."""
+    with Engine(agents, tools) as engine:
+        result = engine.replay_sync(FileJournal(path))
+
+    assert (RunStatus.COMPLETED, None) == (result.status, result.error)
+    assert path.read_bytes() == result.journal.content()
+
+
 @pytest.fixture
 def in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(script, "BUNDLED", {name: moved(agent) for name, agent in script.BUNDLED.items()})
@@ -90,11 +101,7 @@ def in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_bundled_agent_has_an_equal_journal_in_the_sandbox(agent_id: str, tmp_path: Path) -> None:
     path = script.AGENTS / f"{agent_id}.jsonl"
 
-    with Engine([moved(script.BUNDLED[agent_id])], script.tools_for(tmp_path)) as engine:
-        result = engine.replay_sync(FileJournal(path))
-
-    assert (RunStatus.COMPLETED, None) == (result.status, result.error)
-    assert path.read_bytes() == result.journal.content()
+    expect_equal_journal(path, [moved(script.BUNDLED[agent_id])], script.tools_for(tmp_path))
 
 
 @pytest.mark.spec("programs:PG42")
@@ -104,11 +111,7 @@ def test_a_bundled_agent_loaded_from_text_has_an_equal_journal(agent_id: str, tm
     (agent,) = load_file(ROOT / "agents" / f"{agent_id.replace('-', '_')}.py")
     helpers = [one for one in script.BUNDLED[agent_id].spawnable_agents if not isinstance(one, str)]
 
-    with Engine([agent, *helpers], script.tools_for(tmp_path)) as engine:
-        result = engine.replay_sync(FileJournal(path))
-
-    assert (RunStatus.COMPLETED, None) == (result.status, result.error)
-    assert path.read_bytes() == result.journal.content()
+    expect_equal_journal(path, [agent, *helpers], script.tools_for(tmp_path))
 
 
 @pytest.mark.deep
@@ -148,11 +151,7 @@ def test_agents_ported_from_codebuff_have_equal_journals_in_the_sandbox(name: st
     (agent,) = load_file(ports.EXAMPLES / f"{name}.py")
     helpers = [script.BUNDLED["best-of-n-selector"]] if name == "editor_multi_prompt" else []
 
-    with Engine([agent, *helpers], ports.tools_for(tmp_path)) as engine:
-        result = engine.replay_sync(FileJournal(path))
-
-    assert (RunStatus.COMPLETED, None) == (result.status, result.error)
-    assert path.read_bytes() == result.journal.content()
+    expect_equal_journal(path, [agent, *helpers], ports.tools_for(tmp_path))
 
 
 @pytest.mark.spec("programs:PG42")

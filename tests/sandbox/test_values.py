@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunResult, tool
+from stepengine import AgentDefinition, tool
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import code_mode
 
-pytestmark = [pytest.mark.anyio]
+from .programs import outputs, run_programs
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
 
 
 @tool
@@ -25,12 +26,8 @@ def echo(x: Any) -> Any:
 
 async def said(*codes: str, tools: Any = (echo,)) -> list[str]:
     """Return what the programs of one run come to, each a result; a replay comes to the same."""
-    agent, journal = AgentDefinition("a", model="test/m", tools=[code_mode(*tools)]), MemoryJournal()
-    replies = [*[tool_call("run_code", {"code": code}) for code in codes], text("end")]
-    async with Engine([agent], models=ScriptedModel(replies)) as engine:
-        result: RunResult = await engine.run(agent, "go", journal=journal)
-        assert result == await engine.replay(journal)
-    return [call.result.text for call in result.tool_calls]
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(*tools)])
+    return outputs(await run_programs(agent, *codes, journal=MemoryJournal()))
 
 
 @pytest.mark.spec("programs:PG27")
