@@ -152,7 +152,7 @@ def resolved(interrupt: dict[str, Any], payload: Any) -> list[dict[str, Any]]:
 async def paging(folder: Path, painter: Painter, *, name: str = "anna", **options: Any) -> AsyncIterator[Page]:
     async with (
         served(folder, painter.engine, name=name, **options) as (url, headers),
-        httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as client,
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False, verify=False) as client,
     ):
         yield Page(client)
 
@@ -162,7 +162,7 @@ async def known_as(page: Page, folder: Path, name: str, scopes: Any = ("read", "
     token = Tokens.open(folder / "tokens.json").add(name, scopes)
     headers = {"authorization": f"Bearer {token}"}
     async with httpx2.AsyncClient(
-        base_url=page.client.base_url, headers=headers, timeout=30, trust_env=False
+        base_url=page.client.base_url, headers=headers, timeout=30, trust_env=False, verify=False
     ) as client:
         yield Page(client)
 
@@ -389,6 +389,7 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
     async with paging(tmp_path, painter) as page:
         run = await page.begin("Go.")
         running = await page.until(run, "running")
+        monkeypatch.setattr(run_recovery, "START_SECONDS", 0.0)
         with closing(sqlite3.connect(tmp_path / "runs" / ".serving.db", isolation_level=None)) as ledger:
             ledger.execute("BEGIN IMMEDIATE")
             painter.gate.set()
