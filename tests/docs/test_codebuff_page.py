@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import re
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from stepengine import (
 )
 from stepengine.data.limits import DEFAULT_LIMITS
 from stepengine.engine.handler_sources import SourceWarning
-from stepengine.errors import BadYield, HandlerError, ModelError, ToolNotAvailable
+from stepengine.errors import HandlerError, ModelError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 from stepengine.tools.bundled import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
@@ -250,29 +249,6 @@ def children_are_bounded(_: Path) -> None:
     assert (8, 5) == (DEFAULT_LIMITS.max_concurrent_children, DEFAULT_LIMITS.max_depth)
 
 
-def a_missing_program_is_an_error(root: Path) -> None:
-    tools = shell_tools(root, shell="bash")
-    for command in ("no-such-program-here", "command -v ls"):
-        result = called("run_terminal_command", {"command": command}, *tools)
-        assert result.is_error
-        assert f"'{command.split()[0]}' could not be executed" in result.text
-    assert not called("run_terminal_command", {"command": 'bash -c "command -v ls"'}, *tools).is_error
-
-
-def a_shell_is_allowed_by_name(root: Path) -> None:
-    command = {"command": "echo a | cat"}
-    assert called("run_terminal_command", command, *shell_tools(root)).is_error
-    assert "a\n" == called("run_terminal_command", command, *shell_tools(root, shell="bash")).data["stdout"]
-
-
-def commands_see_little(root: Path) -> None:
-    script = {"command": "echo $HOME; ls -A $HOME; echo ${PYTEST_CURRENT_TEST-none}"}
-    lines = called("run_terminal_command", script, *shell_tools(root, shell="bash")).data["stdout"].splitlines()
-    assert len(lines) == 2
-    assert lines[0] != str(Path.home())
-    assert lines[1] == "none"
-
-
 def ask_user_suspends(_: Path) -> None:
     asked = tool_call("ask_user", {"questions": [{"question": "Which?"}]})
     agent = AgentDefinition("asker", tools=[ask_user_tool()], model="t/m")
@@ -282,21 +258,6 @@ def ask_user_suspends(_: Path) -> None:
         (question,) = first.pending_questions
         second = engine.resume_sync(journal, answers={question.id: "red"})
     assert (RunStatus.SUSPENDED, RunStatus.COMPLETED, "Done.") == (first.status, second.status, second.output)
-
-
-def all_replacements_or_none(root: Path) -> None:
-    (root / "a").write_text("one two\n")
-    good, bad = {"old_string": "one", "new_string": "1"}, {"old_string": "three", "new_string": "3"}
-    value = {"path": "a", "replacements": [good, bad]}
-    assert called("str_replace", value, *file_tools(root, write=True)).is_error
-    assert "one two\n" == (root / "a").read_text()
-    written = called("write_file", {"path": "b", "content": "x"}, *file_tools(root, write=True)).data
-    assert {"file", "message"} == written.keys()
-
-
-def paths_stay_below_the_root(root: Path) -> None:
-    (entry,) = called("read_files", {"paths": ["/etc/hostname"]}, *file_tools(root)).data
-    assert "error" in entry
 
 
 def secrets_are_not_read(root: Path) -> None:
@@ -309,40 +270,11 @@ def secrets_are_not_read(root: Path) -> None:
     assert "text\n" == ignored["content"]
 
 
-def secrets_are_not_listed(root: Path) -> None:
-    for name in (".npmrc", "a", "key.pem"):
-        (root / name).write_text("text\n")
-    tools = [*file_tools(root), *search_tools(root)]
-    assert ["a"] == called("list_directory", {"path": "."}, *tools).data["files"]
-    assert ["a"] == called("glob", {"pattern": "{*,.*}"}, *tools).data["files"]
-    assert ["a"] == [match["path"] for match in called("code_search", {"pattern": "text"}, *tools).data["matches"]]
-
-
 def paths_are_as_given(root: Path) -> None:
     (root / "a").write_text("\ufeffone\n")
     for given in ("./a", str(root / "a")):
         (entry,) = called("read_files", {"paths": [given]}, *file_tools(root)).data
         assert (given, "one\n") == (entry["path"], entry["content"])
-
-
-def secrets_and_settings_are_not_written(root: Path) -> None:
-    for name in (".env", ".npmrc", ".git/hooks/x", ".github/workflows/x.yml", ".vscode/settings.json"):
-        assert called("write_file", {"path": name, "content": "x"}, *file_tools(root, write=True)).is_error, name
-        assert not (root / name).exists()
-
-
-def edits_need_the_file_as_it_was_read(root: Path) -> None:
-    (root / "a").write_text("one\n")
-
-    def handle_steps(_: Any) -> Any:
-        yield ToolCall("read_files", {"paths": ["a"]})
-        (root / "a").write_text("one\ntwo\n")
-        edit = ToolCall("str_replace", {"path": "a", "replacements": [{"old_string": "one", "new_string": "1"}]})
-        first = (yield edit).tool_result
-        yield ToolCall("read_files", {"paths": ["a"]})
-        return [first.is_error, (yield edit).tool_result.is_error]
-
-    assert [True, False] == run(handle_steps, *file_tools(root, write=True)).output
 
 
 def contents_are_written_as_they_are(root: Path) -> None:
@@ -432,40 +364,6 @@ def small_summaries_drop_the_first_prompt(_: Path) -> None:
     assert "Progress note:" in small
 
 
-def paths_start_at_the_root(root: Path) -> None:
-    (root / "src").mkdir()
-    (root / "src" / "a.ts").write_text("let a\n")
-    found = called("code_search", {"pattern": "let", "cwd": "src"}, *search_tools(root)).data
-    assert "src/a.ts:" == found["stdout"].splitlines()[1]
-    assert ["src/a.ts"] == [match["path"] for match in found["matches"]]
-
-
-def patterns_start_at_cwd(root: Path) -> None:
-    (root / "src").mkdir()
-    (root / "src" / "a.ts").write_text("")
-    found = [called("glob", {"pattern": p, "cwd": "src"}, *search_tools(root)).data["files"] for p in ("*.ts", "src/*")]
-    assert [["src/a.ts"], []] == found
-
-
-def files_are_read_in_parts(root: Path) -> None:
-    (root / "a").write_text("short\n" * 2_001)
-    (root / "b").write_text("x" * 3_000)
-    tools = file_tools(root)
-    long, wide = called("read_files", {"paths": ["a", "b"]}, *tools).data
-    (more,) = called("read_files", {"paths": ["a"], "offset": 2_001}, *tools).data
-    assert (2_000, True, False) == (long["content"].count("\n"), long["has_more"], more["has_more"])
-    assert wide["content"].startswith("x" * 2_000)
-    assert "x" * 2_001 not in wide["content"]
-
-
-def commands_end_after_their_limit(root: Path) -> None:
-    command = {"command": "sleep 60", "timeout_seconds": -1}
-    result = called("run_terminal_command", command, *shell_tools(root, timeout=0.1, max_timeout=0.1))
-    assert "stopped" in result.data["message"]
-    assert not called("run_terminal_command", {"command": "true", "timeout_seconds": 0}, *shell_tools(root)).is_error
-    assert [600, 30] == [inspect.signature(shell_tools).parameters[name].default for name in ("max_timeout", "timeout")]
-
-
 def glob_gives_a_hundred_files(root: Path) -> None:
     for n in range(101):
         (root / f"{n}.ts").write_text("")
@@ -485,25 +383,6 @@ def only_gitignore_leaves_out(root: Path) -> None:
     (tree,) = called("read_subtree", {}, *tools).data
     assert names == called("glob", {"pattern": "**"}, *tools).data["files"]
     assert all(Path(name).name in tree["printed_tree"] for name in names)
-
-
-def globs_are_plain(root: Path) -> None:
-    for name in ("a.ts", "b.tsx"):
-        (root / name).write_text("")
-    for pattern in ("*.ts?(x)", "{1..3}", "!*.ts"):
-        assert called("glob", {"pattern": pattern}, *search_tools(root)).is_error
-    found = called("glob", {"pattern": "*.{ts,tsx}"}, *search_tools(root)).data
-    assert ["a.ts", "b.tsx"] == list(found["files"])
-
-
-def edits_report_a_diff(root: Path) -> None:
-    tools = file_tools(root, write=True)
-    written = called("write_file", {"path": "a", "content": "one\n"}, *tools)
-    value = {"path": "a", "replacements": [{"old_string": "one", "new_string": "1"}]}
-    replaced, failed = called("str_replace", value, *tools), called("str_replace", value, *tools)
-    assert {"file", "message"} == written.data.keys()
-    assert {"file", "message", "unified_diff"} == replaced.data.keys()
-    assert (False, False, True) == (written.is_error, replaced.is_error, failed.is_error)
 
 
 def wrong_calls_are_raised(_: Path) -> None:
@@ -535,13 +414,6 @@ def exceptions_fail_the_run(_: Path) -> None:
     assert isinstance(result.error, HandlerError)
     assert (RunStatus.FAILED, None) == (result.status, result.output)
     assert Path(__file__).name in result.error.where
-
-
-def strings_are_refused(_: Path) -> None:
-    def handle_steps(_: Any) -> Any:
-        yield "STEP"
-
-    assert isinstance(run(handle_steps).error, BadYield)
 
 
 def state_is_frozen(_: Path) -> None:
@@ -640,12 +512,6 @@ def candidates_are_texts(_: Path) -> None:
 
     reply = tool_call("read_files", {"paths": ["a"]}, text="I would read.")
     assert run(handle_steps, replies=[reply]).output == ["I would read."]
-
-
-def find_files_asks_no_model(root: Path) -> None:
-    (root / "session_store.py").write_text("")
-    found = called("find_files", {"prompt": "the session store"}, *search_tools(root))
-    assert ["session_store.py"] == list(found.data["files"])
 
 
 def spawns_of_a_reply_run_together(_: Path) -> None:
@@ -794,6 +660,20 @@ def outputs_are_forgotten_by_name(_: Path) -> None:
     assert [] == pruner_defaults().forgotten_agents
 
 
+def held_by(*names: str) -> Callable[[Path], None]:
+    """
+    Return a check that the tests of bundled tools that hold a line exist.
+    """
+
+    def check(_: Path) -> None:
+        for name in names:
+            file, _, test = name.partition("::")
+            source = (ROOT / "tests" / "bundled_tools" / file).read_text(encoding="utf-8")
+            assert f"def {test}(" in source, name
+
+    return check
+
+
 def echo(value: Any) -> Any:
     yield from ()
     return value
@@ -806,17 +686,36 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`set_output` counts only for `structured_output`": set_output_replaces_the_text,
     "200 steps": steps_are_fifty,
     "any number of children": children_are_bounded,
-    "a missing program is an exit code 127; `command -v x` and other builtins run alone": a_missing_program_is_an_error,
-    "commands are run by a shell": a_shell_is_allowed_by_name,
-    "commands see the environment and the home folder": commands_see_little,
+    "a missing program is an exit code 127; `command -v x` and other builtins run alone": held_by(
+        "test_shell_tools.py::test_a_program_that_cannot_execute_is_named_in_the_error",
+        "test_shell_tools.py::test_shell_builtins_are_not_programs",
+    ),
+    "commands are run by a shell": held_by(
+        "test_shell_tools.py::test_shell_syntax_is_refused_unless_a_shell_is_allowed"
+    ),
+    "commands see the environment and the home folder": held_by(
+        "test_shell_tools.py::test_a_command_sees_only_the_variables_of_the_list",
+        "test_shell_tools.py::test_home_is_a_private_folder_unless_home_is_real",
+    ),
     "`ask_user` waits in the process": ask_user_suspends,
-    "a replacement that fails is skipped": all_replacements_or_none,
-    "any file of the system can be read": paths_stay_below_the_root,
+    "a replacement that fails is skipped": held_by(
+        "test_file_tools.py::test_if_one_replacement_fails_nothing_is_written"
+    ),
+    "any file of the system can be read": held_by(
+        "test_confinement.py::test_a_path_that_leads_out_is_refused_by_every_tool"
+    ),
     "the content of `.env` and ignored files is `[BLOCKED]`": secrets_are_not_read,
-    "`list_directory`, `glob` and `code_search` find all files": secrets_are_not_listed,
+    "`list_directory`, `glob` and `code_search` find all files": held_by(
+        "test_confinement.py::test_secrets_are_not_read_listed_searched_or_written"
+    ),
     "paths in results of `read_files` start at the root; contents keep a byte order mark": paths_are_as_given,
-    "`write_file` writes any file of the project": secrets_and_settings_are_not_written,
-    "an edit applies to what the file contains now": edits_need_the_file_as_it_was_read,
+    "`write_file` writes any file of the project": held_by(
+        "test_confinement.py::test_secrets_are_not_read_listed_searched_or_written",
+        "test_confinement.py::test_protected_files_are_not_written_unless_allowed",
+    ),
+    "an edit applies to what the file contains now": held_by(
+        "test_file_tools.py::test_a_file_changed_since_the_run_read_it_is_kept"
+    ),
     "`write_file` removes a leading newline and a code fence": contents_are_written_as_they_are,
     "`write_file` and `propose_write_file` with the same content are errors": equal_contents_are_written,
     "unknown parameters of a tool are dropped, unquoted JSON is repaired": unknown_parameters_are_refused,
@@ -830,16 +729,32 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     '`set_output({"data": ...})` needs an object': any_value_is_an_output,
     "a list of the agents that may be spawned is part of the tool": agents_are_listed_in_a_message,
     "summaries of `context-pruner` keep more messages": small_summaries_drop_the_first_prompt,
-    "`code_search` gives paths from `cwd`, as in `./a.ts`": paths_start_at_the_root,
-    "`glob` matches paths from the root, also with `cwd`": patterns_start_at_cwd,
+    "`code_search` gives paths from `cwd`, as in `./a.ts`": held_by(
+        "test_search_tools.py::test_both_engines_find_the_same"
+    ),
+    "`glob` matches paths from the root, also with `cwd`": held_by(
+        "test_search_tools.py::test_glob_lists_the_same_files_as_python_glob"
+    ),
     "`glob` and `read_subtree` leave out `node_modules`, `*.min.*`, `package-lock.json` and what `.codebuffignore` names": (
         only_gitignore_leaves_out
     ),
-    "`glob` accepts `*.ts?(x)`, `{1..3}` and `!*.ts`": globs_are_plain,
+    "`glob` accepts `*.ts?(x)`, `{1..3}` and `!*.ts`": held_by(
+        "test_search_tools.py::test_glob_rejects_the_syntax_of_other_globs",
+        "test_search_tools.py::test_glob_sorts_by_path_and_counts_all_files",
+    ),
     "`glob` gives all files": glob_gives_a_hundred_files,
-    "`read_files` gives up to 100,000 characters of a file": files_are_read_in_parts,
-    "`timeout_seconds: -1` waits without end, 0 not at all": commands_end_after_their_limit,
-    "results have messages such as `Created file successfully.` and `Exit code: 0`": edits_report_a_diff,
+    "`read_files` gives up to 100,000 characters of a file": held_by(
+        "test_file_tools.py::test_files_are_read_in_portions_of_lines",
+        "test_file_tools.py::test_long_lines_are_cut_and_many_characters_end_the_call",
+    ),
+    "`timeout_seconds: -1` waits without end, 0 not at all": held_by(
+        "test_shell_tools.py::test_the_requested_timeout_is_clamped_to_its_bounds",
+        "test_shell_tools.py::test_a_command_is_killed_at_its_timeout_with_output_kept",
+    ),
+    "results have messages such as `Created file successfully.` and `Exit code: 0`": held_by(
+        "test_file_tools.py::test_a_file_is_created_with_its_parents_or_overwritten",
+        "test_file_tools.py::test_replacements_are_made_in_order_and_shown_as_a_diff",
+    ),
     "a wrong call of a handler has no result": wrong_calls_are_raised,
     "a failed model call ends the run": failed_model_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
@@ -852,7 +767,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "a handler's calls of `set_output`, `write_todos` and the like are stored": calls_of_listed_tools_are_stored,
     "`add_message` is offered to models": add_message_is_for_handlers,
     "candidates may hold calls": candidates_are_texts,
-    "`find_files` asks a model": find_files_asks_no_model,
+    "`find_files` asks a model": held_by("test_overview_tools.py::test_find_files_ranks_the_described_file_first"),
     "several `spawn_agents` of a reply run one after another": spawns_of_a_reply_run_together,
     "models see whole results of tools and children": models_see_parts_of_long_results,
     "prompts are wrapped in `<user_message>`": prompts_are_not_wrapped,
@@ -872,10 +787,6 @@ def test_each_documented_difference_has_a_check() -> None:
 
     assert [line[0] for line in lines] == [*OTHERWISE]
     assert all(len(line) == 2 and line[1] for line in lines)
-
-
-def test_yielding_a_string_fails_the_run(tmp_path: Path) -> None:
-    strings_are_refused(tmp_path)
 
 
 SLOW = [pytest.mark.deep]

@@ -16,13 +16,18 @@ KERNEL = ("data", "machine", "runtime", "journal", "engine")
 WORDS = 2_500
 
 
-def defined() -> set[str]:
+def defined(names: set[str]) -> set[str]:
     """
-    Give the names that modules define at their top level, and those of methods as ``Class.method``.
+    Return what the modules that may define one of *names* define at their top level, and their methods as ``Class.method``.
     """
     found = set(dir(builtins))
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    tops = "|".join({name.partition(".")[0] for name in names})
+    likely = re.compile(
+        rf"^(?:class |(?:async )?def )?(?:{tops})\b", re.MULTILINE
+    )  # parsing all modules takes a second
+    texts = [file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")]
+    for text in filter(likely.search, texts):
+        for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef):
                 found |= {node.name} | {
                     f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)
@@ -58,7 +63,7 @@ def test_every_class_function_and_table_of_the_page_exists() -> None:
     names = set(re.findall(r"`([A-Z]\w*(?:\.\w+)?)`", PAGE))
 
     assert len(names) > 50
-    assert set() == names - defined() - {"CONTRIBUTING.md"}
+    assert set() == names - defined(names) - {"CONTRIBUTING.md"}
 
 
 def test_the_page_is_at_most_2_500_words() -> None:

@@ -52,10 +52,11 @@ def test_the_reference_has_every_public_name_and_run_option(site: Path) -> None:
 
 
 def test_pages_of_modules_name_the_pydoc_command() -> None:
+    named = script("conf").NAMES
     blocks = [
         (page, found[1], found[2])
         for page in PAGES
-        for found in script("conf").NAMES.finditer((DOCS / f"{page}.md").read_text(encoding="utf-8"))
+        for found in named.finditer((DOCS / f"{page}.md").read_text(encoding="utf-8"))
     ]
 
     assert [] == [page for page, module, text in blocks if f"`python -m pydoc {module}`" not in text]
