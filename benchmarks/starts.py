@@ -6,6 +6,7 @@ A floor is the least code that does the same with the same packages. Processes r
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import resource
@@ -142,8 +143,8 @@ def _weigh(name: str, found: dict[str, float], extras: dict[str, set[str]], with
         of = metadata.distribution(name)
     except metadata.PackageNotFoundError:  # for another Python or system
         return
-    files = [Path(str(of.locate_file(file))) for file in of.files or () if file.suffix != ".pyc"]
-    found[key] = sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+    record = csv.reader((of.read_text("RECORD") or "").splitlines())
+    found[key] = sum(int(size or 0) for file, _, size in record if not file.endswith(".pyc")) / 1e6
     for line in _needed() if key == "stepengine" else of.requires or ():
         needed = Requirement(line)
         if needed.marker is None or any(

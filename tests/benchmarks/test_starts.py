@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.starts import AGENT, beside_the_sdks, weights
+from benchmarks.starts import AGENT
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = """
@@ -63,14 +63,6 @@ def test_a_run_loads_no_unused_adapter_or_sdk(tmp_path: Path, monkeypatch: pytes
     assert [] == [name for name in SDKS if name in names]
     assert [] == [n for n in names if n.startswith(UNASKED)]
     assert "stepengine.evaluation" not in of_ours(names)
-
-
-def test_every_installed_part_is_weighed_once() -> None:
-    found = weights()
-
-    assert {"stepengine", "attrs", "openai", "pydantic-core"} <= found.keys()
-    assert min(found.values()) > 0
-    assert 0 < beside_the_sdks(found) < sum(found.values()) - found["openai"] - found["anthropic"]
 
 
 def test_the_page_lists_the_size_of_each_installed_part() -> None:
