@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -128,25 +129,32 @@ def assert_shown(shown: str, said: str) -> None:
         assert any(line.strip() in printed for printed in lines), f"not printed, or not in this order: {line!r}\n{said}"
 
 
-def follow(name: str, folder: Path, *, pictures: int = 0, names: dict[str, object] | None = None) -> None:
+def follow(
+    name: str, folder: Path, *, pictures: int = 0, names: dict[str, object] | None = None,
+    run: Callable[[str], str] | None = None, others: Mapping[str, Callable[[Block, str], object]] | None = None,
+) -> None:  # fmt: skip
     """
     Do in a folder what a page says behind its *pictures*, in order, since commands look at what Python recorded.
 
-    Python's names end with its block, unless all of it shares *names*.
+    Python's names end with its block, unless all of it shares *names*. Lines of a shell are run by *run*. *others* do, by kind, what is
+    done otherwise on this page, and are told what the last block of a shell printed.
     """
     project, said = Project(folder), ""
     for block in blocks_of(page(name))[pictures:]:
-        match block.kind:
-            case "python" | "json" if block.path is not None:
-                project.paste(block.path, block.text)
-            case "python":
-                execute(block, name, names)
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+        if block.path is not None:
+            project.paste(block.path, block.text)
+        elif others is not None and block.kind in others:
+            others[block.kind](block, said)
+        elif block.kind == "python":
+            execute(block, name, names)
+        elif block.kind == "diff":
+            project.edit(block)
+        elif block.kind == "sh":
+            said = "".join([(run or project.run)(line) for line in block.text.splitlines()])
+        elif block.kind == "text":
+            assert_shown(block.text, said)
+        else:
+            pytest.fail(f"nobody runs a block of {block.kind}")
 
 
 @cache

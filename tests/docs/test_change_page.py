@@ -14,7 +14,7 @@ import pytest
 from stepengine.cli.commands.impact import impact
 from stepengine.cli.commands.test import suite
 
-from .pages import Project, assert_shown, blocks_of, execute, page
+from .pages import Block, blocks_of, execute, follow, page
 
 NAME = "what-a-change-does.md"
 PAGE = page(NAME)
@@ -28,30 +28,17 @@ def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path, monk
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    blocks = blocks_of(PAGE)
-    project, said = Project(tmp_path), ""
+
+    def run_anew(block: Block, _: str) -> None:
+        for name in [n for n in sys.modules if n == "model" or n.startswith("stepengine_agents_")]:
+            del sys.modules[name]
+        execute(block, NAME)
+
     # A command of the page names a file that stands below it.
-    for block in blocks:
-        if block.path == "checks.py":
-            project.paste(block.path, block.text)
-    for block in blocks:
-        match block.kind:
-            case "python" if block.path is not None:
-                project.paste(block.path, block.text)
-            case "python":
-                for name in [n for n in sys.modules if n == "model" or n.startswith("stepengine_agents_")]:
-                    del sys.modules[name]
-                execute(block, NAME)
-            case "diff":
-                project.edit(block)
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case "console":
-                pass  # git's history is not part of the page; tests/evaluation bisects with this line
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+    (checks,) = [block.text for block in blocks_of(PAGE) if block.path == "checks.py"]
+    (tmp_path / "checks.py").write_text(checks)
+    # Git's history is not part of the page; tests/evaluation bisects with the line of a console.
+    follow(NAME, tmp_path, others={"python": run_anew, "console": lambda *_: None})
 
 
 @pytest.mark.spec("evaluation:JG12")

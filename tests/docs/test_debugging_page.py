@@ -14,7 +14,7 @@ import pytest
 
 from stepengine.cli.commands.debug import COMMANDS
 
-from .pages import Project, assert_shown, blocks_of, execute, page
+from .pages import Block, assert_shown, follow, page
 
 NAME = "debugging.md"
 
@@ -24,24 +24,17 @@ NAME = "debugging.md"
 def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    project, said = Project(tmp_path), ""
-    for block in blocks_of(page(NAME)):
-        match block.kind:
-            case "python" if block.path is not None:
-                project.paste(block.path, block.text)
-            case "python":
-                execute(block, NAME)
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                parts = [part for line in block.text.splitlines() for part in re.split(r" {2,}", line.strip())]
-                assert_shown("\n".join(parts), said.replace("  ", "\n"))
-            case "console":
-                command, _, shown = block.text.removeprefix("$ ").partition("\n")
-                # The first line says when it was and how long it took.
-                assert_shown(shown.partition("\n")[2], seen_at_a_save(tmp_path, command))
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+
+    def has_columns(block: Block, said: str) -> None:
+        parts = [part for line in block.text.splitlines() for part in re.split(r" {2,}", line.strip())]
+        assert_shown("\n".join(parts), said.replace("  ", "\n"))
+
+    def is_seen_at_a_save(block: Block, _: str) -> None:
+        command, _, shown = block.text.removeprefix("$ ").partition("\n")
+        # The first line says when it was and how long it took.
+        assert_shown(shown.partition("\n")[2], seen_at_a_save(tmp_path, command))
+
+    follow(NAME, tmp_path, others={"text": has_columns, "console": is_seen_at_a_save})
 
 
 def seen_at_a_save(folder: Path, command: str) -> str:

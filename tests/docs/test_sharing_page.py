@@ -6,25 +6,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from .pages import ROOT, Project, assert_shown, blocks_of, page
+from .pages import ROOT, Project, follow
 
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK3", "packages:PK6", "packages:PK8", "packages:PK9", "packages:PK11")
 def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path) -> None:
-    project, site, said = Project(tmp_path / "page"), tmp_path / "site", ""
+    project = Project(tmp_path / "page")
     project.folder.mkdir()
-    for block in blocks_of(page("sharing-an-agent.md")):
-        if block.kind == "text":
-            assert_shown(block.text, said)
-        elif block.kind == "sh":
-            said = "".join([ran(project, site, line) for line in block.text.splitlines()])
-        else:
-            project.paste(block.path or "lead.py", block.text)
+    lead = {"python": lambda block, _: project.paste("lead.py", block.text)}
+    follow("sharing-an-agent.md", project.folder, run=partial(ran, project, tmp_path / "site"), others=lead)
 
 
 def ran(project: Project, site: Path, line: str) -> str:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from .pages import Project, assert_shown, blocks_of, execute, page
+from .pages import Project, blocks_of, follow, page
 
 PAGES = [f"tutorial/{name}.md" for name in re.findall(r"^(\d-.+)$", page("tutorial/index.md"), re.MULTILINE)]
 
@@ -21,26 +22,12 @@ PAGES = [f"tutorial/{name}.md" for name in re.findall(r"^(\d-.+)$", page("tutori
 def test_following_the_tutorial_gives_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "project").mkdir()
-    project, said = Project(tmp_path / "project"), ""
+    project = Project(tmp_path / "project")
     monkeypatch.chdir(project.folder)
     for name in PAGES:
         for module in [module for module in sys.modules if module.startswith("stepengine_agents_")]:
             del sys.modules[module]  # each page is a new process of its reader
-        for block in blocks_of(page(name)):
-            match block.kind:
-                case _ if block.path is not None:
-                    project.paste(block.path, block.text)
-                case "diff":
-                    project.edit(block)
-                case "python":
-                    execute(block, name)
-                case "sh":
-                    state = {"STEPENGINE_STATE_DIR": str(tmp_path / "state")}
-                    said = "".join([project.run(line, **state) for line in block.text.splitlines()])
-                case "text":
-                    assert_shown(block.text, said)
-                case other:
-                    pytest.fail(f"nobody runs a block of {other}")
+        follow(name, project.folder, run=partial(project.run, STEPENGINE_STATE_DIR=str(tmp_path / "state")))
 
     workflow = yaml.safe_load((project.folder / ".github/workflows/tests.yml").read_text())
     run = [step["run"] for step in workflow["jobs"]["tests"]["steps"] if "run" in step]
