@@ -55,11 +55,7 @@ def test_ask_prints_the_reply_to_stdout_and_cost_to_stderr(scripted: Any) -> Non
 
     assert (0, "It is five.\n") == (result.exit_code, result.stdout)
     assert "test/m-2026 | 1,200 tokens in, 3 out | $0.0125 | " in result.stderr
-    assert ("Be brief.", "2 + 3?", 50) == (
-        request.system_prompt,
-        request.messages[0].text,
-        request.settings.max_tokens,
-    )
+    assert ("Be brief.", "2 + 3?", 50) == (request.system_prompt, request.messages[0].text, request.settings.max_tokens)
     assert 1 == len(model.calls)
 
 

@@ -136,10 +136,7 @@ def test_question_of_a_program_is_answered_on_the_command_line(
 @pytest.mark.parametrize(
     ("agent", "said"),
     [
-        (
-            "caller.py",
-            "agent 'caller' has a handler that calls its tools; add code_mode(...) to its tools",
-        ),
+        ("caller.py", "agent 'caller' has a handler that calls its tools; add code_mode(...) to its tools"),
         ("bare.py", "agent 'bare' has no tools that programs may call"),
         ("writer.py", "agent 'writer' changes files with str_replace; allow that with --write"),
     ],

@@ -169,16 +169,7 @@ async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed
         ("a\n9\n\nn\nn\nn\nn\n", []),
         ("a\nthe second\n2\nn\nn\n", ["git log -1", "git log --all", "git log -1"]),
     ],
-    ids=[
-        "by number",
-        "by its words",
-        "this call",
-        "any",
-        "not twice",
-        "none",
-        "no number",
-        "a text first",
-    ],
+    ids=["by number", "by its words", "this call", "any", "not twice", "none", "no number", "a text first"],
 )
 async def test_always_states_its_scope_and_confirms_any_input_twice(folder: Path, typed: str, ran: list[str]) -> None:
     done: list[str] = []
@@ -205,9 +196,7 @@ async def test_always_states_its_scope_and_confirms_any_input_twice(folder: Path
 
 
 @pytest.mark.spec("requirements:M15")
-async def test_call_that_its_tool_will_reject_is_not_asked_about(
-    folder: Path,
-) -> None:
+async def test_call_that_its_tool_will_reject_is_not_asked_about(folder: Path) -> None:
     """
     Nobody's no is counted for it, and the record knows that no person said it.
     """

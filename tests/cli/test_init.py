@@ -49,9 +49,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.deep
-def test_new_project_passes_its_tests_and_fails_after_an_edit(
-    tmp_path: Path,
-) -> None:
+def test_new_project_passes_its_tests_and_fails_after_an_edit(tmp_path: Path) -> None:
     project = tmp_path / "My Agent!"
     assert made(project).exit_code == 0
 
@@ -93,9 +91,7 @@ def test_bundled_journal_equals_a_new_recording(tmp_path: Path) -> None:
     assert (tmp_path / JOURNAL).read_text() == shipped
 
 
-def test_project_is_named_after_its_folder_with_valid_files(
-    tmp_path: Path,
-) -> None:
+def test_project_is_named_after_its_folder_with_valid_files(tmp_path: Path) -> None:
     project = tmp_path / "My Agent!"
     result = made(project)
 

@@ -22,9 +22,7 @@ def models(*arguments: str) -> Result:
 
 
 @pytest.mark.spec("requirements:G23")
-def test_models_lists_every_provider_and_never_its_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_lists_every_provider_and_never_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", KEY)
     monkeypatch.setenv("OPENROUTER_BASE_URL", f"https://me:{KEY}@proxy.example/v1?key={KEY}")
     result = models()

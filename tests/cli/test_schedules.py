@@ -113,9 +113,7 @@ def test_invalid_schedules_are_rejected_with_their_file(project: Path, end: str,
 
 
 @pytest.mark.spec("waiting:WT23")
-def test_schedule_ids_are_unique_and_other_values_are_ignored(
-    project: Path,
-) -> None:
+def test_schedule_ids_are_unique_and_other_values_are_ignored(project: Path) -> None:
     other = project / "agents" / "zother.py"
     other.write_text('from stepengine import AgentDefinition\nagent = AgentDefinition("other")\nschedule = "mondays"\n')
 

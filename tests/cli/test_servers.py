@@ -44,9 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spec("ecosystem:EC125")
-def test_server_receives_only_the_key_of_api_key_env(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_server_receives_only_the_key_of_api_key_env(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "STEPENGINE_OPENAI_CHAT_API_KEY"):
         monkeypatch.setenv(name, "somebody-else-s-0123")
     monkeypatch.delenv("STEPENGINE_OPENAI_CHAT_API_KEY")

@@ -225,9 +225,7 @@ def test_thinking_is_folded_shown_or_hidden_as_set(scripted: Any, monkeypatch: p
      ["test", "x"], ["agents", "list"], ["agents", "models"], ["config", "show"], ["demo"]],
     ids=" ".join,
 )  # fmt: skip
-def test_every_command_takes_config_and_reports_its_errors(
-    arguments: list[str],
-) -> None:
+def test_every_command_takes_config_and_reports_its_errors(arguments: list[str]) -> None:
     Path("given.toml").write_text("limit.max_steps = 1")
 
     said = command(*arguments, "--config", "given.toml", code=2).stderr

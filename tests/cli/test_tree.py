@@ -23,9 +23,7 @@ def test_tree_shows_spawnable_agents_and_marks_circles() -> None:
     carried = AgentDefinition("carried", description="In a tool.")
     middle = AgentDefinition("middle", tools=[*TOOLS, task_tool([carried])], spawnable_agents=[leaf, "top"])
     top = AgentDefinition(
-        "top",
-        tools=[*TOOLS, agent_tool(carried)],
-        spawnable_agents=[middle, "leaf", "other_middle", "nobody", "top"],
+        "top", tools=[*TOOLS, agent_tool(carried)], spawnable_agents=[middle, "leaf", "other_middle", "nobody", "top"]
     )
     other = AgentDefinition("other-middle", tools=TOOLS, spawnable_agents=["middle"])
     alone = AgentDefinition("alone")

@@ -66,12 +66,7 @@ def test_every_block_runs(name: str, block: object, tmp_path: Path, monkeypatch:
 def test_no_kind_of_block_is_passed_over() -> None:
     # What pip and PyInstaller are told, which .ci/deep does with the wheel. A unit of systemd, whose command is tested where it is implemented; what `show` prints of a program, tested with it; commands and
     # a setting that tests/cli/test_sandboxed.py runs.
-    shown = {
-        "install": {"sh"},
-        "waiting": {"ini"},
-        "programs": {"text"},
-        "untrusted-agents": {"text", "toml"},
-    }
+    shown = {"install": {"sh"}, "waiting": {"ini"}, "programs": {"text"}, "untrusted-agents": {"text", "toml"}}
 
     for name, _, block in BLOCKS:
         assert block.kind in {"python", "{toctree}"} | shown.get(name, set()), name

@@ -212,9 +212,7 @@ def test_s3_the_next_chat_message_answers_the_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("requirements:M15", "requirements:M3", "requirements:M9", "requirements:N11", "requirements:N16")
-async def test_s5_the_console_asks_and_a_denied_command_never_runs(
-    tmp_path: Path,
-) -> None:
+async def test_s5_the_console_asks_and_a_denied_command_never_runs(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("color\n")
     tools = [*file_tools(tmp_path, write=True), *shell_tools(tmp_path)]
     agent = AgentDefinition("coder", model=MODEL, tools=["read_files", "write_file", "run_terminal_command"])
@@ -344,9 +342,7 @@ def test_s7_each_model_mistake_is_reported_and_one_edit_happens(tmp_path: Path) 
 
 
 @pytest.mark.spec("requirements:H13", "requirements:H16", "requirements:L3", "reliability:GN30")
-def test_s8_injected_parts_work_and_only_early_hook_failures_fail(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_s8_injected_parts_work_and_only_early_hook_failures_fail(caplog: pytest.LogCaptureFixture) -> None:
     requests: list[ModelRequest] = []
 
     def reply(request: ModelRequest) -> ModelReply:
@@ -482,11 +478,7 @@ def test_s10_children_run_concurrently_and_failures_stay_isolated() -> None:
         "asks", description="Asks.", system_prompt="You ask.", tools=["spawn_agents"], spawnable_agents=[knows]
     )
     lead = AgentDefinition(
-        "lead",
-        model=MODEL,
-        system_prompt="You lead.",
-        tools=spawn_tools(),
-        spawnable_agents=[knows, crashes, asks],
+        "lead", model=MODEL, system_prompt="You lead.", tools=spawn_tools(), spawnable_agents=[knows, crashes, asks]
     )
     told: list[str] = []
 

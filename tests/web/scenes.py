@@ -6,18 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine import (
-    STEP,
-    AgentCall,
-    AgentDefinition,
-    Ask,
-    Engine,
-    Limits,
-    ToolContext,
-    ToolResult,
-    call,
-    tool,
-)
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Limits, ToolContext, ToolResult, call, tool
 from stepengine.data import events as ev
 from stepengine.data.messages import ThinkingPart
 from stepengine.data.state import RunPhase

@@ -326,9 +326,7 @@ async def test_steps_progress_answers_todos_and_files_have_their_events() -> Non
 
 @pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
 @pytest.mark.parametrize("verbose", [False, True])
-async def test_other_events_are_custom_and_engine_internals_only_when_verbose(
-    verbose: bool,
-) -> None:
+async def test_other_events_are_custom_and_engine_internals_only_when_verbose(verbose: bool) -> None:
     events = [*TOLD, *(UNTOLD if verbose else ())]
     got = await shown(all_of(*TOLD, *UNTOLD), verbose=verbose)
 

@@ -20,12 +20,7 @@ from .painter import Painter
 from .served import served
 
 COUNTERPARTS = (
-    (
-        "npm:ai",
-        "5.0.277",
-        "partly",
-        "text, tools, typed answers, reconnect with a new Chat; no approvals",
-    ),
+    ("npm:ai", "5.0.277", "partly", "text, tools, typed answers, reconnect with a new Chat; no approvals"),
     ("npm:ai", "6.0.326", "works", "text, tools, approve, deny, typing instead, reconnect"),
     ("npm:ai", "7.0.173", "works", "text, tools, approve, deny, typing instead, reconnect"),
     ("npm:@ai-sdk/react", "2.0.280", "works", "Chat with ai 5, 6 and 7"),

@@ -235,9 +235,7 @@ async def test_conversation_continues_after_a_restart(tmp_path: Path, way: str) 
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_conversation_continues_after_a_kill_before_its_state_was_stored(
-    tmp_path: Path,
-) -> None:
+async def test_conversation_continues_after_a_kill_before_its_state_was_stored(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
         await page.say("One.")
     ledger = Ledger(tmp_path / "runs")
@@ -308,9 +306,7 @@ async def test_handler_question_is_answered_after_a_restart(tmp_path: Path) -> N
 
 @pytest.mark.spec("studio:SV11")
 @pytest.mark.deep
-async def test_active_run_rejects_input_and_cancelling_frees_the_conversation(
-    tmp_path: Path,
-) -> None:
+async def test_active_run_rejects_input_and_cancelling_frees_the_conversation(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
         run = await page.begin("Dry.")
         busy = await page.client.post("/ag-ui/painter", json=run_input("And?", "t"))
@@ -407,9 +403,7 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_any_server_shows_and_answers_a_run_of_another_server(
-    tmp_path: Path,
-) -> None:
+async def test_any_server_shows_and_answers_a_run_of_another_server(tmp_path: Path) -> None:
     painter = Painter()
     async with paging(tmp_path, painter) as here, paging(tmp_path, Painter()) as there:
         here.client.headers.update(there.client.headers)
@@ -510,9 +504,7 @@ def known_calls(events: list[dict[str, Any]]) -> dict[str, tuple[str, Any]]:
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-async def test_page_at_another_server_receives_later_events_until_the_end(
-    tmp_path: Path,
-) -> None:
+async def test_page_at_another_server_receives_later_events_until_the_end(tmp_path: Path) -> None:
     painter, shown = Painter(), list[dict[str, Any]]()
     async with paging(tmp_path, painter) as here, paging(tmp_path, Painter()) as there:
         here.client.headers.update(there.client.headers)

@@ -312,9 +312,7 @@ def approvals(chunks: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.spec("interfaces:IF108")
 @pytest.mark.parametrize("version", [6, 7])
-async def test_every_call_is_answered_or_asked_under_unique_approval_id(
-    version: int,
-) -> None:
+async def test_every_call_is_answered_or_asked_under_unique_approval_id(version: int) -> None:
     """
     A page sends its answers by itself only then, and finds the call of an approval by its id.
     """
