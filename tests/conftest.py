@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import hypothesis.internal.conjecture.providers
 import pytest
 import typer.main
 import typer.testing
@@ -102,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config), "failures-as-they-happen")
     block_network(config)
     read_commands_once(config)
+    draw_examples_by_name(config)
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
 
@@ -122,6 +124,17 @@ def read_commands_once(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command), raising=False)
     config.add_cleanup(patch.undo)
+
+
+def draw_examples_by_name(config: pytest.Config) -> None:
+    """
+    Examples depend on nothing but the test, unless ``explore`` looks further. By itself hypothesis adds constants of the modules
+    that a process happens to have imported, and parses all of them for that: ten seconds for each worker of a new clone.
+    """
+    if config.getoption("--hypothesis-profile", None) != "explore":
+        patch = pytest.MonkeyPatch()
+        patch.setattr(hypothesis.internal.conjecture.providers, "is_local_module_file", lambda path: False)
+        config.add_cleanup(patch.undo)
 
 
 @pytest.hookimpl(wrapper=True)

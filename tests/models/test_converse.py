@@ -8,15 +8,14 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import attrs
-import botocore.session
 import httpx2
 import pytest
-from botocore.eventstream import EventStreamBuffer
-from botocore.validate import ParamValidator
 from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from stepengine.data.codec import to_json
@@ -57,9 +56,15 @@ NAME = "bedrock_converse"
 NOVA, NOVA_2, LLAMA = "us.amazon.nova-pro-v1:0", "us.amazon.nova-2-lite-v1:0", "us.meta.llama4-scout-17b-instruct-v1:0"
 CLAUDE, WRITER, QWEN = "us.anthropic.claude-sonnet-4-5-20250929-v1:0", "writer.palmyra-x5-v1:0", "qwen.qwen3-32b-v1:0"
 PNG = b"\x89PNG\r\n\x1a\n"
-SERVICE = botocore.session.Session().get_service_model("bedrock-runtime")
-CONVERSE = SERVICE.operation_model("Converse")
 AT = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+@cache
+def converse() -> Any:
+    """AWS's own description of the API."""
+    import botocore.session
+
+    return botocore.session.Session().get_service_model("bedrock-runtime").operation_model("Converse")
 
 
 def provider(**options: Any) -> BedrockProvider:
@@ -104,7 +109,9 @@ ASKED = (made(NAME), "m", None)
 
 def faults_of(sent: dict[str, Any], model: str) -> str:
     """What AWS's own program has against a body."""
-    return ParamValidator().validate({"modelId": model, **in_bytes(sent)}, CONVERSE.input_shape).generate_report()
+    from botocore.validate import ParamValidator
+
+    return ParamValidator().validate({"modelId": model, **in_bytes(sent)}, converse().input_shape).generate_report()
 
 
 def in_bytes(value: Any) -> Any:
@@ -130,7 +137,8 @@ def as_ours(part: Any) -> Any:
     data = getattr(part, "provider_data", None)
     if data is None or data.get("provider") != "anthropic":
         return part
-    return attrs.evolve(part, provider_data={"provider": NAME, "model": NOVA, "id": "same", "signature": "c2ln"})
+    mark = {"provider": NAME, "model": NOVA, "signature": "c2ln"}  # all that Bedrock leaves on a thought
+    return attrs.evolve(part, provider_data=mark if isinstance(part, ThinkingPart) else {**mark, "id": "same"})
 
 
 def ours(messages: list[Any]) -> list[Any]:
@@ -171,8 +179,11 @@ def check_conversation(messages: list[dict[str, Any]], model: str) -> None:
 
 
 @pytest.mark.spec("providers:PV133", "requirements:G10", "ecosystem:EC82")
-@pytest.mark.parametrize("model", [NOVA, LLAMA, WRITER, CLAUDE])
-@given(histories, st.lists(users, max_size=1), st.sampled_from([(), (TOOL,)]), st.sampled_from([None, 2_000]))
+@limits(max_examples=100)
+@given(
+    st.sampled_from([NOVA, LLAMA, WRITER, CLAUDE]), histories, st.lists(users, max_size=1), st.sampled_from([(), (TOOL,)]),
+    st.sampled_from([None, 2_000]),
+)  # fmt: skip
 def test_any_transcript_is_a_valid_converse_conversation(model, messages, tail, tools, tokens):
     thinking = None if tokens is None else Thinking("extended", tokens)
     settings = ModelSettings(thinking=thinking, max_tokens=4_000)
@@ -520,6 +531,8 @@ def test_stream_without_message_stop_is_truncated():
 
 def parsed(content: bytes) -> list[tuple[str, Any]]:
     """The events of a stream as botocore's own reader takes them apart."""
+    from botocore.eventstream import EventStreamBuffer
+
     buffer = EventStreamBuffer()
     buffer.add_data(content)
     return [(event.headers[":event-type"], json.loads(event.payload)) for event in buffer]
@@ -846,7 +859,7 @@ class Maker:
 @pytest.mark.spec("providers:PV132", "generator-contract:T5")
 def test_every_known_converse_reply_member_is_read_or_kept():
     maker, found = Maker(), list[str]()
-    for data in maker.of(CONVERSE.output_shape, "ConverseResponse"):
+    for data in maker.of(converse().output_shape, "ConverseResponse"):
         blocks = data.get("output", {}).get("message", {}).get("content", [])
         for block in blocks or [None]:
             one = {**data, "output": {"message": {"content": [block] if block else []}}}
