@@ -103,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config), "failures-as-they-happen")
     block_network(config)
     read_commands_once(config)
+    skip_syncs(config)
     draw_examples_by_name(config)
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
@@ -124,6 +125,20 @@ def read_commands_once(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command), raising=False)
     config.add_cleanup(patch.undo)
+
+
+def skip_syncs(config: pytest.Config) -> None:
+    """
+    Files reach the disk when the system writes them. No test cuts the power of the machine; those that pretend to note each sync.
+    """
+    patch = pytest.MonkeyPatch()
+    for name in {"fsync", "fdatasync"} & vars(os).keys():
+        patch.setattr(os, name, check_descriptor)
+    config.add_cleanup(patch.undo)
+
+
+def check_descriptor(descriptor: int) -> None:
+    os.fstat(descriptor)  # raises for one that is closed, as a sync does
 
 
 def draw_examples_by_name(config: pytest.Config) -> None:
