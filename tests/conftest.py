@@ -16,6 +16,7 @@ import shutil
 import signal
 import site
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import hypothesis
 import hypothesis.internal.conjecture.providers
 import pytest
@@ -103,6 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config), "failures-as-they-happen")
     block_network(config)
     read_commands_once(config)
+    load_certificates_once(config)
     skip_syncs(config)
     draw_examples_by_name(config)
     if not config.pluginmanager.has_plugin("timeout"):
@@ -124,6 +127,24 @@ def read_commands_once(config: pytest.Config) -> None:
     """
     patch = pytest.MonkeyPatch()
     patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command), raising=False)
+    config.add_cleanup(patch.undo)
+
+
+def load_certificates_once(config: pytest.Config) -> None:
+    """
+    The certificates of the system are read once for each environment, which takes 0.04 s, and not for each client of a test.
+    """
+    make = httpcore2.default_ssl_context
+
+    @functools.cache
+    def context(trust_env: bool, *_variables: str | None) -> ssl.SSLContext:
+        return make(_trust_env=trust_env)
+
+    def default_ssl_context(*, _trust_env: bool = True) -> ssl.SSLContext:
+        return context(_trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(httpcore2, "default_ssl_context", default_ssl_context)
     config.add_cleanup(patch.undo)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 
+import httpcore2
 import httpx2
 import pytest
 
@@ -69,6 +70,7 @@ async def test_ca_certificates_load_once_and_reload_when_the_variable_changes(tm
     monkeypatch.setattr(
         ssl.SSLContext, "load_verify_locations", lambda self, *files: reads.append(files) or read(self, *files)
     )
+    monkeypatch.setattr(httpcore2, "default_ssl_context", httpcore2._ssl.default_ssl_context)  # the one that reads them
     _create_ssl_context.cache_clear()
     for name in FOUR:
         for _ in range(2):
