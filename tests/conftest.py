@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import gc
+import inspect
 import ipaddress
 import itertools
 import os
@@ -52,6 +53,9 @@ pytest_plugins = () if INSTALLED else ("stepengine.pytest_plugin",)
 SPEC_ROWS = known()
 SECONDS_PER_TEST = 60
 SECONDS_PER_DEEP_TEST = 600
+LEFT_OUT = frozenset({"deep", "speed", "memory"})
+FAST = re.compile(r"not \(deep or speed or memory\)|not deep and not speed and not memory")
+"""How the fast suite is asked for: with `addopts`, and by people."""
 LEAK_GRACE_SECONDS = 10.0
 HOMES = itertools.count(1)
 PROVIDER_VARIABLE = re.compile(
@@ -181,6 +185,20 @@ def pytest_collection() -> Any:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """
+    Make no tests that the fast suite would make only to leave them out: thousands, in each worker. A test that is named is made.
+    """
+    if not name.startswith("test_") or not inspect.isfunction(obj):
+        return None
+    config = collector.config
+    if not FAST.fullmatch(config.option.markexpr) or any("::" in arg for arg in config.args):
+        return None
+    markers = {marker.name for marker in (*getattr(obj, "pytestmark", ()), *collector.iter_markers())}
+    return None if markers.isdisjoint(LEFT_OUT) else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
