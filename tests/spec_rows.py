@@ -103,10 +103,10 @@ def _prose(text: str) -> set[int]:
 
 
 @cache
-def holders() -> dict[str, tuple[str, ...]]:
-    """Return the tests that hold each row, as ``tests/x.py::name``; as ``tests/x.py`` where all tests of a file do."""
+def holders(folder: str = "tests") -> dict[str, tuple[str, ...]]:
+    """Return the tests of a folder that hold each row, as ``tests/x.py::name``; as ``tests/x.py`` where all tests of a file do."""
     found: dict[str, set[str]] = {}
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+    for file in sorted((ROOT / folder).rglob("test_*.py")):
         text = file.read_text(encoding="utf-8")
         if "mark.spec(" in text:
             for row, test in _held(ast.parse(text)):
