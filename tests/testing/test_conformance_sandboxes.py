@@ -34,10 +34,15 @@ from stepengine.sandbox import (
     ProgramWaiting,
 )
 
-# What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
-first = MontySandbox(1)
-first.open((), seconds=1, memory=1 << 26, printed=10, seed=1).feed("1", datetime(2026, 1, 1, tzinfo=UTC))
-first.close()
+
+@pytest.fixture(scope="module", autouse=True)
+def opened_once() -> None:
+    """
+    What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
+    """
+    first = MontySandbox(1)
+    first.open((), seconds=1, memory=1 << 26, printed=10, seed=1).feed("1", datetime(2026, 1, 1, tzinfo=UTC))
+    first.close()
 
 
 @pytest.mark.deep
