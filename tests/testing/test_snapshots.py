@@ -220,15 +220,19 @@ async def nap(ms: int) -> str:
 
 @pytest.mark.spec("replay:F23")
 def test_children_that_end_in_another_order_give_the_same_transcript() -> None:
-    def run(first: int, second: int) -> MemoryJournal:
+    def run(last: int) -> MemoryJournal:
+        other_has_ended = asyncio.Event()
+
         @tool(name="nap")
         async def napping(ms: int) -> str:
             """Wait."""
-            await asyncio.sleep({1: first, 2: second}[ms] / 1000)
+            if ms == last:
+                await other_has_ended.wait()
             return "rested"
 
         def sleeping(ctx: Any) -> Any:
             yield from ToolCall("nap", {"ms": int(ctx.prompt)}, include_tool_call=False)
+            other_has_ended.set()
 
         child = AgentDefinition("child", model="test/m", tools=[napping], handle_steps=sleeping)
 
@@ -241,7 +245,7 @@ def test_children_that_end_in_another_order_give_the_same_transcript() -> None:
             engine.run_sync(parent, "go", journal=journal)
         return journal
 
-    one, other = run(0, 200), run(200, 0)
+    one, other = run(last=2), run(last=1)
     order = [[(r.kind, getattr(r, "path", "")) for r in j.records()] for j in (one, other)]
     assert order[0] != order[1]
     assert RunSnapshot().serialize(one) == RunSnapshot().serialize(other)
