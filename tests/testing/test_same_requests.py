@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepengine.testing import Cassette, CassetteMiss
@@ -241,6 +241,7 @@ ODD = [
 
 
 @pytest.mark.spec("replay:C2", "replay:C4")
+@settings(max_examples=25)  # each writes two files
 @given(
     st.sampled_from(ODD) | st.binary() | BODIES,
     st.lists(
