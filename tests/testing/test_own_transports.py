@@ -168,6 +168,7 @@ with httpx2.Client(transport=Counting()) as client:
 """
 
 
+@pytest.mark.deep
 def test_a_program_with_an_own_transport_is_recorded_and_replayed(tmp_path: Path) -> None:
     program, file = tmp_path / "program.py", tmp_path / "c.yaml"
     program.write_text(PROGRAM)
