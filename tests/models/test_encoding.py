@@ -27,7 +27,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic.decode import decode as decode_anthropic
-from tests.models.wires import FOUR, MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
+from tests.models.wires import FOUR, HISTORY, MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
 
 # --- both wires -----------------------------------------------------------------------------------------------------
 
@@ -86,22 +86,37 @@ def test_unset_settings_are_not_sent():
 
 @pytest.mark.spec("requirements:A15", "ecosystem:EC84", "ecosystem:EC85")
 @pytest.mark.parametrize(
-    ("choice", "anthropic", "openai"),
+    ("choice", "anthropic", "chat", "responses", "google"),
     [
-        ("auto", {"type": "auto"}, "auto"),
-        ("none", {"type": "none"}, "none"),
-        ("required", {"type": "any"}, "required"),
-        ("look", {"type": "tool", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
+        ("auto", {"type": "auto"}, "auto", "auto", {"mode": "AUTO"}),
+        ("none", {"type": "none"}, "none", "none", {"mode": "NONE"}),
+        ("required", {"type": "any"}, "required", "required", {"mode": "ANY"}),
+        (
+            "look",
+            {"type": "tool", "name": "look"},
+            {"type": "function", "function": {"name": "look"}},
+            {"type": "function", "name": "look"},
+            {"mode": "ANY", "allowedFunctionNames": ["look"]},
+        ),
     ],
 )
-def test_request_tool_choice_is_translated_and_overrides_settings(choice, anthropic, openai):
+def test_request_tool_choice_is_translated_and_overrides_settings(choice, anthropic, chat, responses, google):
     for fields in ({"tool_choice": choice}, {"settings": ModelSettings(tool_choice=choice)}):
         assert body("anthropic", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == anthropic
-        assert body("openai_chat", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == openai
+        assert body("openai_chat", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == chat
+        assert body("openai", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == responses
+        assert body("google", UserMessage("hi"), tools=(TOOL,), **fields)["toolConfig"] == {
+            "functionCallingConfig": google
+        }
         assert "tool_choice" not in body("openai_chat", UserMessage("hi"), **fields)
+        assert "toolConfig" not in body("google", UserMessage("hi"), **fields)
 
 
 SHOWN = {"type": "adaptive", "display": "summarized"}
+
+
+def thinks(**more):
+    return {"generationConfig": {"thinkingConfig": {"includeThoughts": True, **more}}}
 
 
 @pytest.mark.spec("requirements:A16", "ecosystem:EC79", "ecosystem:EC89", "providers:PV5", "providers:PV6")
@@ -154,6 +169,14 @@ SHOWN = {"type": "adaptive", "display": "summarized"}
         ("openai_chat", "o3", Thinking("extended"), {"reasoning_effort": "high"}),
         ("openrouter", "a/b", Thinking("enabled"), {"reasoning": {"enabled": True}}),
         ("openrouter", "a/b", Thinking("extended", 3_000), {"reasoning": {"max_tokens": 3_000}}),
+        ("openai", "gpt-5", Thinking("enabled"), {"reasoning": {"effort": "medium", "summary": "auto"}}),
+        ("openai", "gpt-5", Thinking("extended"), {"reasoning": {"effort": "high", "summary": "auto"}}),
+        ("openai", "gpt-5", Thinking("extended", 1_500), {"reasoning": {"effort": "low", "summary": "auto"}}),
+        ("openai", "gpt-5", Thinking(tokens=1_500), {"reasoning": {"effort": "low", "summary": "auto"}}),
+        ("google", "gemini-3-pro", Thinking("enabled"), thinks()),
+        ("google", "gemini-3-pro", Thinking("extended"), thinks(thinkingBudget=10_000)),
+        ("google", "gemini-3-pro", Thinking("extended", 1_500), thinks(thinkingBudget=1_500)),
+        ("google", "gemini-3-pro", Thinking(tokens=1_500), thinks(thinkingBudget=1_500)),
     ],
 )
 def test_thinking_is_asked_for_in_each_provider_s_way(name, model, thinking, members):
@@ -164,7 +187,7 @@ def test_thinking_is_asked_for_in_each_provider_s_way(name, model, thinking, mem
     assert {
         key: value
         for key, value in encoded.items()
-        if key in ("thinking", "output_config", "reasoning", "reasoning_effort")
+        if key in ("thinking", "output_config", "reasoning", "reasoning_effort", "generationConfig")
     } == members
     if "budget_tokens" in encoded.get("thinking", {}):
         assert encoded["max_tokens"] > encoded["thinking"]["budget_tokens"]
@@ -222,18 +245,18 @@ def test_calls_and_results_are_paired_by_provider_ids():
 
 
 @pytest.mark.spec("reliability:MP40", "reliability:MP48")
-@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
+@pytest.mark.parametrize("name", FOUR)
 def test_invalid_call_names_and_arguments_are_sent_in_valid_form(name):
-    broken = ToolCallPart("c.1/ü", "no such.tool\u200b", raw_input="{nope", input_error="expected a key")
+    broken = ToolCallPart("c.1/ü", "7 no such.tool\u200b", raw_input="{nope", input_error="expected a key")
     text = json.dumps(
         sent(name, UserMessage("go"), AssistantMessage([broken]), ToolMessage("c.1/ü", "x", "bad", "error"))
     )
-    assert "no_such_tool_" in text
+    assert ('"_7_no_such_tool_"' if name == "google" else '"7_no_such_tool_"') in text
     assert "unreadable_arguments" in text
     assert "{nope" in text
-    ids = set(re.findall(r'"(?:id|tool_use_id|tool_call_id)": "([^"]+)"', text))
-    assert len(ids) == 1
-    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", ids.pop())
+    ids = set(re.findall(r'"(?:id|call_id|tool_use_id|tool_call_id)": "([^"]+)"', text))
+    assert len(ids) == (0 if name == "google" else 1)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", one) for one in ids)
 
 
 @pytest.mark.spec("ecosystem:EC90", "ecosystem:EC99", "reliability:MP59", "reliability:MP60")
@@ -352,12 +375,13 @@ def test_unsupported_part_fails_before_the_request_and_is_named(name, part):
 
 
 @pytest.mark.spec("ecosystem:EC100")
-@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
+@pytest.mark.parametrize("name", FOUR)
 def test_history_ending_with_the_assistant_gets_a_nudge_when_encoded(name):
     history = Transcript([UserMessage("go"), AssistantMessage("I begin.")])
     request = ModelRequest(f"{name}/{MODEL[name]}", messages=history)
-    messages = json.loads(provider_of(name)._encode(request, stream=False).content)["messages"]
-    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    messages = json.loads(provider_of(name)._encode(request, stream=False).content)[HISTORY.get(name, "messages")]
+    ours = "model" if name == "google" else "assistant"
+    assert [m["role"] for m in messages] == ["user", ours, "user"]
     assert "Continue." in json.dumps(messages[-1])
     assert len(history) == 2
     # Later the same place holds the same words, so that what was sent once stays a prefix.
@@ -365,7 +389,8 @@ def test_history_ending_with_the_assistant_gets_a_nudge_when_encoded(name):
     assert longer[:3] == messages
     # A reply that the provider paused is handed back as it is, to be gone on with.
     paused = sent(name, UserMessage("go"), tail=(AssistantMessage("half a"),))
-    assert [m["role"] for m in paused] == ["user", "assistant"]
+    assert [m["role"] for m in paused] == ["user", ours]
+    assert "Continue." in json.dumps(sent(name))
 
 
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])

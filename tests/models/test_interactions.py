@@ -10,8 +10,6 @@ from typing import Any
 import attrs
 import httpx2
 import pytest
-from google import genai
-from google.genai._gaos.types.interactions import CreateModelInteraction
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +51,13 @@ def body(*messages: Any, **fields: Any) -> dict[str, Any]:
     return json.loads(GoogleInteractionsProvider("k")._encode(request, stream=False).content)
 
 
+def parse_with_sdk(sent: dict[str, Any]) -> dict[str, Any]:
+    """What google-genai's own types make of a body."""
+    from google.genai._gaos.types.interactions import CreateModelInteraction
+
+    return CreateModelInteraction.model_validate(sent).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
 def whole(*steps: dict[str, Any], status: str = "completed", **told: Any) -> ModelReply:
     return decode({"id": "v1_1", "status": status, "steps": list(steps), "usage": USAGE, **told}, *ASKED)
 
@@ -90,7 +95,7 @@ def test_any_transcript_is_a_valid_interactions_request(messages, tail):
         [attrs.evolve(one, content=tuple(map(as_ours, one.content))) for one in found] for found in (messages, tail)
     )
     sent = body(*messages, tail=tuple(tail), settings=ModelSettings(max_tokens=50))
-    taken = CreateModelInteraction.model_validate(sent).model_dump(mode="json", by_alias=True, exclude_none=True)
+    taken = parse_with_sdk(sent)
 
     assert sent == taken
     assert sent["store"] is False
@@ -110,6 +115,8 @@ def test_any_transcript_is_a_valid_interactions_request(messages, tail):
 
 async def test_sdk_client_and_provider_exchange_identical_requests_and_replies():
     """Both ways in which our bytes go out; and google-genai, given the body in its own words."""
+    from google import genai
+
     seen: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -166,7 +173,7 @@ def test_media_thinking_and_tools_use_the_api_terms():
     assert {"thinking_level": "high", "thinking_summaries": "auto", "tool_choice": "any"} == sent["generation_config"]
     limits = [{"type": "harassment", "threshold": "block_only_high"}, {"type": "hate_speech", "threshold": "off"}]
     assert limits == sent["safety_settings"]
-    taken = CreateModelInteraction.model_validate(sent).model_dump(mode="json", by_alias=True, exclude_none=True)
+    taken = parse_with_sdk(sent)
     assert sent == taken
     names = [tool["type"] for tool in sent["tools"]]
     assert ["function", "google_search", "file_search"] == names

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 
-import anthropic
 import httpx2
 import pytest
 
@@ -112,6 +111,8 @@ async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_p
 
 @pytest.mark.spec("replay:C20", "replay:C43")
 def test_a_recorded_error_is_not_retried(tmp_path):
+    import anthropic
+
     body = json.dumps({"model": "m", "max_tokens": 5, **ASKED}).encode()
     asked = RecordedRequest("POST", "https://api.anthropic.com/v1/messages", {"content-type": "application/json"}, body)
     answer = RecordedResponse(429, "slow down", {"retry-after": "60", "content-type": "application/json"}, b"{}")
