@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -243,16 +244,19 @@ def at_once(wire: str, body: dict[str, Any]) -> ModelReply:
     return DECODE[wire](body, made(wire), "m", None)
 
 
-def bodies_of(wire: str) -> Iterator[dict[str, Any]]:
+@cache
+def bodies_of(wire: str) -> tuple[dict[str, Any], ...]:
     """A body with every member of every type, one item in each; of Gemini also each kind of part by itself."""
     kind, *path = types_of()[wire]
+    found = list[dict[str, Any]]()
     for whole in list(Maker().of(kind, "", "")):
         for item, one in alone(whole, *path):
-            yield one
+            found.append(one)
             if wire == "google":
                 for part in ({"text": "x"}, {"text": "x", "thought": True}, *[{name: item[name]} for name in item]):
                     candidate = {**one["candidates"][0], "content": {"role": "model", "parts": [part]}}
-                    yield {**one, "candidates": [candidate]}
+                    found.append({**one, "candidates": [candidate]})
+    return tuple(found)
 
 
 # --- in pieces --------------------------------------------------------------------------------------------------------
