@@ -354,17 +354,17 @@ async def test_non_object_arguments_are_an_input_error(arguments):
 
 
 @pytest.mark.spec("reliability:R22", "reliability:MP30")
-@pytest.mark.parametrize("odd", [{}, [], "12", True, -3, 2**70, 1e300, None, [1], {"a": 1}], ids=str)
 @pytest.mark.parametrize("wire", EACH, ids=str)
-async def test_odd_usage_figures_become_unknown_and_keep_the_reply(wire, odd):
-    body = re.sub(rb"(?<=[a-zA-Z]\": )\d+(?=[,}])", json.dumps(odd).encode(), wire.reply("five", [], "end_turn"))
-    found = await outcome(wire, body, stream=False)
+async def test_odd_usage_figures_become_unknown_and_keep_the_reply(wire):
+    for odd in ({}, [], "12", True, -3, 2**70, 1e300, None, [1], {"a": 1}):
+        body = re.sub(rb"(?<=[a-zA-Z]\": )\d+(?=[,}])", json.dumps(odd).encode(), wire.reply("five", [], "end_turn"))
+        found = await outcome(wire, body, stream=False)
 
-    if isinstance(found, ModelError):  # what is kept of the message cannot be stored
-        assert (2**70, "protocol") == (odd, found.kind)
-        return
-    assert "five" == found.text
-    assert found.usage is None or (0, True) == (found.usage.total_tokens, found.usage.at_least)
+        if isinstance(found, ModelError):  # what is kept of the message cannot be stored
+            assert (2**70, "protocol") == (odd, found.kind)
+            continue
+        assert "five" == found.text
+        assert found.usage is None or (0, True) == (found.usage.total_tokens, found.usage.at_least), odd
 
 
 @pytest.mark.spec("reliability:MP24")
