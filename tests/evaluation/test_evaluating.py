@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
+import sys
 from decimal import Decimal
 from html import unescape
 from importlib import metadata
@@ -16,9 +18,12 @@ from urllib.parse import unquote
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from stepengine import AgentDefinition, Perform, tool
+from stepengine.cli.app import app
 from stepengine.cli.exits import Exit
+from stepengine.engine import trust
 from stepengine.evaluation import equals, evaluate_sync, fits
 from stepengine.evaluation.case_runs import Case, Evaluation, Outcome
 from stepengine.evaluation.report_pages import summary_lines
@@ -79,6 +84,30 @@ evaluation = Evaluation(
 '''
 
 
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """
+    A folder in which both prompts were evaluated once, to be copied, and the report.
+    """
+    folder = tmp_path_factory.mktemp("evaluated")
+    folder.joinpath("greeting.py").write_text(GREETING, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(trust, "is_trusted", lambda folder: True)
+        patch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
+        words = ["eval", "greeting.py", "--seed", "3", "--out", "o", "--json", "--gate"]
+        done = CliRunner().invoke(app, [*words, "new.pass - base.pass > 0"])
+    assert 0 == done.exit_code, done.output
+    return folder, json.loads(done.stdout)
+
+
+@pytest.fixture
+def greeted(folder: Any, evaluated: tuple[Path, Any]) -> Any:
+    shutil.copytree(evaluated[0], folder.path, dirs_exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def greeting(folder: Any) -> Any:
     folder.write("greeting.py", GREETING)
@@ -120,11 +149,11 @@ LAYOUT = {
 
 
 @pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90", "evaluation:JG91")
-def test_the_better_of_two_prompts_is_reported_with_its_interval(greeting: Any) -> None:
+def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any, evaluated: tuple[Path, Any]) -> None:
     """
     One prompt is better by construction, in seven of ten cases, and worse in one.
     """
-    report = greeting.json("eval", "greeting.py", "--seed", "3", "--out", "o", "--gate", "new.pass - base.pass > 0")
+    report = evaluated[1]
 
     (pair,) = [pair for pair in report["pairs"] if pair["check"] == "pass"]
     assert ("old", "new", 7, 1, 2) == (pair["base"], pair["side"], pair["better"], pair["worse"], pair["equal"])
@@ -146,7 +175,7 @@ def test_the_better_of_two_prompts_is_reported_with_its_interval(greeting: Any) 
         "summary": " ".join(report["summary"][0]), "pairs": " ".join(pair), "ratios": " ".join(cost),
     }  # fmt: skip
     assert {f"cases/{c['id']}/{s['side']}/{s['n']}.jsonl" for c in report["cases"] for s in c["samples"]} == {*journals}
-    assert "Hello Ann!" in greeting.type("show", f"o/{journals[0]}").stdout
+    assert "Hello Ann!" in greeted.type("show", f"o/{journals[0]}").stdout
 
 
 @pytest.mark.spec("evaluation:JG64", "evaluation:JG67")
@@ -166,18 +195,19 @@ def test_no_number_is_reported_where_nothing_was_measured() -> None:
 
 
 @pytest.mark.spec("evaluation:JG67", "evaluation:JG94")
-def test_the_p_value_agrees_with_the_interval_and_the_gate(greeting: Any) -> None:
+def test_the_p_value_agrees_with_the_interval_and_the_gate(greeted: Any) -> None:
     """
     With several looks at once the p value for all of them stands behind, under its own name.
     """
     checks = 'agents={"old": greeter("Greet people.")'
-    text = greeting.path.joinpath("greeting.py").read_text(encoding="utf-8")
-    greeting.write(
+    greeted.write(
         "greeting.py",
-        text.replace(checks, f"checks=[max_steps(2)],\n    {checks}").replace("contains\n", "contains, max_steps\n"),
+        GREETING.replace(checks, f"checks=[max_steps(2)],\n    {checks}").replace(
+            "contains\n", "contains, max_steps\n"
+        ),
     )
 
-    said = greeting.type("eval", "greeting.py", "-q", "--out", "o", "--gate", "new.pass - old.pass > 0").stdout
+    said = greeted.type("eval", "greeting.py", "-q", "--recheck", "o", "--gate", "new.pass - old.pass > 0").stdout
 
     (pair,) = [pair for pair in results("o")["pairs"] if pair["check"] == "pass"]
     assert pair["low"] > 0
@@ -189,7 +219,7 @@ def test_the_p_value_agrees_with_the_interval_and_the_gate(greeting: Any) -> Non
 def test_no_sample_reads_installed_entry_points(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[dict[str, object]] = []
     monkeypatch.setattr(metadata, "entry_points", lambda **query: read.append(query) or metadata.EntryPoints())
-    greeting.type("eval", "greeting.py", "-q", "--out", "o")
+    greeting.type("eval", "greeting.py", "-q", "--out", "o", "--case", "ann", "--case", "zoe")
 
     assert [] == [query for query in read if query.get("group") == "stepengine.agents"]
     assert results("o")["pairs"]
@@ -204,27 +234,30 @@ def test_no_sample_reads_installed_entry_points(greeting: Any, monkeypatch: pyte
         ("old.pass >= 0.8", Exit.FAILED),
         ("new.pass - old.pass > 0.5", Exit.FAILED),
         ("new.pass - old.pass ~> 0.5", Exit.COMPLETED),
-        pytest.param("new.pass - old.pass > 0.05", Exit.COMPLETED, marks=pytest.mark.deep),
-        pytest.param("new.pass>=base.pass", Exit.COMPLETED, marks=pytest.mark.deep),
-        pytest.param("old.pass >= new.pass", Exit.FAILED, marks=pytest.mark.deep),
-        pytest.param("new.cost <= 2.1 * old.cost", Exit.COMPLETED, marks=pytest.mark.deep),
-        pytest.param("new.cost <= old.cost * 1.5", Exit.FAILED, marks=pytest.mark.deep),
-        ("new.pass", Exit.USAGE),
-        ("new.pass > __import__('os')", Exit.USAGE),
-        ("newer.pass > 0.1", Exit.USAGE),
-        ("pass - old.pass > 0", Exit.USAGE),
-        ("new.cost - old.pass > 0", Exit.USAGE),
-        ("new.pass > nan", Exit.USAGE),
+        ("new.pass - old.pass > 0.05", Exit.COMPLETED),
+        ("new.pass>=base.pass", Exit.COMPLETED),
+        ("old.pass >= new.pass", Exit.FAILED),
+        ("new.cost <= 2.1 * old.cost", Exit.COMPLETED),
+        ("new.cost <= old.cost * 1.5", Exit.FAILED),
     ],
 )
-def test_a_gate_decides_the_exit_code_or_is_refused_first(greeting: Any, gate: str, code: Exit) -> None:
+def test_a_gate_decides_the_exit_code(greeted: Any, gate: str, code: Exit) -> None:
     """
-    A difference counts by the end of its interval, with ~ by the mean; a gate that cannot be is refused before any run.
+    A difference counts by the end of its interval, with ~ by the mean.
     """
-    made = greeting.type("eval", "greeting.py", "--gate", gate, "-q", "--out", "o", code=code)
+    made = greeted.type("eval", "greeting.py", "--recheck", "o", "--gate", gate, "-q", code=code)
 
-    assert (code is not Exit.USAGE) == Path("o/results.json").exists()
     assert code is not Exit.FAILED or f"gate {gate}: " in made.stderr
+
+
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG94")
+def test_an_invalid_gate_is_refused_before_any_run(greeting: Any) -> None:
+    for gate in (
+        "new.pass", "new.pass > __import__('os')", "newer.pass > 0.1", "pass - old.pass > 0", "new.cost - old.pass > 0", "new.pass > nan",
+    ):  # fmt: skip
+        greeting.type("eval", "greeting.py", "--gate", gate, "-q", "--out", "o", code=Exit.USAGE)
+
+        assert not Path("o").exists(), gate
 
 
 @pytest.mark.deep
@@ -551,18 +584,22 @@ def test_an_interrupted_evaluation_continues_with_the_missing_samples(folder: An
     assert (3, ["journal", "new"]) == asked(folder, "--continue", "a")
 
 
+def judging(verdict: str) -> str:
+    """
+    The same evaluation with a judge whose model replies *verdict*.
+    """
+    asks = f'    if "Rubric" in request.messages[0].text:\n        return {verdict}\n'
+    judge = 'judge(AgentDefinition("strict", model="t/m"), "Is it short?")'
+    source = LOOKER.replace("called", "judge").replace("checks=[", f"checks=[{judge}, ")
+    return source.replace("    seen = [", f"{asks}    seen = [")
+
+
 @pytest.mark.spec("evaluation:JG61", "evaluation:JG62", "evaluation:JG98")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
     Its score is not part of `pass`; while it is asked the same it is not asked again.
     """
-    judged = LOOKER.replace("called", "judge").replace(
-        "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '
-    )
-    judged = judged.replace(
-        "    seen = [",
-        '    if "Rubric" in request.messages[0].text:\n        return \'{"score": 0.25, "reason": "long"}\'\n    seen = [',
-    )
+    judged = judging("""'{"score": 0.25, "reason": "long"}'""")
     folder.write("looking.py", judged)
     assert 8 == asked(folder, "--out", "a")[0]
     assert 0 == asked(folder, "--recheck", "a")[0]
@@ -577,13 +614,7 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
 
 @pytest.mark.spec("evaluation:JG66")
 def test_judges_spend_the_same_budget_and_stay_unknown_without_room(folder: Any) -> None:
-    judged = LOOKER.replace("called", "judge").replace(
-        "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '
-    )
-    verdict = """text('{"score": 0.25, "reason": "long"}', cost="0.02")"""
-    judged = judged.replace(
-        "    seen = [", f'    if "Rubric" in request.messages[0].text:\n        return {verdict}\n    seen = ['
-    )
+    judged = judging("""text('{"score": 0.25, "reason": "long"}', cost="0.02")""")
     folder.write("looking.py", judged)
 
     folder.json("eval", "looking.py", "--out", "free")
@@ -606,7 +637,7 @@ def test_judges_spend_the_same_budget_and_stay_unknown_without_room(folder: Any)
 
 
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG64")
-def test_the_report_escapes_texts_and_contains_no_secret(folder: Any) -> None:
+def test_the_report_is_escaped_linked_and_without_secret(folder: Any) -> None:
     key = "sk-ant-" + "api03-" + "Zx9" * 20
     hostile = f"<script>alert(1)</script> {key}"
     folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {hostile!r}"))
@@ -618,24 +649,16 @@ def test_the_report_escapes_texts_and_contains_no_secret(folder: Any) -> None:
     assert "<script" not in page
     assert key not in page + told
     assert "default-src 'none'" in page
-
-
-@pytest.mark.spec("evaluation:JG13")
-def test_the_report_links_to_a_page_of_each_run(folder: Any) -> None:
-    key = "sk-ant-" + "api03-" + "Zx9" * 20
-    folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {key!r}"))
-
-    folder.type("eval", "looking.py", "--out", "a", "--html", "-q")
     samples = [sample for case in results("a")["cases"] for sample in case["samples"]]
-    links = re.findall(r'<a href="([^"]*)">([^<]*)</a>', Path("a/report.html").read_text())
+    links = re.findall(r'<a href="([^"]*)">([^<]*)</a>', page)
 
     assert [unescape(text) for _, text in links] == [sample["journal"] for sample in samples]
     for href, journal in links:
         file = Path("a", unquote(unescape(href)))
         assert file == Path("a", unescape(journal)).with_suffix(".html")
-        page = file.read_text()
-        assert page.startswith("<!doctype html>")
-        assert key not in page
+        run = file.read_text()
+        assert run.startswith("<!doctype html>")
+        assert key not in run
 
 
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG60")
