@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import Usage, UserMessage
@@ -203,7 +203,12 @@ def test_two_improvements_are_found_in_sequence_by_one_check(greeting: Any) -> N
 @pytest.mark.spec("evaluation:JG142")
 @pytest.mark.parametrize(
     ("budget", "code"),
-    [("0.0001", Exit.LIMIT), ("0.011", Exit.LIMIT), ("0.05", Exit.FAILED), ("0.08", None), ("0.5", Exit.COMPLETED)],
+    [
+        ("0.011", Exit.LIMIT),
+        ("0.05", Exit.FAILED),
+        pytest.param("0.08", None, marks=pytest.mark.deep),
+        ("0.5", Exit.COMPLETED),
+    ],
 )
 def test_the_budget_is_exceeded_by_no_more_than_one_call(greeting: Any, budget: str, code: int | None) -> None:
     """
@@ -356,11 +361,11 @@ def reflecting_with(folder: Any, body: str) -> None:
     ("body", "said"),
     [
         ("return text('I would say: be nice.', cost='0.001')", "did not name a part and its new value"),
-        ("return tool_call('change', {'part': 'code', 'value': 'x', 'why': ''}, cost='0.001')", "did not name a part"),
-        ("return tool_call('change', {'part': 'system_prompt'}, cost='0.001')", "did not name a part and its new value"),
+        pytest.param("return tool_call('change', {'part': 'code', 'value': 'x', 'why': ''}, cost='0.001')", "did not name a part", marks=pytest.mark.deep),
+        pytest.param("return tool_call('change', {'part': 'system_prompt'}, cost='0.001')", "did not name a part and its new value", marks=pytest.mark.deep),
         ("return tool_call('change', {'part': 'system_prompt', 'value': 7, 'why': ''}, cost='0.001')", "gave a int for system_prompt"),
-        ("return tool_call('change', {'part': 'system_prompt', 'value': 'x' * 2**20, 'why': ''}, cost='0.001')", "a text of 1048576 characters"),
-        ("return tool_call('change', {'part': 'system_prompt', 'value': ' ', 'why': ''}, cost='0.001')", "a text of 1 characters"),
+        pytest.param("return tool_call('change', {'part': 'system_prompt', 'value': 'x' * 2**20, 'why': ''}, cost='0.001')", "a text of 1048576 characters", marks=pytest.mark.deep),
+        pytest.param("return tool_call('change', {'part': 'system_prompt', 'value': ' ', 'why': ''}, cost='0.001')", "a text of 1 characters", marks=pytest.mark.deep),
         ("return tool_call('change', {'part': 'system_prompt', 'value': 'Greet people.', 'why': ''}, cost='0.001')", "was tried already"),
         ("return failure(ModelError('it is down', kind='server', retryable=False))", "it is down"),
     ],
@@ -678,7 +683,10 @@ def test_the_reflecting_model_sees_failed_runs_with_blamed_steps(folder: Any) ->
 
 
 @pytest.mark.spec("evaluation:JG141")
-@pytest.mark.parametrize("check", ["run.files.text('x') == 'three'", "'x' in run.files", "bool(run.files.changed)"])
+@pytest.mark.parametrize(
+    "check",
+    ["run.files.text('x') == 'three'", *[pytest.param(check, marks=pytest.mark.deep) for check in ("'x' in run.files", "bool(run.files.changed)")]],
+)  # fmt: skip
 def test_a_check_that_reads_files_blames_no_step(folder: Any, check: str) -> None:
     """
     A run that goes on from its middle has none; nothing is spent on it.
@@ -738,10 +746,11 @@ agent = AgentDefinition("greeter", model="t/m", system_prompt=PROMPT, instructio
 '''
 
 
-@pytest.fixture
-def parts(tmp_path: Path) -> AgentFile:
-    (tmp_path / "mine.py").write_text(PARTS, encoding="utf-8")
-    return AgentFile.read(AgentLocation(tmp_path / "mine.py"))
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> AgentFile:
+    file = tmp_path_factory.mktemp("parts") / "mine.py"
+    file.write_text(PARTS, encoding="utf-8")
+    return AgentFile.read(AgentLocation(file))
 
 
 @pytest.mark.spec("evaluation:JG140")
@@ -807,17 +816,16 @@ def test_a_version_equals_the_agent_of_its_file(
 
 
 @pytest.mark.spec("evaluation:JG141")
+@settings(max_examples=25)  # each loads a file
 @given(text=TEXTS)
-def test_a_docstring_of_a_tool_can_say_anything(text: str, tmp_path_factory: Any) -> None:
+def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp_path_factory: Any) -> None:
     import inspect
 
-    folder = tmp_path_factory.mktemp("parts")
-    (folder / "mine.py").write_text(PARTS, encoding="utf-8")
-    file = AgentFile.read(AgentLocation(folder / "mine.py"))
-    (folder / "after.py").write_bytes(file.source_with_changes({"tools.look": text}))
-    after = AgentFile.read(AgentLocation(folder / "after.py"))
+    file = tmp_path_factory.mktemp("changed") / "after.py"
+    file.write_bytes(parts.source_with_changes({"tools.look": text}))
+    after = AgentFile.read(AgentLocation(file))
 
-    assert inspect.cleandoc(text) == after.parts["tools.look"].value if inspect.cleandoc(text).strip() else True
+    assert inspect.cleandoc(text) == after.parts["tools.look"].value
 
 
 @pytest.mark.spec("evaluation:JG148")
