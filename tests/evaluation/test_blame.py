@@ -154,9 +154,9 @@ async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> 
 @pytest.mark.spec("evaluation:JG78")
 async def test_a_long_run_is_searched_by_halves() -> None:
     """
-    Of forty steps only some are tried, with twice as many runs beside the place.
+    Of 24 steps only some are tried, with twice as many runs beside the place.
     """
-    work = Work(steps=40)
+    work = Work(steps=24)
     report = await work.blamed(work.recorded(17), k=3)
 
     assert 17 == report.blamed.step.step
@@ -187,7 +187,7 @@ async def test_the_estimate_of_a_long_run_grows_with_k(spoilt: int) -> None:
     """
     The estimate is no smaller than half and no larger than three times what asking took.
     """
-    work, asked = Work(steps=40), []
+    work, asked = Work(steps=24), []
     journal = work.recorded(spoilt)
     calls, cost = expected_calls(journal, 2)
     more, _ = expected_calls(journal, 20)
