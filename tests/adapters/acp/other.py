@@ -88,7 +88,7 @@ def dies(session: str, text: str) -> None:
 
 
 def waits(session: str, text: str) -> str:
-    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    sleep = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(sleep, start_new_session=WAY == "escapes")
     assert KEPT is not None
     say(session, "Working.")

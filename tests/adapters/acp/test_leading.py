@@ -33,7 +33,8 @@ OTHER = str(HERE / "other.py")
 
 
 def led(project: Path | Workspace, way: str, *more: object, name: str = "other", **options: Any) -> ExternalAgent:
-    return ExternalAgent(name, command=[sys.executable, OTHER, way, *map(str, more)], workspace=project, **options)
+    command = [sys.executable, "-S", "-E", OTHER, way, *map(str, more)]  # which needs no package, and starts at once
+    return ExternalAgent(name, command=command, workspace=project, **options)
 
 
 def gone(project: Path) -> ExternalAgent:
@@ -335,9 +336,9 @@ async def test_cancelling_the_run_ends_the_program_and_its_children(
     project: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "deaf":  # it never listens, however long it is waited for
-        monkeypatch.setattr(remote_agent, "CANCEL_SECONDS", 0.2)
-        monkeypatch.setattr(program, "EOF_SECONDS", 0.2)
-        monkeypatch.setattr(program, "TERM_SECONDS", 0.2)
+        monkeypatch.setattr(remote_agent, "CANCEL_SECONDS", 0.05)
+        monkeypatch.setattr(program, "EOF_SECONDS", 0.05)
+        monkeypatch.setattr(program, "TERM_SECONDS", 0.05)
     said = tmp_path / "said"
     engine = Engine([led(project, way, said)])
     async with engine.start("other", "go") as handle:

@@ -501,7 +501,7 @@ async def test_redirect_is_not_followed_and_the_token_stays_here(status: int) ->
 async def test_absent_server_fails_the_call_and_warns_it_may_continue() -> None:
     odd = Odd(after_start(lambda request: told(request, 503, b"")))
     try:
-        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20, away_seconds=0.3))
+        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20, away_seconds=0.1))
     finally:
         odd.stop()
 
