@@ -121,7 +121,7 @@ def call(number: Any, params: dict[str, Any]) -> None:
         send(id=987654, result=seen)
         send(id="never", error={"code": 1, "message": "nobody asked"})
     if MODE == "storm":
-        for count in range(1_000):
+        for count in range(200):
             send(method="notifications/message", params={"level": "info", "data": f"line {count}"})
             send(method="notifications/progress", params={"progressToken": "nobody", "progress": count})
     if MODE == "huge":

@@ -398,7 +398,7 @@ async def test_a_model_is_shown_a_part_of_a_large_result() -> None:
 @pytest.mark.parametrize("count", [1, 8])
 async def test_media_of_any_size_do_not_end_the_run(count: int, tmp_path: Any) -> None:
     """All media of a result are in one record of the journal."""
-    data = "A" * (24 * 1024 * 1024 // count)
+    data = "A" * (13 * 1024 * 1024 // count)
     many = [types.ImageContent(type="image", data=data, mime_type="image/tiff") for _ in range(count)]
     source = source_of(giving(*many))
     result, _ = await run(source, tool_call("srv__look", {}), tool_call("srv__look", {}))
@@ -412,8 +412,8 @@ async def test_media_of_any_size_do_not_end_the_run(count: int, tmp_path: Any) -
 @pytest.mark.spec("reliability:MC10")
 @pytest.mark.parametrize("tool", ["mcp_read_srv", "mcp_prompt_srv"])
 async def test_media_of_resources_and_prompts_do_not_end_the_run(tool: str, tmp_path: Any) -> None:
-    data = "A" * (24 * 1024 * 1024)
-    png = base64.b64encode(base64.b64decode(PIXEL) + bytes(4 * 1024 * 1024)).decode()
+    data = "A" * (13 * 1024 * 1024)
+    png = base64.b64encode(base64.b64decode(PIXEL) + bytes(3 * 1024 * 1024)).decode()
     image = types.ImageContent(type="image", data=png, mime_type="image/png")
     blob = types.BlobResourceContents(uri="a://b", blob=data, mime_type="image/tiff")
     foreign = Foreign(described("look"), prompts=[types.Prompt(name="p")])

@@ -26,6 +26,8 @@ from stepengine.adapters.mcp.tool_list import parse_tool_list
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
+from tests.loop_clock import put_clock_ahead
+from tests.waits import until_async
 
 from .foreign import Foreign, described, text
 
@@ -387,15 +389,19 @@ async def test_task_only_tool_is_awaited_with_progress(odd: Any) -> None:
 
 
 @pytest.mark.spec("interfaces:IF57")
-async def test_abandoned_task_is_cancelled_at_the_server(odd: Any, tmp_path: Path) -> None:
+async def test_abandoned_task_is_cancelled_at_the_server(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cancelled, asked = tmp_path / "cancelled", tmp_path / "asked"
-    source = odd("task", str(cancelled), str(asked), timeout=1)
+    source = odd("task", str(cancelled), str(asked), timeout=3_000)
 
     async with Engine([worker(source)], models=ScriptedModel([LOOK, "ok"])) as engine:
-        result = await engine.run("worker", "Go.")
+        running = asyncio.create_task(engine.run("worker", "Go."))
+        await until_async(asked.exists)
+        put_clock_ahead(monkeypatch, 6_000)
+        result = await running
 
     assert "error" == result.tool_calls[0].result.status
-    assert asked.exists()
     assert "cancelled" == cancelled.read_text()
 
 

@@ -211,11 +211,11 @@ FORM = {"type": "object", "properties": {"x": {"type": "string"}}, "required": [
 
 @PROTOCOLS
 @pytest.mark.spec("interfaces:IF64")
-async def test_form_with_5000_fields_is_declined_without_asking(
+async def test_form_above_64_kib_is_declined_without_asking(
     agent: Any, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     person = Person()
-    fields: dict[str, Any] = {f"field_{number}": (str, ...) for number in range(5_000)}
+    fields: dict[str, Any] = {f"field_{number}_{'x' * 250}": (str, ...) for number in range(200)}
     large = create_model("Large", **fields)
 
     def ask_all() -> Elicit[Any]:

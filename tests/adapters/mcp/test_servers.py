@@ -118,12 +118,17 @@ async def test_lost_call_is_repeated_only_with_a_trusted_hint(
 
 
 @pytest.mark.spec("reliability:MC01", "interfaces:IF60")
-async def test_journal_replays_without_server_and_package(small: Any, agent: Any) -> None:
-    journal = MemoryJournal()
-    calls = [tool_call("small__add", {"a": 1, "b": 2}), tool_call("small__crash", {}), "ok"]
-    async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
+async def test_journal_replays_without_server_and_package(odd: Any, agent: Any, tmp_path: Path) -> None:
+    journal, dies = MemoryJournal(), tmp_path / "dies"
+
+    def end_the_server(_: Any) -> Any:
+        dies.touch()
+        return tool_call("odd__look", {})
+
+    calls = [tool_call("odd__look", {}), end_the_server, "ok"]
+    async with Engine([agent(odd("dies", str(dies)))], models=ScriptedModel(calls)) as engine:
         lived = await engine.run("worker", "Go.", journal=journal)
-    gone = mcp_tools(["no-such-program"], name="small")
+    gone = mcp_tools(["no-such-program"], name="odd")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stepengine.adapters.mcp.connection.find_spec", lambda name: None)
@@ -131,6 +136,7 @@ async def test_journal_replays_without_server_and_package(small: Any, agent: Any
             again = await engine.replay(journal)
 
     assert RunStatus.COMPLETED is again.status
+    assert ["ok", "error"] == [status for status, _ in results(lived)]
     assert results(lived) == results(again)
 
 
@@ -344,7 +350,7 @@ async def test_server_failing_to_start_fails_the_run_with_reason(
     odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
-    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.05)
     source = odd(mode, start_timeout=0.1 if mode == "mute" else 30)
 
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
@@ -360,7 +366,7 @@ async def test_slow_npx_start_explains_the_download_and_timeout(
     agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
-    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.05)
     npx = tmp_path / "npx"
     npx.write_text("#!/bin/sh\nexec sleep 60\n")
     npx.chmod(0o755)

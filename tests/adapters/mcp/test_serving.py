@@ -87,6 +87,20 @@ def asking(ctx: Any) -> Any:
     return f"{size} {colour}"
 
 
+def shop(**options: Any) -> tuple[AgentServer, Engine]:
+    """
+    An agent that asks for a size and a colour.
+    """
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    return AgentServer([Offered(engine, engine.agent("shop"))], **options), engine
+
+
+async def call_shop(mode: str, **options: Any) -> Any:
+    agents, engine = shop()
+    async with engine, Client(agents.server, mode=mode, **options) as client:
+        return await client.call_tool("shop", {})
+
+
 @pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_agent_is_offered_as_a_tool_and_returns_its_reply(mode: str) -> None:
@@ -106,10 +120,7 @@ async def test_agent_is_offered_as_a_tool_and_returns_its_reply(mode: str) -> No
 @MODES
 async def test_run_questions_are_elicited_from_the_client(mode: str) -> None:
     person = saying(accepted("m"), accepted("red"))
-    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
-
-    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
-        result = await client.call_tool("shop", {})
+    result = await call_shop(mode, elicitation_callback=person)
 
     assert "m red" == said(result)
     assert ["Which size?", "Which colour?"] == [one.message for one in person.asked]
@@ -120,10 +131,7 @@ async def test_run_questions_are_elicited_from_the_client(mode: str) -> None:
 @MODES
 async def test_a_form_accepted_without_an_answer_is_asked_again(mode: str) -> None:
     person = saying({"action": "accept", "content": {}}, accepted("m"), {"action": "accept"}, accepted("red"))
-    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
-
-    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
-        result = await client.call_tool("shop", {})
+    result = await call_shop(mode, elicitation_callback=person)
 
     assert "m red" == said(result)
 
@@ -163,10 +171,7 @@ async def test_the_dialect_of_params_is_named_at_the_top_alone() -> None:
 @MODES
 async def test_answer_outside_the_options_declines_the_question(mode: str) -> None:
     person = saying(accepted("xl"), accepted("red"))
-    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
-
-    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
-        result = await client.call_tool("shop", {})
+    result = await call_shop(mode, elicitation_callback=person)
 
     assert (" red", False) == (said(result), result.is_error)
 
@@ -243,8 +248,7 @@ async def test_client_without_elicitation_hears_of_declined_questions(mode: str)
 @pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_each_call_keeps_its_journal_in_a_named_folder(mode: str, tmp_path: Path) -> None:
-    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "kept")
+    agents, engine = shop(journals=tmp_path / "kept")
     person = saying(accepted("m"), accepted("red"), accepted("s"), accepted("blue"))
 
     async with engine, Client(agents.server, mode=mode, elicitation_callback=person) as client:
@@ -256,8 +260,7 @@ async def test_each_call_keeps_its_journal_in_a_named_folder(mode: str, tmp_path
 
 async def test_uncreatable_journal_folder_is_an_error_result(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "file" / "kept")
+    agents, engine = shop(journals=tmp_path / "file" / "kept")
 
     async with engine, Client(agents.server) as client:
         result = await client.call_tool("shop", {})
@@ -269,8 +272,7 @@ async def test_uncreatable_journal_folder_is_an_error_result(tmp_path: Path) -> 
 @pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_http_agents_require_the_token(mode: str) -> None:
-    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    agents, engine = shop()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     answering = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
     try:
@@ -298,8 +300,7 @@ async def test_idle_http_connections_are_closed_and_block_no_clients(
 ) -> None:
     limits = ConnectionLimits(connections=20, header_seconds=1.0)
     monkeypatch.setattr(http_connections, "limits_of_process", lambda: limits)
-    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    agents, engine = shop()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
     try:
@@ -344,8 +345,7 @@ async def _status(url: str, token: str) -> int:
 )
 @pytest.mark.spec("interfaces:IF66")
 async def test_an_address_that_others_reach_wants_a_token(options: Any, why: str) -> None:
-    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    agents, engine = shop()
 
     with pytest.raises(DefinitionError, match=why):
         await agents.serve_http(**options)
@@ -365,9 +365,8 @@ async def test_unknown_request_state_is_refused() -> None:
 
 @pytest.mark.spec("interfaces:IF66")
 async def test_request_state_is_unguessable_and_used_once() -> None:
-    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     runs = OwnRuns()
-    agents = AgentServer([Offered(engine, engine.agent("shop"))], runner=runs)
+    agents, engine = shop(runner=runs)
     words: list[str] = []
     answers = saying(accepted("m"), accepted("red"))
 
