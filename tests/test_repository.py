@@ -25,9 +25,9 @@ INDEX = re.compile(
     r"index[-_]url|find[-]links|\bpyp[i]\.(?:org|io)\b|pythonhoste[d]\.|[\"']resolved[\"']: *\"http|url = \"https?://[^\"]*/simple"
 )
 BLANKET_IGNORE = re.compile(r"# (?:type: ignor[e]|pyright: ignor[e])(?!\[)|# noq[a](?!:)")
+LITERAL = r"""(?:True|\.{3}|\d[\w.]*|[bru]{0,2}(?:"{3}|'{3}|"[^"\n]*"|'[^'\n]*'))"""
 CONSTANT_ASSERTED = re.compile(
-    r"""\bassert[\s(]+(?:"{3}|'{3}|(?:True|\.{3}|\d[\w.]*|[bru]{0,2}(?:"[^"\n]*"|'[^'\n]*'))[\s)]*(?:[,#]|$))""",
-    re.MULTILINE,
+    rf"""\bassert (?:{LITERAL} *(?:[,#]|$)|\(\s*{LITERAL}\s*\)|[bru]{{0,2}}(?:"{{3}}|'{{3}}))""", re.MULTILINE
 )
 """What may be an assertion of a literal; the syntax tree of its file tells."""
 
