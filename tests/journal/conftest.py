@@ -5,7 +5,6 @@ Engines whose runs have journals, and small agents to record.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -100,26 +99,19 @@ def rig() -> type[Rig]:
 
 
 @pytest.fixture
-def synced_disk() -> None:
+def synced_database() -> None:
     """
-    Lets a test ask the disk to sync, as deep tests do.
+    Lets SQLite ask the disk to sync in a test, as in deep tests.
     """
-
-
-def check_descriptor(descriptor: int) -> None:
-    """Take the place of ``os.fsync``."""
-    os.fstat(descriptor)
 
 
 @pytest.fixture(autouse=True)
-def unsynced_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def unsynced_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Lets no other test wait for the disk, which each run would do dozens of times: nobody pulls the plug.
+    Lets no other test wait for the disk, which each run in a database would do dozens of times: nobody pulls the plug.
     """
-    if "synced_disk" in request.fixturenames or request.node.get_closest_marker("deep"):
+    if "synced_database" in request.fixturenames or request.node.get_closest_marker("deep"):
         return
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, check_descriptor)
     enable, execute = write_ahead.enable_write_ahead, GuardedConnection.execute
 
     def enabled(database: GuardedConnection, seconds: float) -> None:

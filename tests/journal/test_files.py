@@ -689,7 +689,7 @@ def test_runs_in_one_sqlite_file_are_separate_journals(tmp_path, world):
         SqliteJournal(tmp_path / "runs.db", "../../x")
 
 
-@pytest.mark.usefixtures("synced_disk")
+@pytest.mark.usefixtures("synced_database")
 @pytest.mark.spec("reliability:JR39", "reliability:JR14")
 def test_sqlite_run_has_one_owner_without_blocking_others(tmp_path, world):
     store = SqliteJournal(tmp_path / "runs.db")

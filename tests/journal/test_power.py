@@ -222,7 +222,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.startswith("runs.db")}
 
 
-@pytest.mark.usefixtures("synced_disk")
+@pytest.mark.usefixtures("synced_database")
 @pytest.mark.spec("reliability:JR39", "reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)
 def test_sqlite_run_continues_from_its_last_commit_after_power_cut(
