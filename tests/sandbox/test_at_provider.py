@@ -22,7 +22,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
+pytestmark = pytest.mark.anyio
 
 CLAUDE, OTHER = "anthropic/claude-sonnet-5", "google/gemini-3-pro"
 

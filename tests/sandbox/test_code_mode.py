@@ -33,7 +33,7 @@ from tests import forked_processes
 
 from .programs import outputs, programs, run_programs
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
+pytestmark = pytest.mark.anyio
 
 
 class Ledger:

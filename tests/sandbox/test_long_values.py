@@ -16,10 +16,7 @@ pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import code_mode, load_source
 
-pytestmark = [
-    pytest.mark.leaks_allowed("what the sandbox opens once for a process stays"),
-    pytest.mark.usefixtures("kept_workers"),
-]
+pytestmark = pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")
 
 LIMIT = 3_000
 """What stands for 16 MiB here."""

@@ -31,7 +31,7 @@ pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 from stepengine.sandbox import MontySandbox, code_mode
 from stepengine.sandbox.sessions import CallAnswer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
+pytestmark = pytest.mark.anyio
 
 
 @tool(category="read")

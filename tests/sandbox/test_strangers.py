@@ -28,8 +28,6 @@ from .handlers import text_of
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-pytestmark = pytest.mark.usefixtures("kept_workers")
-
 script = recorder()
 WITH_HANDLER = {agent_id: agent for agent_id, agent in script.BUNDLED.items() if agent.handle_steps is not None}
 NOT_PURE = {

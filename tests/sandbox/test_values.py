@@ -15,7 +15,7 @@ from stepengine.sandbox import code_mode
 
 from .programs import outputs, run_programs
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("kept_workers")]
+pytestmark = pytest.mark.anyio
 
 
 @tool
