@@ -181,7 +181,6 @@ class WorkerProcess:
         self._cleans = make_redactor("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self._queues: Queues | None = None
-        self._is_open = asyncio.Event()
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
@@ -211,11 +210,10 @@ class WorkerProcess:
         self._dbos = package.DBOS
         await self._connect_and_lock()
         WorkerProcess.current = self
-        self._keeper = asyncio.create_task(self._poll_queues())
         try:
             if self._rates is not None:
                 await self._rates.open(self._effects, migrate=self.setting.migrate)
-            await self._launch_dbos(package)
+            queues = await self._launch_dbos(package)
             if self.setting.migrate:
                 with convert_database_errors(self.setting.url):
                     await create_indexes(self._lock)
@@ -228,7 +226,7 @@ class WorkerProcess:
         except BaseException:
             await self.close(drain=0)
             raise
-        self._is_open.set()
+        self._keeper = asyncio.create_task(self._poll_queues(queues))
 
     async def _connect_and_lock(self) -> None:
         lock = await open_connection(self.setting.url)
@@ -239,20 +237,13 @@ class WorkerProcess:
             raise
         self._lock = lock
 
-    async def _poll_queues(self) -> None:
+    async def _poll_queues(self, queues: Queues) -> None:
         """Take runs, restore the lock after a lost connection, and end waiting executions that belong to others."""
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
-            if self._queues is None:
-                # Runs that wait for this worker are taken as soon as it is open.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_open.wait(), WATCH_SECONDS)
-            else:
-                await asyncio.sleep(self._queues.pause)
             try:
                 with convert_database_errors(self.setting.url):
-                    if self._queues is not None:
-                        await self._queues.take(self._lock)
+                    await queues.take(self._lock)
                     if loop.time() - looked >= WATCH_SECONDS:
                         looked = loop.time()
                         await self._end_lost_executions()
@@ -262,6 +253,7 @@ class WorkerProcess:
                     await self._connect_and_lock()
             except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
                 LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
+            await asyncio.sleep(queues.pause)
 
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
@@ -298,7 +290,7 @@ class WorkerProcess:
         (got,) = await (await lock.execute(LOCK, (worker_lock_name(self.setting.executor),))).fetchone()
         return bool(got)
 
-    async def _launch_dbos(self, package: Any) -> None:
+    async def _launch_dbos(self, package: Any) -> Queues:
         setting = self.setting
         config: dict[str, object] = {
             "name": setting.app,
@@ -332,6 +324,7 @@ class WorkerProcess:
             )
             queues.add(queue, pause)
         self._queues = queues
+        return queues
 
     async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
