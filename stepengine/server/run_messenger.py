@@ -237,13 +237,8 @@ class RunMessenger:
 def _give_live_result(
     handle: RunHandle, journal: JournalLike, call_id: str, result: object, *, path: str | None
 ) -> bool:
-    """Store the result of a call of a live run. A resumed run may not have reached the call again; its journal has it."""
+    """Store the result of a call of a live run; before a resumed run has reached the call again, only its journal has the call."""
     try:
         return handle.post_tool_result(call_id, result, path=path)
-    except ToolError as missing:
-        try:
-            return send_tool_result(journal, call_id, result, path=path)
-        except InputError:
-            raise
-        except StepEngineError:
-            raise missing from None
+    except ToolError:
+        return send_tool_result(journal, call_id, result, path=path)
