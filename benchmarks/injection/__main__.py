@@ -72,9 +72,10 @@ def main() -> None:
     asked = parser.parse_args()
     logging.disable()
     warnings.simplefilter("ignore")
+    measured = {"coding": coding.measure()}  # first: where a package is missing it fails within seconds
     found = json.loads(page.MEASURED.read_text(encoding="utf-8")) if asked.coding else measured_dojo()
     # As it is stored: the page is made of the same types from a file.
-    found = json.loads(json.dumps({**found, "coding": coding.measure()}))
+    found = json.loads(json.dumps({**found, **measured}))
     print(page.page(found))
     if asked.write:
         page.MEASURED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
