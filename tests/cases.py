@@ -13,7 +13,7 @@ MAX_SHOWN = 200
 @contextmanager
 def case(*values: object) -> Iterator[None]:
     """
-    Add the values of a case to whatever fails within the block.
+    Add the values of a case to an exception raised within the block, which ends the test, unlike one in pytest's ``subtests``.
     """
     try:
         yield

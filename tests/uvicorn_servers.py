@@ -1,5 +1,5 @@
 """
-Servers of uvicorn for tests: each ends as soon as it is told to, where uvicorn itself looks ten times a second.
+Uvicorn servers for tests. They stop at once; uvicorn polls ten times a second.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class PromptServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.is_decided = threading.Event()
+        self.startup_ended = threading.Event()
         """Whether it has started, or never will."""
 
     async def startup(self, sockets: Any = None) -> None:
-        self._loop, self._is_ending = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         await super().startup(sockets)
-        self.is_decided.set()
+        self.startup_ended.set()
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
-        await self._is_ending.wait()
+        await self._stopping.wait()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """
-        End; any thread may say so.
+        Stop the server. Thread-safe.
         """
-        self._loop.call_soon_threadsafe(self._is_ending.set)
+        self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def shutdown(self, sockets: Any = None) -> None:
         for server in self.servers:
@@ -60,7 +60,7 @@ class PromptServer(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def server_in_a_thread(config: uvicorn.Config) -> Iterator[int]:
+def serve_in_thread(config: uvicorn.Config) -> Iterator[int]:
     """
     Serve within the block by a thread with an event loop of its own, and give the port.
     """
@@ -70,22 +70,22 @@ def server_in_a_thread(config: uvicorn.Config) -> Iterator[int]:
         try:
             server.run()
         finally:
-            server.is_decided.set()
+            server.startup_ended.set()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert server.is_decided.wait(HANG_SECONDS), "the server hangs"
+        assert server.startup_ended.wait(HANG_SECONDS), "the server hangs"
         assert server.started, "the server did not start"
         yield server.port
     finally:
         if server.started:
-            server.end()
+            server.stop()
         thread.join()
 
 
 @contextlib.asynccontextmanager
-async def server_in_this_loop(config: uvicorn.Config) -> AsyncIterator[int]:
+async def serve_in_loop(config: uvicorn.Config) -> AsyncIterator[int]:
     """
     Serve within the block by the event loop of the test, and give the port.
     """
@@ -97,6 +97,6 @@ async def server_in_this_loop(config: uvicorn.Config) -> AsyncIterator[int]:
     try:
         yield server.port
     finally:
-        server.end()
+        server.stop()
         await task
         await server.shutdown()

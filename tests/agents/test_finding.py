@@ -176,10 +176,12 @@ def test_a_long_output_is_summarized_only_on_request(project: Path, count: int, 
 @pytest.mark.spec("generator-contract:B29")
 def test_a_failed_or_slow_command_does_not_fail_the_run(project: Path) -> None:
     missing, _ = run("basher", project, params={"command": "no-such-program-here"})
-    slow, _ = run("basher", project, params={"command": ["sleep", "20"]}, shell={"timeout": 0.1, "max_timeout": 0.1})
+    params = {"command": ["sleep", "20"], "timeout_seconds": 7}
+    slow, _ = run("basher", project, params=params, shell={"timeout": 0.1, "max_timeout": 0.1})
 
     assert "no-such-program-here" in missing.unwrap()["error"]
     assert "longer than 0.1 s" in slow.unwrap()["message"]
+    assert 7 == slow.tool_calls[0].input["timeout_seconds"]
 
 
 @pytest.mark.spec("generator-contract:B27")

@@ -25,8 +25,7 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileChangeHook, change_hook_tools, file_tools, search_tools, shell_tools
 from stepengine.workspace import connection, far
-from tests import waits
-from tests.waits import until_async as until
+from tests.waits import until, until_async
 
 from .places import why_not
 from .podman import docker, podman
@@ -224,7 +223,7 @@ async def lose_connection(place: Workspace, root: Path) -> None:
     """
     Kill the worker as soon as the command that it runs has made its file.
     """
-    await until((root / "begun").exists)
+    await until_async((root / "begun").exists)
     os.kill(worker_of(place), signal.SIGKILL)
 
 
@@ -234,7 +233,7 @@ async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
         tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
         before = worker_of(place)
         os.kill(before, signal.SIGKILL)
-        await until(lambda: place.system.connected().is_lost or worker_of(place) != before)  # type: ignore[union-attr]
+        await until_async(lambda: place.system.connected().is_lost or worker_of(place) != before)  # type: ignore[union-attr]
         read = await tools.execute("read_files", {"paths": ["a.txt"]})
 
         assert "one\\n" in read.text
@@ -254,7 +253,7 @@ async def test_a_command_with_a_lost_connection_is_in_doubt(root: Path) -> None:
             await running
 
         assert "ok\n" == (await ran(tools, ["echo", "ok"]))["stdout"]
-    await until(lambda: not sleeping(root))
+    await until_async(lambda: not sleeping(root))
 
 
 def sleeping(root: Path) -> list[str]:
@@ -345,7 +344,7 @@ async def test_a_cancelled_read_does_not_wait_for_its_answer(root: Path, monkeyp
         await tools.execute("read_files", {"paths": ["a.txt"]})
         os.kill(worker_of(place), signal.SIGSTOP)
         task = asyncio.create_task(tools.execute("read_files", {"paths": ["a.txt"]}))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: place.system.connected()._pending)  # type: ignore[union-attr]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -445,7 +444,7 @@ def test_an_unreachable_workspace_raises_a_typed_error_with_its_output(
     monkeypatch.setattr(connection, "KILL_SECONDS", 0.05)
     with pytest.raises(WorkspaceLost, match=said):
         file_tools(Workspace.from_command(argv, root, start_seconds=seconds))
-    waits.until(lambda: not [one for one in threading.enumerate() if one.name == "stepengine-workspace"])
+    until(lambda: not [one for one in threading.enumerate() if one.name == "stepengine-workspace"])
 
 
 @pytest.mark.spec("reliability:WS8")
@@ -528,7 +527,7 @@ async def test_an_ended_container_is_not_replaced_by_an_empty_one(
         assert place.system is not None
         line = place.system.connected()
         os.kill(worker_of(place), signal.SIGKILL)
-        await until(lambda: line.is_lost)
+        await until_async(lambda: line.is_lost)
         result = await tools.execute("read_files", {"paths": ["a.txt"]})
 
     assert result.is_error

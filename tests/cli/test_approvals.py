@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import command, typed
-from tests.cli.served import serving, settled
+from tests.cli.in_process_server import run_until_settled, serve_in_process
 from tests.waits import until
 
 NAMESAKE = """
@@ -89,10 +89,10 @@ def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
     for name, text in (("a_reader", READER), ("own", WRITER), ("bundled", BUNDLED)):
         (folder / "agents" / f"{name}.py").write_text(text)
     (folder / "agents" / "asker.py").write_text(NAMESAKE.format(name="web_search"))
-    with serving("serve", "agents") as (client, _):
-        asked = {agent: settled(client, agent) for agent in ("own", "bundled")}
+    with serve_in_process("serve", "agents") as (client, _):
+        asked = {agent: run_until_settled(client, agent) for agent in ("own", "bundled")}
         before = (folder / "note.txt").exists()
-        free = settled(client, "asker")
+        free = run_until_settled(client, "asker")
         run, question = asked["own"]["run_id"], asked["own"]["questions"][0]["id"]
         client.post(f"/runs/{run}/answers", json={"answers": {question: "yes"}}).raise_for_status()
         until(lambda: client.get(f"/runs/{run}").json()["status"] not in ("running", "suspended"))
@@ -110,10 +110,10 @@ def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
 def test_served_file_with_own_models_asks_about_changing_tools(folder: Path) -> None:
     models = "\nfrom stepengine.testing import ScriptedModel\nmodels = ScriptedModel([])\n"
     (folder / "own.py").write_text(WRITER + models)
-    with serving("serve", "own.py") as (client, _):
-        asked = settled(client, "own")
-    with serving("serve", "own.py", "--write", "--runs", "others") as (client, _):
-        done = settled(client, "own")
+    with serve_in_process("serve", "own.py") as (client, _):
+        asked = run_until_settled(client, "own")
+    with serve_in_process("serve", "own.py", "--write", "--runs", "others") as (client, _):
+        done = run_until_settled(client, "own")
 
     assert ["May note run?"] == [one["text"] for one in asked["questions"]]
     assert ("completed", "noted") == (done["status"], done["output"])

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from stepengine.server import Tokens
 from tests import forked_processes
 from tests.cli.command import command, typed
-from tests.cli.served import serving, settled
+from tests.cli.in_process_server import run_until_settled, serve_in_process
 from tests.offline import NO_NETWORK, ROOT
 from tests.waits import until
 
@@ -103,7 +103,7 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         return answer.status_code, answer.text
 
     context = [{"description": "the open file", "value": "a.txt"}]
-    with serving("serve", "shop.py", "--share", "colours", "--share", "sizes") as (client, _):
+    with serve_in_process("serve", "shop.py", "--share", "colours", "--share", "sizes") as (client, _):
         shared = asked(client, "one", state={"colours": ["red"]}, context=context)
         other = asked(client, "two", state={"secret": 1})
     (journal,) = (folder / "runs").glob("*.jsonl")
@@ -215,8 +215,8 @@ def test_server_undoes_written_files_and_lists_reports(folder: Path, monkeypatch
     report = folder / "evals" / "nightly"
     report.mkdir(parents=True)
     (report / "results.json").write_text('{"format": "stepengine.eval/1", "name": "nightly"}')
-    with serving("serve", "writer.py", "--write", "--cwd", "work", "--reports", "evals") as (client, _):
-        ended = settled(client, "asker", "Rome")
+    with serve_in_process("serve", "writer.py", "--write", "--cwd", "work", "--reports", "evals") as (client, _):
+        ended = run_until_settled(client, "asker", "Rome")
         wrote = (folder / "work" / "plan.txt").read_text()
         undone = client.post(f"/runs/{ended['run_id']}/undo")
         reports = client.get("/reports").json()["reports"]

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from stepengine.engine import trust
 from tests import forked_processes
 from tests.cli.command import command
-from tests.cli.served import serving, settled
+from tests.cli.in_process_server import run_until_settled, serve_in_process
 from tests.offline import NO_NETWORK, ROOT
 
 SECONDS = 30
@@ -147,14 +147,14 @@ def test_studio_opens_a_project_by_a_single_use_link(project: Path) -> None:
 @pytest.mark.spec("studio:ST10", "studio:ST11")
 def test_studio_shows_foreign_journals_and_starts_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    with serving("studio", "--no-open") as (client, said):
+    with serve_in_process("studio", "--no-open") as (client, said):
         enter(client, said)
-        run = settled(client, "asker")["run_id"]
+        run = run_until_settled(client, "asker")["run_id"]
     journals = project / "journals"
     journals.mkdir(mode=0o700)
     (journals / "theirs.jsonl").write_bytes((project / "runs" / f"{run}.jsonl").read_bytes())
     before = (journals / "theirs.jsonl").read_bytes()
-    with serving("studio", "journals", "--no-open") as (client, said):
+    with serve_in_process("studio", "journals", "--no-open") as (client, said):
         enter(client, said)
         found = client.get("/foreign").json()["journals"]
         runs = client.get("/runs").json()["runs"]
@@ -214,8 +214,8 @@ def test_served_script_replaces_models_of_the_file(project: Path, own: str, monk
     )
     (project / "said.py").write_text("replies = [lambda request: f'asked {request.messages[-1].text}']\n")
     monkeypatch.chdir(project)
-    with serving("serve", "one.py", "--script", "said.py") as (client, said):
-        view = settled(client, "one", "this")
+    with serve_in_process("serve", "one.py", "--script", "said.py") as (client, said):
+        view = run_until_settled(client, "one", "this")
 
     assert ("completed", "asked this") == (view["status"], view["text"]), view["error"]
     assert "the script said.py answers in place of models, which are not asked" in said
@@ -235,7 +235,7 @@ def test_serve_shows_the_page_only_when_it_is_asked_to(project: Path, monkeypatc
     monkeypatch.chdir(project)
     told = {}
     for more in ([], ["--ui"]):
-        with serving("serve", "asker.py", *more) as (client, _):
+        with serve_in_process("serve", "asker.py", *more) as (client, _):
             answer = client.get("/")
         told[bool(more)] = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
 

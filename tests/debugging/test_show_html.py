@@ -200,7 +200,7 @@ def test_page_over_max_size_exits_with_1_and_writes_nothing(recorded: Path) -> N
 
     read_all(20, make, FileJournal("large.jsonl", sync="write"))
 
-    done = typed("large.jsonl", "--max-mb", "0.1", "--no-code")
+    done = typed("large.jsonl", "--max-mb", "0.12", "--no-code")
 
     assert 1 == done.exit_code
     assert "the page would have" in done.stderr

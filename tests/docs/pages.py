@@ -136,8 +136,8 @@ def follow(
     """
     Do in a folder what a page says behind its *pictures*, in order, since commands look at what Python recorded.
 
-    Python's names end with its block, unless all of it shares *names*. Lines of a shell are run by *run*. *others* do, by kind, what is
-    done otherwise on this page, and are told what the last block of a shell printed.
+    Python's names end with its block, unless all of it shares *names*. *run* runs shell lines. *others* maps a kind of block to the
+    function that handles it, which also receives the last shell output.
     """
     project, said = Project(folder), ""
     for block in blocks_of(page(name))[pictures:]:

@@ -67,7 +67,6 @@ def template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str
 OFTEN = {
     "engine.FIRST_POLL_SECONDS": 0.02,
     "messages.DELIVERY_SECONDS": 0.05,
-    "operate.CHILD_POLL_SECONDS": 0.02,
     "operate.WAIT_SECONDS": 0.01,
     "process.WATCH_SECONDS": 0.05,
     "rates.FIRST_AWAY_SECONDS": 0.02,
@@ -78,12 +77,12 @@ OFTEN = {
 
 
 @pytest.fixture(autouse=True)
-def looks_often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Let this process look often at the database: not where looks are counted, nor beside other processes, which look less often.
     """
     counted = any(map(request.node.get_closest_marker, ("speed", "memory")))
-    if not MISSING and not counted and "workers" not in request.fixturenames:
+    if not MISSING and not counted and {"workers", "deployment"}.isdisjoint(request.fixturenames):
         for name, seconds in OFTEN.items():
             monkeypatch.setattr(f"stepengine.durable.{name}", seconds)
 

@@ -585,7 +585,7 @@ async def test_failed_lookup_does_not_stop_turns(db: str, monkeypatch):
             if failures:
                 break
             await asyncio.sleep(0.05)
-        monkeypatch.undo()
+        monkeypatch.setattr(worker.operator, "rows", mine)
         await operator.submit("chat", "a", info=RunInfo("s"))
         run = await operator.submit("chat", "b", info=RunInfo("s"))
         result = await asyncio.wait_for(worker.result(run), 50)
@@ -683,7 +683,7 @@ async def test_message_with_an_early_answer_is_delivered_once(db: str, until, mo
             await operator.retry(run, release=worker.release)
 
             await until(lambda: operator.waiting(run))
-        monkeypatch.undo()
+        monkeypatch.setattr("stepengine.durable.messages.DELIVERY_SECONDS", 0.05)
         await Upkeep(operator).takeover("worker-1")
         async with engine([AGREEING], db, executor="worker-2") as worker:
 

@@ -129,12 +129,12 @@ class Deployment:
         """
         Wait until a run asks something, and return the id that the command shows.
         """
-        asyncio.run(asked(self.database, run))
+        asyncio.run(wait_for_question(self.database, run))
         (one,) = json.loads(self("deploy", "status", run, "--json"))["questions"]
         return str(one["id"])
 
 
-async def asked(db: str, run: str) -> None:
+async def wait_for_question(db: str, run: str) -> None:
     async with asyncio.timeout(60), await Operator.connect(db) as operator:
         while not await operator.waiting(run):  # noqa: ASYNC110 - a worker writes it
             await asyncio.sleep(0.05)

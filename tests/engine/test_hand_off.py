@@ -250,7 +250,7 @@ def test_a_run_with_a_hand_off_survives_every_crash(seeds):
 
     desk, billing = agents(handle_steps=handle_steps)
     seen = simulate(desk, seeds, replies=[HANDS], results={"work": lambda order: f"did {order}"}, agents=[billing])
-    assert seen.runs > 10
+    assert seen.runs > 10 if seeds is None else seen.runs == len(seeds)
 
 
 @pytest.mark.spec("generator-contract:L41")

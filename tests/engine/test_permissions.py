@@ -75,8 +75,8 @@ class World:
 
     def run(self, replies, policy, *, handler=None, hooks=None, children=(), interactor=None, **options):
         self.events = []
-        who = {"handler": handler, "hooks": hooks, "children": children, "interactor": interactor}
-        with self.engine(replies, policy, observers=[self.events.append], **who) as engine:
+        given = {"handler": handler, "hooks": hooks, "children": children, "interactor": interactor}
+        with self.engine(replies, policy, observers=[self.events.append], **given) as engine:
             return engine.run_sync("lead", "go", **options)
 
     def decided(self):
@@ -921,7 +921,6 @@ def test_equal_questions_of_one_reply_are_asked_once(world):
 
 
 def test_permission_cleared_during_a_run_is_asked_for_again(world):
-
     class Clearing(Person):
         def ask(self, question):
             if question.tool_name == "get":

@@ -272,10 +272,10 @@ def test_typed_values_come_back_equal_or_are_refused(value: Any) -> None:
         try:
             seen = way(value)
         except REFUSALS as error:
-            refused = str(error)
+            refused: str | None = str(error)
         else:
-            refused = ""
-        if refused:
+            refused = None
+        if refused is not None:
             assert ";" in refused, f"{way.__name__}: the remedy"
             continue
         assert seen, way.__name__

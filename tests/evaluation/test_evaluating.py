@@ -8,7 +8,6 @@ import ast
 import json
 import re
 import shutil
-import sys
 from decimal import Decimal
 from html import unescape
 from importlib import metadata
@@ -18,12 +17,9 @@ from urllib.parse import unquote
 
 import pytest
 from pydantic import BaseModel
-from typer.testing import CliRunner
 
 from stepengine import AgentDefinition, Perform, tool
-from stepengine.cli.app import app
 from stepengine.cli.exits import Exit
-from stepengine.engine import trust
 from stepengine.evaluation import equals, evaluate_sync, fits
 from stepengine.evaluation.case_runs import Case, Evaluation, Outcome
 from stepengine.evaluation.report_pages import summary_lines
@@ -84,34 +80,32 @@ evaluation = Evaluation(
 '''
 
 
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """
-    A folder in which both prompts were evaluated once, to be copied, and the report.
-    """
-    folder = tmp_path_factory.mktemp("evaluated")
-    folder.joinpath("greeting.py").write_text(GREETING, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", [*sys.path])
-        patch.setattr(trust, "is_trusted", lambda folder: True)
-        patch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
-        words = ["eval", "greeting.py", "--seed", "3", "--out", "o", "--json", "--gate"]
-        done = CliRunner().invoke(app, [*words, "new.pass - base.pass > 0"])
-    assert 0 == done.exit_code, done.output
-    return folder, json.loads(done.stdout)
-
-
-@pytest.fixture
-def greeted(folder: Any, evaluated: tuple[Path, Any]) -> Any:
-    shutil.copytree(evaluated[0], folder.path, dirs_exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def greeting(folder: Any) -> Any:
     folder.write("greeting.py", GREETING)
     return folder
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    Where the first test of the module leaves the evaluation of both prompts for the others.
+    """
+    return tmp_path_factory.mktemp("evaluated") / "o"
+
+
+@pytest.fixture
+def greeted(greeting: Any, stored: Path) -> Any:
+    """
+    A folder in which both prompts were evaluated.
+    """
+    if stored.exists():
+        shutil.copytree(stored, "o")
+    else:
+        words = ["eval", "greeting.py", "--seed", "3", "--out", "o", "-q"]
+        greeting.type(*words, "--gate", "new.pass - base.pass > 0")
+        shutil.copytree("o", stored)
+    return greeting
 
 
 @pytest.fixture
@@ -149,11 +143,11 @@ LAYOUT = {
 
 
 @pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90", "evaluation:JG91")
-def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any, evaluated: tuple[Path, Any]) -> None:
+def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any) -> None:
     """
     One prompt is better by construction, in seven of ten cases, and worse in one.
     """
-    report = evaluated[1]
+    report = results("o")
 
     (pair,) = [pair for pair in report["pairs"] if pair["check"] == "pass"]
     assert ("old", "new", 7, 1, 2) == (pair["base"], pair["side"], pair["better"], pair["worse"], pair["equal"])
@@ -584,9 +578,9 @@ def test_an_interrupted_evaluation_continues_with_the_missing_samples(folder: An
     assert (3, ["journal", "new"]) == asked(folder, "--continue", "a")
 
 
-def judging(verdict: str) -> str:
+def make_judged_source(verdict: str) -> str:
     """
-    The same evaluation with a judge whose model replies *verdict*.
+    Return `LOOKER` with a judge whose model replies *verdict*.
     """
     asks = f'    if "Rubric" in request.messages[0].text:\n        return {verdict}\n'
     judge = 'judge(AgentDefinition("strict", model="t/m"), "Is it short?")'
@@ -599,7 +593,7 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
     """
     Its score is not part of `pass`; while it is asked the same it is not asked again.
     """
-    judged = judging("""'{"score": 0.25, "reason": "long"}'""")
+    judged = make_judged_source("""'{"score": 0.25, "reason": "long"}'""")
     folder.write("looking.py", judged)
     assert 8 == asked(folder, "--out", "a")[0]
     assert 0 == asked(folder, "--recheck", "a")[0]
@@ -614,7 +608,7 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
 
 @pytest.mark.spec("evaluation:JG66")
 def test_judges_spend_the_same_budget_and_stay_unknown_without_room(folder: Any) -> None:
-    judged = judging("""text('{"score": 0.25, "reason": "long"}', cost="0.02")""")
+    judged = make_judged_source("""text('{"score": 0.25, "reason": "long"}', cost="0.02")""")
     folder.write("looking.py", judged)
 
     folder.json("eval", "looking.py", "--out", "free")

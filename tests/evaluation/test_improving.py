@@ -204,6 +204,7 @@ def test_two_improvements_are_found_in_sequence_by_one_check(greeting: Any) -> N
 @pytest.mark.parametrize(
     ("budget", "code"),
     [
+        pytest.param("0.0001", Exit.LIMIT, marks=pytest.mark.deep),
         ("0.011", Exit.LIMIT),
         ("0.05", Exit.FAILED),
         pytest.param("0.08", None, marks=pytest.mark.deep),

@@ -38,8 +38,8 @@ from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDiv
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.recorded_forks import Called, Purse
-from stepengine.runtime.clock import SystemClock
 from stepengine.testing import ScriptedModel, text, tool_call
+from tests.engine.clocks import ShiftedClock
 
 
 class Office:
@@ -425,10 +425,6 @@ async def test_a_fork_continues_on_the_recorded_time() -> None:
     A run of last year goes on in last year, so that a date in a request is no difference.
     """
 
-    class NextYear(SystemClock):
-        def now(self) -> datetime:
-            return super().now() + timedelta(days=365)
-
     def handle_steps(ctx: Any) -> Any:
         yield STEP_ALL
         return ctx.now().isoformat()
@@ -437,7 +433,7 @@ async def test_a_fork_continues_on_the_recorded_time() -> None:
     journal = MemoryJournal()
     async with Engine([agent], models=ScriptedModel(["one"])) as engine:
         recorded = await engine.run("a", "go", journal=journal)
-    async with Engine([agent], models=ScriptedModel(["two"]), clock=NextYear()) as engine:
+    async with Engine([agent], models=ScriptedModel(["two"]), clock=ShiftedClock(timedelta(days=365))) as engine:
         again = await engine.fork(journal, at=-1, tools="recorded")
 
     passed = datetime.fromisoformat(again.result.output) - datetime.fromisoformat(recorded.output)

@@ -40,7 +40,7 @@ class Scene:
         before: Paths that are asked for before, in the same session.
         reads: How the body is read: ``"whole"``, ``"pieces"``, ``"lines"``, ``"none"``.
         retries: How often urllib3 tries again.
-        seconds: How long it waits.
+        seconds: The timeout of each request.
     """
 
     name: str

@@ -101,7 +101,7 @@ def rig() -> type[Rig]:
 @pytest.fixture
 def synced_database() -> None:
     """
-    Lets SQLite ask the disk to sync in a test, as in deep tests.
+    Lets SQLite ask the disk to sync in a test, as in all that are not fast.
     """
 
 
@@ -110,7 +110,8 @@ def unsynced_database(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """
     Lets no other test wait for the disk, which each run in a database would do dozens of times: nobody pulls the plug.
     """
-    if "synced_database" in request.fixturenames or request.node.get_closest_marker("deep"):
+    is_slow = any(map(request.node.get_closest_marker, ("deep", "speed", "memory")))
+    if is_slow or "synced_database" in request.fixturenames:
         return
     enable, execute = write_ahead.enable_write_ahead, GuardedConnection.execute
 

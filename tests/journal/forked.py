@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+import pytest
+
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+"""A test process has threads that no child uses."""
+
 
 def in_child(work: Callable[[], Any]) -> int:
     """
@@ -33,17 +38,19 @@ def in_child(work: Callable[[], Any]) -> int:
 
 
 @contextmanager
-def held_by_child(take: Callable[[], Any]) -> Iterator[int]:
+def hold_in_child(open_writer: Callable[[], Any]) -> Iterator[int]:
     """
-    Fork, and let the child have what *take* opens until the block ends; yield its process id.
+    Fork, and let the child have what *open_writer* opens until the block ends; yield its process id.
     """
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            with closing(take()):
+            with closing(open_writer()):
                 os.write(writing, b"ready")
                 signal.pause()
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(1)
     os.close(writing)

@@ -29,9 +29,7 @@ from stepengine.journal.places import DiskReserve
 from stepengine.journal.records import Input
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.testing import text, tool_call
-from tests.journal.forked import held_by_child, in_child
-
-FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+from tests.journal.forked import FORKS, hold_in_child, in_child
 
 
 @pytest.fixture
@@ -243,7 +241,7 @@ def test_non_file_is_rejected_before_the_first_effect(tmp_path, world):
 @FORKS
 @pytest.mark.spec("reliability:JR13")
 def test_second_process_is_refused_with_the_owners_pid(recorded, world):
-    with held_by_child(FileJournal(recorded).writer) as pid:
+    with hold_in_child(FileJournal(recorded).writer) as pid:
         with pytest.raises(JournalLocked, match=f"process {pid} on ") as caught:
             world.rig().resume(FileJournal(recorded))
         assert caught.value.pid == pid

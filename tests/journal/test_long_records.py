@@ -153,7 +153,7 @@ def parent_of(child: Any, *, background: bool = False) -> Any:
     return agents
 
 
-def doing(act: Callable[[], object]) -> Any:
+def make_handler(act: Callable[[], object]) -> Any:
     """Return a handler that does nothing but *act*: it returns what that returns, or fails with it."""
 
     def handle_steps(ctx: Any) -> Any:
@@ -263,9 +263,9 @@ def calls_with_a_text(ctx: Any, *_: Any) -> Any:
 
 
 PLACES: dict[str, Callable[[Callable[[], Any]], dict[str, Any]]] = {
-    "root": lambda act: {"agents": lambda _: [AgentDefinition("main", handle_steps=doing(act))]},
-    "child": lambda act: {"agents": parent_of(doing(act))},
-    "background child": lambda act: {"agents": parent_of(doing(act), background=True)},
+    "root": lambda act: {"agents": lambda _: [AgentDefinition("main", handle_steps=make_handler(act))]},
+    "child": lambda act: {"agents": parent_of(make_handler(act))},
+    "background child": lambda act: {"agents": parent_of(make_handler(act), background=True)},
     "function": lambda act: {"agents": catching(lambda: Perform(act))},
     "tool of a handler": lambda act: with_tool(tool_that(act))["handler"],
     "tool of a model": lambda act: with_tool(tool_that(act))["model"],
@@ -359,9 +359,10 @@ def is_fast(way: str) -> bool:
 
 @pytest.mark.spec("reliability:GN16", "reliability:GN38")
 @pytest.mark.parametrize("way", [pytest.param(way, marks=() if is_fast(way) else pytest.mark.deep) for way in WAYS])
-def test_long_values_end_a_run_equally_with_any_journal(way: str, tmp_path: Path) -> None:
-    # Files and databases hold the lines that a journal in memory holds: what a function does shows them.
-    stores = IN_MEMORY if is_fast(way) and not way.startswith("function ") else STORES
+@pytest.mark.parametrize("every_store", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_long_values_end_a_run_equally_with_any_journal(way: str, every_store: bool, tmp_path: Path) -> None:
+    # Files and databases hold the lines that a journal in memory holds: fast tests use them for what a function does.
+    stores = STORES if every_store or way.startswith("function ") else IN_MEMORY
     alone, *recorded = ends_of(tmp_path, WAYS[way], stores)
 
     assert [alone] * len(recorded) == recorded
@@ -412,9 +413,11 @@ async def test_oversized_messages_arrive_with_the_next_effects(tmp_path: Path) -
 # --- any value --------------------------------------------------------------------------------------------------------
 
 
-def doing_in(place: str, act: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
+def make_case(place: str, act: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
     """Return what makes the agents that return what *act* does at a place, or as an output that has to fit a schema."""
-    fits = AgentDefinition("main", handle_steps=doing(act), output_mode="structured_output", output_schema=ANYTHING)
+    fits = AgentDefinition(
+        "main", handle_steps=make_handler(act), output_mode="structured_output", output_schema=ANYTHING
+    )
     return lambda: {"agents": lambda _: [fits]} if place == "output with a schema" else PLACES[place](act)
 
 
@@ -429,7 +432,7 @@ def test_value_that_a_run_accepts_is_accepted_by_every_journal(
     value: object, place: str, store: str, tmp_path: Path
 ) -> None:
     assume(place != "output with a schema" or value is not None)  # None is no output
-    alone, recorded = ends_of(tmp_path, doing_in(place, lambda: value), [store])
+    alone, recorded = ends_of(tmp_path, make_case(place, lambda: value), [store])
 
     assert alone == recorded
     assert "JournalWriteFailed" not in str(alone)
@@ -441,7 +444,7 @@ def test_value_that_a_run_accepts_is_accepted_by_every_journal(
 def test_output_of_100_mb_is_refused_and_written_nowhere(place: str, tmp_path: Path, monkeypatch: Any) -> None:
     for module in (record_sizes, encoding):
         monkeypatch.setattr(module, "MAX_VALUE_BYTES", 16 * 1024 * 1024)
-    ends = ends_of(tmp_path, doing_in(place, lambda: "x" * 100_000_000))
+    ends = ends_of(tmp_path, make_case(place, lambda: "x" * 100_000_000))
     for status, _, _, kind, words, told in ends:
         if place == "root":
             assert (RunStatus.FAILED, HandlerError) == (status, kind)

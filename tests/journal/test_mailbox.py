@@ -43,7 +43,7 @@ from stepengine.journal.mailbox import Letter, Mailbox, StoredLetter, mailbox_pa
 from stepengine.journal.records import encode_line
 from stepengine.redaction import SecretFound
 from tests import forked_processes
-from tests.journal.forked import in_child
+from tests.journal.forked import FORKS, in_child
 from tests.strategies import json_values
 
 ON_POSIX = pytest.mark.skipif(os.name != "posix", reason="only there files have owners and modes")
@@ -453,7 +453,7 @@ def test_reader_sees_only_whole_messages(store: Callable[..., Journal]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@FORKS
 def test_forked_child_can_post_to_its_parents_run(stored: str) -> None:
     from stepengine.journal import as_journal
 

@@ -29,10 +29,9 @@ from stepengine.journal.held import HeldFile
 from stepengine.journal.records import Record
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.workspace.write_ahead import Database
-from tests.journal.forked import in_child
+from tests.journal.forked import FORKS, in_child
 
 EFFECTS = 3
-FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there a lock outlives the descriptor of its file")
 
 
@@ -526,10 +525,13 @@ def test_lock_ends_with_its_process_despite_forked_children(
     def be_killed_after_a_fork() -> None:
         writers.extend(FileJournal(tmp_path / str(n)).writer() for n in range(4))
         writers.extend(SqliteJournal(tmp_path / "runs.db", str(n)).writer() for n in range(4))
+        reading, writing = os.pipe()
         orphan = os.fork()
         if not orphan:
+            os.write(writing, b"1")  # by now it has given back the locks that it inherited
             time.sleep(60)
             os._exit(0)
+        os.read(reading, 1)
         (tmp_path / "orphan").write_text(str(orphan))
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -102,11 +102,10 @@ class Somebody:
 WAYS = ("waits", "interrupt", "shutdown")
 
 
-@pytest.mark.anyio
 @pytest.mark.spec("reliability:JR37", "reliability:R2", "reliability:I3", "reliability:I12")
 @pytest.mark.parametrize(
     ("shape", "processes"),
-    [(alone, 2), *[pytest.param(one, 3, marks=pytest.mark.deep) for one in (beside, leading, grand)]],
+    [(alone, 2), *[pytest.param(one, 3, marks=pytest.mark.deep) for one in (alone, beside, leading, grand)]],
 )
 async def test_replay_ends_like_the_last_of_several_stopped_processes(shape, processes):
     """

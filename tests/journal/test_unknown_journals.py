@@ -179,9 +179,9 @@ def killed_everywhere(
     With *at_calls* only where its last line asks for something: a call that has begun, or a reply of the model.
     """
     lines = lines_of(recorded(folder, by_model=by_model, store=store))
-    for count in range(2, len(lines), step):
-        if at_calls and not ASKS_FOR_A_CALL.search(lines[count - 1]):
-            continue
+    counts = [n for n in range(2, len(lines), step) if not at_calls or ASKS_FOR_A_CALL.search(lines[n - 1])]
+    assert counts, "no line asks for a call"
+    for count in counts:
         if store == "file":
             yield cut_file(folder / f"cut-{count}.jsonl", lines[:count])
             continue

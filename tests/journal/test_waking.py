@@ -26,7 +26,7 @@ from stepengine.errors import InputError, JournalError, JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, wake_index
 from stepengine.journal.mailbox import LetterKind
 from stepengine.journal.wake_index import WAKING, Sleeping, WakeIndex
-from tests.journal.forked import in_child
+from tests.journal.forked import FORKS, in_child
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -403,7 +403,7 @@ def test_threads_share_an_index(bench: Bench, index: WakeIndex) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@FORKS
 def test_a_forked_child_uses_the_index_of_its_parent(index: WakeIndex) -> None:
     index.note("parent", NOW, {"time"}, "a")
 

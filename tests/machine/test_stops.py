@@ -130,9 +130,7 @@ def test_the_scenario_has_every_kind_of_effect():
     "reliability:I6",
     "requirements:X40",
 )
-@pytest.mark.parametrize(
-    ("kind", "every"), [("suspended", 1), ("cancelled", 1), ("shutdown", 5), ("limit", 1), ("diverged", 5)]
-)
+@pytest.mark.parametrize(("kind", "every"), [(kind, 5 if kind in ("shutdown", "diverged") else 1) for kind in KINDS])
 def test_stop_at_any_effect_leaves_history_paired_and_handler_closed(kind, every):
     """
     A shutdown is a cancellation and a divergence a failure, as a limit is: for these two, each fifth effect.

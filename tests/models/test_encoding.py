@@ -115,7 +115,7 @@ def test_request_tool_choice_is_translated_and_overrides_settings(choice, anthro
 SHOWN = {"type": "adaptive", "display": "summarized"}
 
 
-def thinks(**more):
+def google_thinking(**more):
     return {"generationConfig": {"thinkingConfig": {"includeThoughts": True, **more}}}
 
 
@@ -173,10 +173,10 @@ def thinks(**more):
         ("openai", "gpt-5", Thinking("extended"), {"reasoning": {"effort": "high", "summary": "auto"}}),
         ("openai", "gpt-5", Thinking("extended", 1_500), {"reasoning": {"effort": "low", "summary": "auto"}}),
         ("openai", "gpt-5", Thinking(tokens=1_500), {"reasoning": {"effort": "low", "summary": "auto"}}),
-        ("google", "gemini-3-pro", Thinking("enabled"), thinks()),
-        ("google", "gemini-3-pro", Thinking("extended"), thinks(thinkingBudget=10_000)),
-        ("google", "gemini-3-pro", Thinking("extended", 1_500), thinks(thinkingBudget=1_500)),
-        ("google", "gemini-3-pro", Thinking(tokens=1_500), thinks(thinkingBudget=1_500)),
+        ("google", "gemini-3-pro", Thinking("enabled"), google_thinking()),
+        ("google", "gemini-3-pro", Thinking("extended"), google_thinking(thinkingBudget=10_000)),
+        ("google", "gemini-3-pro", Thinking("extended", 1_500), google_thinking(thinkingBudget=1_500)),
+        ("google", "gemini-3-pro", Thinking(tokens=1_500), google_thinking(thinkingBudget=1_500)),
     ],
 )
 def test_thinking_is_asked_for_in_each_provider_s_way(name, model, thinking, members):

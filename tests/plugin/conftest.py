@@ -121,7 +121,7 @@ def no_worker(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def imported():
+def late_imports():
     """
     A run in this process forgets what it has imported. So what such projects use is imported before the first of them.
     """
@@ -135,7 +135,7 @@ def imported():
 
 
 @pytest.fixture
-def run(pytester, monkeypatch, imported):
+def run(pytester, monkeypatch, late_imports):
     """
     Write a test module and run pytest over it with the plugin.
     """

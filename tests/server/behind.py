@@ -111,10 +111,10 @@ class Behind:
         """
         import uvicorn
 
-        from tests.uvicorn_servers import server_in_this_loop
+        from tests.uvicorn_servers import serve_in_loop
 
         config = uvicorn.Config(self.guard, port=0, log_level="critical", timeout_graceful_shutdown=1)
-        async with server_in_this_loop(config) as port:
+        async with serve_in_loop(config) as port:
             yield port
 
 

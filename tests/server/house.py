@@ -21,7 +21,6 @@ from stepengine.server import Tokens, app
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
-from tests.servers import NO_TLS
 from tests.waits import until
 
 SECONDS = 50.0
@@ -137,7 +136,7 @@ class House:
 
     def client(self, who: str | None = "anna") -> httpx2.Client:
         headers = {} if who is None else {"authorization": f"Bearer {self.tokens[who]}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, verify=NO_TLS)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS)
 
     def files(self) -> dict[str, bytes]:
         """
@@ -167,10 +166,10 @@ def run_server(served: Any) -> Iterator[str]:
     """
     import uvicorn
 
-    from tests.uvicorn_servers import server_in_a_thread
+    from tests.uvicorn_servers import serve_in_thread
 
     config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
-    with server_in_a_thread(config) as port:
+    with serve_in_thread(config) as port:
         yield f"http://127.0.0.1:{port}"
 
 

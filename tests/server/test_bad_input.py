@@ -801,7 +801,7 @@ IMAGES = [
     ("image/png", b"%PDF-1.7", "application/pdf"),
     ("image/bmp", b"BM", "image/bmp"),
 ]
-"""What a client says of its bytes, and the type that is refused."""
+"""The stated type, the bytes, and the type that the refusal names; empty if accepted."""
 
 
 def test_image_type_is_detected_from_its_bytes(house: House) -> None:

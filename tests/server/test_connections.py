@@ -25,7 +25,6 @@ from stepengine.workspace.http_connections import (
     note_verified,
 )
 from tests.server.served import Served
-from tests.servers import NO_TLS
 from tests.waits import until
 
 pytestmark = [pytest.mark.anyio]
@@ -60,14 +59,14 @@ def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, Conn
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from tests.uvicorn_servers import server_in_a_thread
+    from tests.uvicorn_servers import serve_in_thread
 
     table = ConnectionTable(limits)
     config = uvicorn.Config(
         app, port=0, log_level="warning", lifespan="off", http=make_protocol(table, H11Protocol), ws="none", backlog=limits.backlog,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
-    with server_in_a_thread(config) as port:
+    with serve_in_thread(config) as port:
         yield port, table
 
 
@@ -78,7 +77,7 @@ def connected(port: int, sent: bytes = b"") -> socket.socket:
 
 
 def client_of(port: int) -> httpx2.Client:
-    return httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=NO_TLS)
+    return httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -133,7 +132,7 @@ def test_dripping_bytes_do_not_extend_the_header_timeout() -> None:
 def test_idle_connections_make_room_for_a_request() -> None:
     with served(ConnectionLimits(connections=20)) as (port, table):
         idle = [connected(port, b"GET / HTTP/1.1\r\n") for _ in range(60)]
-        answer = httpx2.get(f"http://127.0.0.1:{port}/", headers=KEYED, trust_env=False, verify=NO_TLS)
+        answer = httpx2.get(f"http://127.0.0.1:{port}/", headers=KEYED, trust_env=False)
         count = len(table)
         for one in idle:
             one.close()

@@ -34,7 +34,7 @@ async def served(folder: Path, engine: Engine, *, name: str = "anna", **options:
     import uvicorn
 
     from stepengine.server import Tokens, app
-    from tests.uvicorn_servers import server_in_this_loop
+    from tests.uvicorn_servers import serve_in_loop
 
     tokens = Tokens.open(folder / "tokens.json")
     for known in tokens.listed():
@@ -42,7 +42,7 @@ async def served(folder: Path, engine: Engine, *, name: str = "anna", **options:
     token = tokens.add(name, OF_PAGES)
     made = app(engine, runs=folder / "runs", tokens=tokens, drain=0, **options)
     config = uvicorn.Config(made, port=0, log_level="warning", timeout_graceful_shutdown=1)
-    async with server_in_this_loop(config) as port:
+    async with serve_in_loop(config) as port:
         try:
             yield Address(f"http://127.0.0.1:{port}", {"authorization": f"Bearer {token}"})
         finally:

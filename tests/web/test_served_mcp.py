@@ -65,7 +65,7 @@ async def calling(
     address: Address, mode: str = "auto", headers: dict[str, str] | None = None, **options: Any
 ) -> AsyncIterator[Client]:
     async with (
-        httpx2.AsyncClient(headers=headers or address.headers, timeout=30, trust_env=False, verify=False) as web,
+        httpx2.AsyncClient(headers=headers or address.headers, timeout=30, trust_env=False) as web,
         Client(streamable_http_client(f"{address.url}/mcp", http_client=web), mode=mode, **options) as client,
     ):
         yield client
@@ -80,7 +80,7 @@ def saying(answer: str, asked: list[str]) -> Callable[..., Any]:
 
 
 async def listed(address: Address, headers: dict[str, str] | None = None) -> list[tuple[str, str, str]]:
-    async with httpx2.AsyncClient(headers=headers or address.headers, trust_env=False, verify=False) as web:
+    async with httpx2.AsyncClient(headers=headers or address.headers, trust_env=False) as web:
         runs = (await web.get(f"{address.url}/runs")).json()["runs"]
     return [(one["agent"], one["owner"], one["status"]) for one in runs]
 
@@ -150,9 +150,7 @@ async def test_run_waiting_for_a_message_is_reported_and_continues_alone(tmp_pat
         async with calling(address) as client:
             result = await client.call_tool("receiver", {})
         run = (result.meta or {})["stepengine/run"]
-        async with httpx2.AsyncClient(
-            base_url=address.url, headers=address.headers, trust_env=False, verify=False
-        ) as web:
+        async with httpx2.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False) as web:
             await web.post(f"/runs/{run}/messages", json={"topic": "hook", "value": "hello"})
             async with asyncio.timeout(50):
                 while (view := (await web.get(f"/runs/{run}")).json())["status"] != "completed":  # noqa: ASYNC110 - the server knows
@@ -216,7 +214,7 @@ async def test_mcp_session_is_private_and_requires_a_token(tmp_path: Path) -> No
         tokens = Tokens.open(tmp_path / "tokens.json")
         bob = {"authorization": f"Bearer {tokens.add('bob', ['run', 'answer'])}"}
         reader = {"authorization": f"Bearer {tokens.add('reader', ['read'])}"}
-        async with httpx2.AsyncClient(base_url=address.url, headers=accept, trust_env=False, verify=False) as web:
+        async with httpx2.AsyncClient(base_url=address.url, headers=accept, trust_env=False) as web:
             begun = await web.post("/mcp", json=hello, headers=address.headers)
             session = {"mcp-session-id": begun.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
             told = [
@@ -243,7 +241,7 @@ async def test_mcp_route_reports_why_agents_are_not_offered(
     offered = {} if why == "extra" else {"agents": []}
     async with (
         served(tmp_path, Shop().engine, **offered) as address,
-        httpx2.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False, verify=False) as web,
+        httpx2.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False) as web,
     ):
         answer, agents = await web.post("/mcp", json={}), await web.get("/agents")
 

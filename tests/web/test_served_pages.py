@@ -152,7 +152,7 @@ def resolved(interrupt: dict[str, Any], payload: Any) -> list[dict[str, Any]]:
 async def paging(folder: Path, painter: Painter, *, name: str = "anna", **options: Any) -> AsyncIterator[Page]:
     async with (
         served(folder, painter.engine, name=name, **options) as (url, headers),
-        httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False, verify=False) as client,
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as client,
     ):
         yield Page(client)
 
@@ -162,7 +162,7 @@ async def known_as(page: Page, folder: Path, name: str, scopes: Any = ("read", "
     token = Tokens.open(folder / "tokens.json").add(name, scopes)
     headers = {"authorization": f"Bearer {token}"}
     async with httpx2.AsyncClient(
-        base_url=page.client.base_url, headers=headers, timeout=30, trust_env=False, verify=False
+        base_url=page.client.base_url, headers=headers, timeout=30, trust_env=False
     ) as client:
         yield Page(client)
 

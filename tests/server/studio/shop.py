@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx2
 
-from tests.servers import NO_TLS
 from tests.waits import until
 
 SECONDS = 60.0
@@ -117,7 +116,7 @@ class Shop:
 
     def client(self, token: str = "") -> httpx2.Client:
         headers = {"authorization": f"Bearer {token or self.token}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, verify=NO_TLS)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS)
 
     def processes(self) -> list[int]:
         """

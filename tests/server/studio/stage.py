@@ -38,7 +38,6 @@ from stepengine.server import Tokens, app
 from stepengine.server.access import Logins
 from stepengine.testing import ScriptedModel, tool_call
 from tests.server.house import run_server
-from tests.servers import NO_TLS
 from tests.waits import until
 
 SECONDS = 30.0
@@ -251,7 +250,7 @@ class Stage:
 
     def client(self) -> httpx2.Client:
         headers = {"authorization": f"Bearer {self.token}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False, verify=NO_TLS)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False)
 
     @contextmanager
     def open(self) -> Iterator[Stage]:

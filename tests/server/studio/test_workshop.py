@@ -72,7 +72,7 @@ async def test_failed_process_start_leaves_no_copy_of_a_record(tmp_path: Path, m
 
 async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path / "python"
-    child.write_text('#!/bin/sh\nread first\necho \'{"done": {"text": "it is done"}}\'\n')
+    child.write_text('#!/bin/sh\n: > "$0.ran"\nread first\necho \'{"done": {"text": "it is done"}}\'\n')
     child.chmod(0o700)
     monkeypatch.setattr("stepengine.server.processes.sys.executable", str(child))
     records = Records()
@@ -84,6 +84,7 @@ async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch:
     assert job.task is not None
     await job.task
 
+    assert (tmp_path / "python.ran").exists()
     assert ("failed", "its process ended before anything came of it") == (job.status, job.error)
     with pytest.raises(Problem, match="waits for no agreement"):
         await workshop.agree(job, None)

@@ -18,11 +18,11 @@ from stepengine.server import Tokens, uvicorn_server
 from tests.cli.command import command
 from tests.waits import until
 
-__all__ = ("serving", "settled")
+__all__ = ("run_until_settled", "serve_in_process")
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[tuple[TestClient, str]]:
+def serve_in_process(*words: str) -> Iterator[tuple[TestClient, str]]:
     """
     Yield a client with all rights of the application that a command would serve, and what the command prints on stderr.
     """
@@ -44,7 +44,7 @@ def serving(*words: str) -> Iterator[tuple[TestClient, str]]:
             yield client, said
 
 
-def settled(client: TestClient, agent: str, prompt: str = "") -> dict[str, Any]:
+def run_until_settled(client: TestClient, agent: str, prompt: str = "") -> dict[str, Any]:
     """
     Start a run, and return its view when it has ended or waits for an answer.
     """
