@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.codec import bare
@@ -191,9 +190,8 @@ class RunMessenger:
         """
         check_not_ended(row)
         handle, journal = self._live.handles.get(row.run), self._store.journal(row.run)
-        give = partial(send_tool_result, journal) if handle is None else partial(_give_live_result, handle, journal)
         try:
-            await asyncio.to_thread(give, call_id, result, path=path)
+            await asyncio.to_thread(_give_result, handle, journal, call_id, result, path)
         except ToolError as error:
             raise Problem(error.message, status=409, kind="no_such_call") from error
         except StepEngineError as error:
@@ -234,11 +232,11 @@ class RunMessenger:
             task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))
 
 
-def _give_live_result(
-    handle: RunHandle, journal: JournalLike, call_id: str, result: object, *, path: str | None
+def _give_result(
+    handle: RunHandle | None, journal: JournalLike, call_id: str, result: object, path: str | None
 ) -> bool:
-    """Store the result of a call of a live run; before a resumed run has reached the call again, only its journal has the call."""
-    try:
-        return handle.post_tool_result(call_id, result, path=path)
-    except ToolError:
-        return send_tool_result(journal, call_id, result, path=path)
+    """Store the result of a call, by the run where it is live; before a resumed run has reached the call again only its journal has it."""
+    if handle is not None:
+        with contextlib.suppress(ToolError):
+            return handle.post_tool_result(call_id, result, path=path)
+    return send_tool_result(journal, call_id, result, path=path)
