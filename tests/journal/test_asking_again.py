@@ -4,8 +4,8 @@ A journal that somebody else made: what it allows ahead is asked again, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from functools import cache, partial
+from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest
 from stepengine import AgentDefinition, Answer, Engine, Parallel, RunResult, ToolCall, tool
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal.history import History
 from stepengine.journal.permission_reset import find_effective_questions
-from stepengine.journal.records import Input, Intent, Result
+from stepengine.journal.records import Result
 from stepengine.permissions import Policy, Rule
 
 
@@ -125,34 +124,6 @@ def test_second_approval_decides_and_the_run_replays(answer: str, said: str, tmp
             assert result.output == engine.replay_sync(journal).output
 
 
-@pytest.mark.spec("requirements:X72")
-def test_finished_run_or_started_call_needs_no_new_approval() -> None:
-    whole = recorded("yes")
-    lines = whole.lines()
-    began = [MemoryJournal(lines[:n]).history() for n in range(2, len(lines))]
-    ahead = [bool(find_effective_questions(history)) for history in began]
-    calls = [sum(intent.type == "tool_call" for intent in history.intents.values()) for history in began]
-    asked = [sum(intent.type == "ask" and a in h.results for a, intent in h.intents.items()) for h in began]
-
-    assert [] == find_effective_questions(whole.history())
-    assert [yes > begun for yes, begun in zip(asked, calls, strict=True)] == ahead
-    assert 2 == sum(ahead)
-
-
-@pytest.mark.spec("requirements:X72")
-def test_forged_answer_to_an_open_question_is_asked_again() -> None:
-    """
-    As one is kept that waits for the others of its effect; a permission has no others, so that only a forger writes it.
-    """
-    forged = MemoryJournal()
-    answered = {"type": "answer", "question_id": "q0", "answer": {"type": "answer", "text": "yes"}}
-    forged.replace([*MemoryJournal(recorded("yes").lines()[:3]).records(), Input("", 0, 9, answered)])
-    lines = forged.lines()
-
-    assert [1] == resumed(MemoryJournal(lines))[0]
-    assert [] == resumed(MemoryJournal(lines), trust=False)[0]
-
-
 # --- runs that have ended, and tools that really run again ----------------------------------------------------------
 
 
@@ -210,58 +181,6 @@ def test_extended_run_asks_again_and_keeps_done_effects(answer: str) -> None:
     assert [2] == paid
 
 
-@pytest.mark.spec("requirements:X72")
-def test_approval_covers_only_the_recorded_input() -> None:
-    forged, records, history = MemoryJournal(), [], recorded("yes").history()
-    for record in history.records:
-        is_call = isinstance(record, Intent) and record.type == "tool_call"
-        records.append(
-            Intent(record.path, record.seq, {**history.form(record), "input": {"x": 70}}) if is_call else record
-        )
-    forged.replace(records)
-    lines = forged.lines()
-
-    assert 0 == len(extended(MemoryJournal(lines), trust=False, allow_repeat=True)[0])
-    assert 0 < len(extended(MemoryJournal(lines), allow_repeat=True)[0])
-
-
-class Paying(Till):
-    """Pays as often as it is told."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-
-        def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
-            for x in range(times):
-                yield ToolCall("pay", {"x": x}, include_tool_call=False)
-
-        self._agent = AgentDefinition("till", tools=[self._tool], handle_steps=handle_steps)
-
-
-@pytest.mark.speed
-@pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("goes_on", [Engine.resume_sync, partial(Engine.resume_sync, on_divergence="extend")])
-def test_asking_again_reads_each_record_a_constant_number_of_times(
-    goes_on: Callable[..., RunResult[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    Half of the calls are recorded, so that there are as many that run anew.
-    """
-    looks, form = [], History.form
-    monkeypatch.setattr(History, "form", lambda history, intent: (looks.append(intent), form(history, intent))[1])
-    looked = []
-    for times in (6, 12, 18):
-        journal = MemoryJournal()
-        with Paying(times).engine(Says("yes")) as engine:
-            engine.run_sync("till", journal=journal).unwrap()
-            looks.clear()
-            # Behind the start each call is four records: asked and allowed, begun and ended.
-            goes_on(engine, MemoryJournal(journal.lines()[: 2 + 2 * times]), trust=False).unwrap()
-        looked.append(len(looks))
-
-    assert looked[2] - looked[1] == looked[1] - looked[0]
-
-
 class Together(Till):
     """Pays beside a look that asks nobody, in one batch."""
 
@@ -303,23 +222,15 @@ def test_done_effect_is_not_repeated_on_an_old_approval() -> None:
 
 
 @pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("live", [["tool_call"], ["tool_call", "perform"]])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_live_replay_runs_no_tool_the_journal_approves_itself(answer: str, live: list[str]) -> None:
+def test_live_replay_runs_no_tool_the_journal_approves_itself(answer: str) -> None:
     whole = recorded(ANSWERS[answer]).lines()
     paid = {}
     for again in (True, False):
         till = Till()
         with till.engine() as engine:
-            result = engine.replay_sync(MemoryJournal(whole), live=live, trust=not again)
+            result = engine.replay_sync(MemoryJournal(whole), live=["tool_call"], trust=not again)
         paid[again] = len(till.paid)
         assert not again or "nobody here allowed" in str(result.error)
     assert 0 == paid[True]
     assert paid[False] >= 1
-
-
-@pytest.mark.spec("requirements:X72")
-def test_live_replay_of_denied_calls_runs_tools() -> None:
-    journal = recorded("no")
-    with Till().engine() as engine:
-        assert "completed" == engine.replay_sync(journal, live=["tool_call"], trust=False).status

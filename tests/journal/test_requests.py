@@ -20,7 +20,6 @@ from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal, Redactor
-from stepengine.journal.encoding import Encoder
 from stepengine.journal.fingerprints import Fingerprints, definition_fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
@@ -98,19 +97,6 @@ def test_every_request_round_trips(changes, prompts, tools):
         ]
         # A file's fingerprint is that of the request, whatever it was stored as a difference to.
         assert intent.fp == prints.for_request(request)
-
-
-@given(st.lists(moves, min_size=1, max_size=8))
-def test_last_request_can_be_read_alone(changes):
-    history, encoder, lines = Transcript(), Encoder(PLAIN, link=True), []
-    for record in (HEAD, Intent("", -1, ROOT)):
-        lines += encoder.lines(record)
-    for number, move in enumerate(changes):
-        history = moved(history, move)
-        lines += encoder.lines(Intent("", number, CallModel(number, ModelRequest("m", "", history))))
-        lines += encoder.lines(Result("", number, 0, Value(None)))
-    read = MemoryJournal(lines).history()
-    assert RecordedRequests(read).get(read.intents["", len(changes) - 1]).messages == history
 
 
 @pytest.mark.spec("replay:J39", "replay:J10", "replay:D2")
