@@ -168,12 +168,6 @@ class FileOwners(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-class ManyFileOwners(FileOwners):
-    """
-    The same many times.
-    """
-
-
 class SqliteOwners(FileOwners):
     """
     The same in a database, where nothing is ever torn.
@@ -197,7 +191,5 @@ class SqliteOwners(FileOwners):
 ROWS = pytest.mark.spec("reliability:JR01", "reliability:JR02", "reliability:JR14")
 TestFileOwners = ROWS(FileOwners.TestCase)
 TestFileOwners.settings = settings(max_examples=12, stateful_step_count=30)
-TestManyFileOwners = pytest.mark.deep(ROWS(ManyFileOwners.TestCase))
-TestManyFileOwners.settings = settings(max_examples=40, stateful_step_count=30)
 TestSqliteOwners = pytest.mark.deep(pytest.mark.spec("reliability:JR39")(SqliteOwners.TestCase))
 TestSqliteOwners.settings = settings(max_examples=12, stateful_step_count=30)

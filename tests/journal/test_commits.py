@@ -9,16 +9,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepengine import STEP, AgentDefinition, Engine
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal import FileJournal
 from stepengine.journal.store import Commits
-from stepengine.testing import ScriptedModel, text
 
 
 class Slow:
@@ -116,28 +112,6 @@ def test_next_event_loop_gets_its_own_commit(slow: Slow, commits: Commits) -> No
     assert 2 == slow.begun
 
 
-def _hold_results(monkeypatch: pytest.MonkeyPatch, at: asyncio.Event, goes_on: threading.Event) -> None:
-    """
-    Let a journal in a file say when it is about to store a result, and wait until it may.
-    """
-    loop, writer = asyncio.get_running_loop(), FileJournal.writer
-
-    def slow(journal: FileJournal) -> Any:
-        made = writer(journal)
-        store = made._store
-
-        def slowly(lines: list[bytes]) -> None:
-            if any(b'"kind":"result"' in line for line in lines):
-                loop.call_soon_threadsafe(at.set)
-                goes_on.wait(50)
-            store(lines)
-
-        made._store = slowly
-        return made
-
-    monkeypatch.setattr(FileJournal, "writer", slow)
-
-
 @pytest.mark.parametrize("broken", [False, True])
 async def test_closing_resolves_waiters_and_releases_the_thread(slow: Slow, commits: Commits, broken: bool) -> None:
     users = Commits._users
@@ -150,31 +124,3 @@ async def test_closing_resolves_waiters_and_releases_the_thread(slow: Slow, comm
 
     assert [slow.error] * 2 == await asyncio.gather(first, later, return_exceptions=True)
     assert (2, users) == (slow.begun, Commits._users)
-
-
-@pytest.mark.spec("reliability:JR09")
-async def test_effect_outcome_is_in_the_error_of_a_failed_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on, at = threading.Event(), asyncio.Event()
-    _hold_results(monkeypatch, at, goes_on)
-
-    durable = Commits.durable
-
-    def broken(commits: Commits) -> Any:
-        if not at.is_set():
-            return durable(commits)
-        goes_on.set()
-        msg = "the disk is gone"
-        raise JournalWriteFailed(msg)
-
-    monkeypatch.setattr(Commits, "durable", broken)
-    agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
-    async with asyncio.timeout(50), Engine([agent], models=ScriptedModel([text("paid for")])) as engine:
-        handle = engine.start("a", "x", journal=tmp_path / "run.jsonl")
-        await at.wait()
-        handle.interrupt()
-        result = await handle.result()
-
-    assert isinstance(result.error, JournalWriteFailed)
-    assert ["paid for"] == [note.rpartition(": ")[2] for note in result.error.__notes__]

@@ -90,8 +90,8 @@ def agent_of(done: list[int], folder: Path, fills: Callable[[int], int | None]) 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-@pytest.mark.parametrize("leaving", [0, 4096, 65_536, 300_000, RESERVE_BYTES])
-@pytest.mark.parametrize("first", range(0, ROUNDS, 2))
+@pytest.mark.parametrize("leaving", [0, 65_536, RESERVE_BYTES])
+@pytest.mark.parametrize("first", [0, ROUNDS - 2])
 async def test_run_cut_by_a_full_disk_resumes_without_doubt(disk: Path, kind: str, leaving: int, first: int):
     def journal() -> Journal:
         return FileJournal(disk / "run.jsonl") if kind == "file" else SqliteJournal(disk / "runs.db", "one")
@@ -149,7 +149,7 @@ class Room:
 
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
-@pytest.mark.parametrize("taken", [0, 1, 50_000])
+@pytest.mark.parametrize("taken", [0, 50_000])
 async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int):
     room = Room()
     monkeypatch.setattr(places, "_allocate_space", room.keep)
@@ -256,29 +256,6 @@ async def test_parallel_results_have_reserved_room_each(tmp_path: Path, monkeypa
 
     assert [] == in_doubt(FileJournal(path).history())
     assert b"2" * RESULT_CHARS in path.read_bytes()
-
-
-@pytest.mark.spec("reliability:JR09")
-def test_deleted_folder_does_not_block_other_reserves(tmp_path: Path) -> None:
-    gone, here = tmp_path / "gone", tmp_path / "here"
-    gone.mkdir()
-    here.mkdir()
-    first = FileJournal(gone / "a.jsonl").writer()
-    try:
-        second = FileJournal(here / "b.jsonl").writer()
-        try:
-            reserve = first._reserve  # type: ignore[attr-defined]
-            assert reserve is second._reserve  # type: ignore[attr-defined]
-            reserve.spend()
-            (gone / "a.jsonl").unlink()
-            gone.rmdir()
-
-            assert reserve.renew(here)
-        finally:
-            second.close()
-    finally:
-        with contextlib.suppress(JournalError):
-            first.close()
 
 
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])

@@ -238,25 +238,6 @@ def test_mutated_waiting_tree_is_rejected_or_works_and_ends(
     assert came["JournalCorrupt"] > 10
 
 
-def peak_kib() -> int:
-    """Return the most memory that this process has had since its peak was reset."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-
-
-@pytest.mark.memory
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of the memory cannot be reset")
-@pytest.mark.spec("reliability:R22")
-@pytest.mark.parametrize("chunk", range(DEEP))
-def test_mutated_waiting_tree_takes_little_memory(chunk: int, good: list[list[bytes]], tmp_path: Path) -> None:
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = peak_kib()
-
-    fuzz(chunk, good, tmp_path / "mutant.jsonl")
-
-    assert peak_kib() - before < 200_000
-
-
 @pytest.mark.spec("reliability:JR02")
 def test_recorded_end_of_a_child_without_an_end_is_rejected(good: list[list[bytes]], tmp_path: Path) -> None:
     whole = unsealed(good[0])

@@ -1,16 +1,14 @@
 """
-Writers: what they refuse, what a recorder writes, and which earlier request a request is stored against.
+Writers: what they refuse, and which earlier request a request is stored against.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,31 +18,15 @@ from hypothesis import strategies as st
 from stepengine import STEP, AgentDefinition, Engine, Limits, Perform, RunStatus, StepContext, Steps
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import (
-    AssistantMessage,
-    ToolCallPart,
-    ToolMessage,
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalError, JournalWriteFailed
-from stepengine.journal import FileJournal, Journal, LineJournal, MemoryJournal, places
+from stepengine.journal import FileJournal, LineJournal, MemoryJournal
 from stepengine.journal.encoding import KEPT_REQUESTS, Encoder
-from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.mailbox import Letter
-from stepengine.journal.recorder import Recorder
-from stepengine.journal.records import Input, Intent, Result
-from stepengine.journal.store import Writer
-from stepengine.runtime.innermost import NOTHING
-from stepengine.runtime.performer import Item
+from stepengine.journal.records import Intent, Result
 from stepengine.testing import ScriptedModel, text
-
-TALK = [UserMessage("add"), AssistantMessage([ToolCallPart("c", "t", {"b": 1, "a": [2]})]), ToolMessage("c", "t", "3")]
-CALL = {"type": "tool_call", "tool_name": "t", "input": {}, "tool_call_id": "", "source": "model"}
-RECORDS: dict[str, Callable[[Writer], None]] = {
-    "call": lambda writer: writer.append(Intent("", 0, CALL)),
-    "value": lambda writer: writer.append(Result("", 0, 0, "x")),
-}
 
 
 class Unreachable(LineJournal):
@@ -99,85 +81,8 @@ def test_failed_writer_rejects_every_record(tmp_path: Path) -> None:
     with pytest.raises(JournalWriteFailed, match="a record has at most"):
         writer.append(Result("", 0, 0, ["x" * 30_000] * 800))
     with pytest.raises(JournalWriteFailed, match="a record has at most"):
-        RECORDS["value"](writer)
+        writer.append(Result("", 0, 0, "x"))
     writer.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system keeps no room")
-@pytest.mark.spec("reliability:JR08")
-@pytest.mark.parametrize("what", RECORDS)
-def test_without_reserve_only_results_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    writer: Any = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
-
-    def full(folder: Path, size: int) -> int:
-        raise OSError(errno.ENOSPC, f"{folder} has no {size} bytes left")
-
-    monkeypatch.setattr(places, "_allocate_space", full)
-    assert writer._reserve.spend()
-    if what == "value":
-        RECORDS[what](writer)
-    else:
-        with pytest.raises(JournalWriteFailed, match="an effect begins only where"):
-            RECORDS[what](writer)
-    assert (what == "value") is bool(writer._lines)
-    monkeypatch.undo()
-    RECORDS[what](writer)
-    assert writer._lines, "there is room again"
-    writer.close()
-
-
-REQUEST = ModelRequest("m/m", messages=Transcript(TALK[:1]))
-
-
-def recorder_of(run: Any) -> Recorder:
-    """
-    Return who records a new run, around what performs nothing.
-    """
-    inner: Any = SimpleNamespace(begin=lambda batch: NOTHING)
-    return Recorder(inner, run)
-
-
-def new_run(journal: Journal) -> JournaledRun:
-    run = JournaledRun.record(journal)
-    run.writer.attach(journal.writer())
-    return run
-
-
-def asked(seq: int) -> tuple[Item]:
-    plan: Any = SimpleNamespace(tools={})
-    return (Item("", CallModel(seq, REQUEST), plan),)
-
-
-@pytest.mark.spec("replay:J16")
-def test_skipped_effect_numbers_are_recorded_as_a_gap() -> None:
-    journal = MemoryJournal()
-    run = new_run(journal)
-    recorder = recorder_of(run)
-    for seq in (0, 3, 4):
-        recorder.begin(asked(seq))
-    run.writer.close()
-
-    gap = {"type": "gap"}
-    assert [0, (3, gap), 3, 4] == [
-        (record.seq, record.input) if type(record) is Input else record.seq  # type: ignore[union-attr]
-        for record in journal.records()
-    ]
-
-
-@pytest.mark.spec("waiting:WT2")
-def test_refused_message_is_recorded_before_the_next_record() -> None:
-    journal = MemoryJournal()
-    run = new_run(journal)
-    recorder = recorder_of(run)
-    recorder.begin(asked(0))
-    run.mail._record_refusal(Letter(kind="answer", value="x", id="late", topic="q"), "nobody asks that any more")
-    recorder.begin(asked(1))
-    run.writer.close()
-
-    first, refused, second = journal.records()
-    assert isinstance(refused, Input)
-    assert {"type": "rejected_message", "id": "late", "why": "nobody asks that any more"} == refused.input
-    assert [Intent, Intent] == [type(first), type(second)]
 
 
 # --- differences ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from stepengine.data.codec import STORED, bare
 from stepengine.data.effects import CallModel
 from stepengine.data.json import freeze
-from stepengine.data.messages import TextPart, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.messages import ToolMessage, UserMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.journal.encoding import Encoder
