@@ -19,7 +19,6 @@ from stepengine import (
     Engine,
     HookContext,
     Hooks,
-    Limits,
     StepContext,
     Steps,
     ToolCall,
@@ -32,7 +31,6 @@ from stepengine.data.messages import Message
 from stepengine.data.state import AgentState
 from stepengine.journal import MemoryJournal
 from stepengine.journal.compactions import Compaction, find_compactions
-from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -191,20 +189,3 @@ def test_a_childs_compactions_are_shown_with_its_path() -> None:
 
     assert {"0"} == {one.address[0] for one in found}
     assert all(one.left_out for one in found)
-
-
-def test_compactions_are_found_without_rebuilding_each_history(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    anew: list[str] = []
-    whole = RecordedRequests.messages
-    monkeypatch.setattr(
-        RecordedRequests, "messages", lambda self, intent: (anew.append(intent.path), whole(self, intent))[1]
-    )
-    digs = [tool_call("dig", {"depth": n, "size": 100}) for n in range(80)]
-    found = recorded(
-        *digs, "done", tools=[dig], hooks=Hooks(pre_step=[truncate(500, free_ratio=0)]), limits=Limits(max_steps=99)
-    )
-
-    assert len(found) > 60
-    assert [] == anew

@@ -200,7 +200,7 @@ async def test_resuming_a_mended_failed_run_reports_the_stored_ending(store: Cal
 
 @pytest.mark.spec("replay:D16")
 @pytest.mark.parametrize("ending", ["completed", "failed", "max_steps", "cancelled", "suspended"])
-async def test_resuming_reports_the_status_that_is_stored(store: Callable[..., Journal], ending: str) -> None:
+async def test_resuming_reports_the_status_that_is_stored(ending: str) -> None:
     reached: list[Any] = []
 
     def handle_steps(ctx):
@@ -220,7 +220,7 @@ async def test_resuming_reports_the_status_that_is_stored(store: Callable[..., J
 
     agent = AgentDefinition("root", model="t/m", handle_steps=handle_steps, limits=Limits(max_steps=1))
 
-    journal = store()
+    journal = MemoryJournal()
     async with Engine([agent], models=ScriptedModel([text("a")])) as engine:
         reached.append(engine.start("root", "go", journal=journal))
         first = await reached[0].result()

@@ -31,14 +31,11 @@ from stepengine import (
     Tool,
     ToolCall,
     Usage,
-    UserMessage,
 )
 from stepengine.debugging import debug
 from stepengine.errors import ModelError, PerformError, ReplayDivergence
-from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal import MemoryJournal
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.runs import replay, resume
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
@@ -142,33 +139,6 @@ def test_every_yieldable_is_answered_from_the_record(rig):
     assert attrs.evolve(result, journal=None) == attrs.evolve(expected, journal=None)
 
 
-@pytest.mark.spec("replay:J16", "requirements:N3")
-def test_sent_messages_are_replayed_where_they_arrived(rig):
-    runs = []
-
-    def send(n):
-        runs[0].tree.inboxes.root.append(UserMessage(f"sent {n}"))
-        return n
-
-    def handle_steps(ctx):
-        yield from Perform(send, 1)
-        yield STEP
-
-    agent = AgentDefinition("listener", model="t/m", handle_steps=handle_steps)
-    journal = MemoryJournal()
-
-    async def live():
-        recorder = rig(agent, ["heard"])
-        runs.append(recorder.begin(JournaledRun.record(journal), "go"))
-        result = await runs[0].run()
-        await recorder.engine.aclose()
-        return result
-
-    expected = asyncio.run(live())
-    assert "sent 1" in str([m.text for m in expected.state.message_history])
-    assert rig(agent).replay(MemoryJournal(journal.lines())).state == expected.state
-
-
 @pytest.mark.spec("replay:J12", "reliability:JR22")
 def test_computed_prompt_is_replayed_from_the_record(rig):
     class Clock:
@@ -227,19 +197,6 @@ def test_time_never_goes_back_after_a_clock_change(rig):
         assert second.startswith(str(max(moved, datetime.now(UTC).year)))
 
 
-@pytest.mark.spec("replay:J12", "requirements:L3")
-def test_a_run_that_continued_another_is_replayed_with_its_history(rig):
-    agent = AgentDefinition("talker", model="t/m")
-    first = rig(agent, ["one"]).record(MemoryJournal(), "hello")
-    journal = MemoryJournal()
-    expected = rig(agent, ["two"]).record(journal, "and then?", previous=first.state, session_id="s", metadata={"k": 1})
-    assert len(expected.state.message_history) == 4
-    content = b"".join(journal.lines())
-    assert content.count(b'"text":"hello"') == 1
-    result = rig(agent).replay(MemoryJournal(content))
-    assert (result.state, result.session_id) == (expected.state, "s")
-
-
 @pytest.mark.speed
 @pytest.mark.spec("replay:J39", "replay:J19")
 def test_cost_per_step_is_constant_in_a_long_run(rig, monkeypatch):
@@ -265,31 +222,6 @@ def test_cost_per_step_is_constant_in_a_long_run(rig, monkeypatch):
         work.clear()
     for few, many in zip(sizes[1_000], sizes[10_000], strict=True):
         assert many <= 10.5 * few
-
-
-@pytest.mark.spec("replay:J19")
-def test_sliding_window_stores_only_new_messages(rig):
-    def window(ctx):
-        from stepengine import Change
-
-        messages = ctx.state.view
-        return Change(view=messages[-20:]) if len(messages) > 20 else None
-
-    def handle_steps(ctx):
-        for _ in range(100):
-            yield STEP
-
-    agent = AgentDefinition("slider", model="t/m", handle_steps=handle_steps, hooks=Hooks(pre_step=[window]))
-    journal = MemoryJournal()
-    recorder = rig(agent, [f"answer {n}" for n in range(100)])
-    assert recorder.record(journal, limits=Limits(max_steps=100)).status is RunStatus.COMPLETED
-    content = b"".join(journal.lines())
-    assert content.count(b'"text":"answer 77"') == 2  # as reply, and once in a request
-    read = MemoryJournal(content)
-    history = read.history()
-    for seq in (30, 77, 99):
-        assert RecordedRequests(history).get(history.intents["", seq]) == recorder.model.calls[seq]
-    assert rig(agent).replay(read).status is RunStatus.COMPLETED
 
 
 # --- not equal ------------------------------------------------------------------------------------------------------
@@ -562,54 +494,6 @@ def test_divergence_is_raised_unless_a_result_is_requested(rig):
     assert caught == [1, 1, 1]  # closed, not asked: GeneratorExit
 
 
-@pytest.mark.spec("replay:D14")
-def test_accepted_difference_uses_the_recorded_outcome(rig):
-    def agent(*words):
-        def handle_steps(ctx):
-            for word in words:
-                value = yield from Perform(echo, word)
-                found.append(value)
-
-        return AgentDefinition("a", handle_steps=handle_steps)
-
-    found: list[str] = []
-    journal = recorded(rig, agent("old", "same"))
-    found.clear()
-
-    def accepts(error: ReplayDivergence) -> bool:
-        seen.append((error.address, [f.pointer for f in error.diff]))
-        return error.address == "#0"
-
-    seen: list[object] = []
-    player = rig(agent("new", "same"))
-    asyncio.run(replay(journal, player.launch, on_divergence=accepts))
-    assert (found, seen) == (["old", "same"], [("#0", ["/args/0"])])
-    other = rig(agent("new", "other"))
-    with pytest.raises(ReplayDivergence) as caught:
-        asyncio.run(replay(journal, other.launch, on_divergence=accepts))
-    assert caught.value.address == "#1"
-    asyncio.run(player.engine.aclose())
-    asyncio.run(other.engine.aclose())
-
-
-@pytest.mark.spec("reliability:R1")
-def test_run_started_with_other_input_diverges(rig):
-    agent = AgentDefinition("a", model="t/m")
-    journal = recorded(rig, agent, ["ok"])
-    player = rig(agent)
-
-    async def run():
-        session = JournaledRun.replay(journal)
-        session.opening = attrs.evolve(session.opening, prompt="other")
-        try:
-            await player.launch(session)
-        finally:
-            await player.engine.aclose()
-
-    with pytest.raises(ReplayDivergence, match="the run is started with something else"):
-        asyncio.run(run())
-
-
 # --- unfinished and extended ----------------------------------------------------------------------------------------
 
 
@@ -624,66 +508,6 @@ def test_replay_of_a_crashed_run_ends_with_its_record(world, fresh_world):
         # Without the root's end everything may be there all the same.
         assert result.status is RunStatus.CANCELLED or size == len(lines) - 1
         assert elsewhere.done == []
-
-
-@pytest.mark.spec("replay:D10", "replay:M4")
-def test_extend_keeps_the_valid_prefix_and_runs_the_rest(tmp_path, rig):
-    done: list[str] = []
-
-    def act(name):
-        done.append(name)
-        return name
-
-    def agent(*names):
-        def kid_steps(ctx):
-            yield from Perform(act, f"kid {ctx.prompt}")
-
-        def handle_steps(ctx):
-            for name in names:
-                yield from Perform(act, name)
-            yield from AgentCall("kid", names[-1])
-            yield STEP
-
-        kid = AgentDefinition("kid", handle_steps=kid_steps)
-        return AgentDefinition("a", model="t/m", spawnable_agents=[kid], handle_steps=handle_steps)
-
-    journal = FileJournal(tmp_path / "j.jsonl", link=False, stable=True)
-    rig(agent("one", "two", "three"), ["x"]).record(journal)
-    before = journal.content()
-    done.clear()
-    result = rig(agent("one", "TWO", "three"), ["y"]).extend(journal, allow_repeat=True)
-    assert result.status is RunStatus.COMPLETED
-    assert done == ["TWO", "three", "kid three"]
-    assert journal.content().splitlines()[:4] == before.splitlines()[:4]
-    assert check(journal)
-    done.clear()
-    assert rig(agent("one", "TWO", "three")).replay(journal).text == "y"
-    unchanged = journal.content()
-    failed = rig(agent("one", "TWO", "four")).extend(journal, allow_repeat=True)
-    assert failed.status is RunStatus.FAILED
-    assert journal.content() == unchanged
-    assert done == ["four", "kid four"]
-
-
-def test_resumed_session_hides_recorded_events(rig):
-    def handle_steps(ctx):
-        yield from Perform(echo, 1)
-        ctx.notify("between")
-        yield from Perform.idempotent(echo, 2)
-        ctx.notify("after")
-
-    agent = AgentDefinition("a", handle_steps=handle_steps)
-    journal = MemoryJournal()
-    events: list[Any] = []
-    rig(agent, observers=[events.append]).record(journal)
-    resumed = JournaledRun.resume(MemoryJournal(journal.lines()[:5]))
-    is_news = resumed.mode.news(resumed.recorded_part)
-    shown = [(e.type, e.seq) for e in events if is_news(e)]
-    resumed.writer.close()
-    assert shown[0] == ("run_started", 0)
-    assert ("perform_finished", 0) not in shown
-    assert [name for name, _ in shown].count("notification") == 2
-    assert ("perform_started", 1) in shown
 
 
 @pytest.mark.spec("replay:J31", "reliability:R2")

@@ -16,19 +16,14 @@ from stepengine import (
     Answer,
     Ask,
     Engine,
-    Hooks,
     Parallel,
     Perform,
     RunStatus,
-    Tool,
 )
-from stepengine.data.outcomes import Stop
-from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected
 from stepengine.journal import FileJournal, MemoryJournal, check
-from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
-from stepengine.testing import text, tool_call, tool_calls
+from stepengine.testing import text, tool_call
 from stepengine.tools.bundled import ask_user_tool
 
 
@@ -102,7 +97,7 @@ class Somebody:
 WAYS = ("waits", "interrupt", "shutdown")
 
 
-@pytest.mark.spec("reliability:JR37", "reliability:R2", "reliability:I3", "reliability:I12")
+@pytest.mark.spec("replay:J16", "reliability:JR37", "reliability:R2", "reliability:I3", "reliability:I12")
 @pytest.mark.parametrize(
     ("shape", "processes"),
     [(alone, 2), *[pytest.param(one, 3, marks=pytest.mark.deep) for one in (alone, beside, leading, grand)]],
@@ -235,72 +230,6 @@ def test_partial_answers_of_one_call_are_kept(rig):
     assert result.text == "thanks"
     answers = result.tool_calls[0].result.data["answers"]
     assert [a["text"] for a in answers] == ["never", "sure"]
-
-
-@pytest.mark.spec("requirements:K6", "reliability:R2")
-def test_finished_calls_of_a_suspended_reply_are_not_repeated(rig):
-    done: list[Any] = []
-    schema = {"type": "object"}
-    first = Tool(name="first", description="d", input_schema=schema, run=lambda given: done.append(1), in_thread=False)
-    second = Tool(
-        name="second", description="d", input_schema=schema, run=lambda given: done.append(2), in_thread=False
-    )
-    hooks = Hooks(pre_tool=[lambda ctx, call: Decision.ask("May it?") if call.tool_name == "second" else None])
-    agent = AgentDefinition("worker", model="t/m", tools=[first, second], hooks=hooks)
-    journal = MemoryJournal()
-    asked = rig(agent, [tool_calls(tool_call("first"), tool_call("second")), "end"]).record(journal)
-    assert (asked.status, done) == (RunStatus.SUSPENDED, [1])
-    assert asked.pending_questions[0].tool_name == "second"
-    result = rig(agent, ["end"]).resume(MemoryJournal(journal.lines()), {asked.pending_questions[0].id: True})
-    assert (result.status, result.text, done) == (RunStatus.COMPLETED, "end", [1, 2])
-
-
-@pytest.mark.spec("replay:J16")
-@pytest.mark.parametrize("kind", ["cancelled", "shutdown"])
-def test_interrupted_run_continues_when_resumed(rig, kind):
-    done: list[str] = []
-    trees: list[Any] = []
-    journal = MemoryJournal()
-
-    async def slow(name: str) -> None:
-        done.append(name)
-        if len(done) == 2:
-            trees[0].root.stop(Stop(kind))
-            await asyncio.sleep(10)
-
-    def handle_steps(ctx):
-        for name in ("a", "b", "c"):
-            yield from Perform.idempotent(slow, name)
-        return "end"
-
-    async def live():
-        recorder = rig(agent)
-        run = recorder.begin(JournaledRun.record(journal))
-        trees.append(run.tree)
-        result = await run.run()
-        await recorder.engine.aclose()
-        return result
-
-    agent = AgentDefinition("a", handle_steps=handle_steps)
-    stopped = asyncio.run(live())
-    assert stopped.status is RunStatus.CANCELLED
-    lines = journal.lines()
-    assert rig(agent).replay(MemoryJournal(lines)).status is RunStatus.CANCELLED
-    assert done == ["a", "b"]
-    result = rig(agent).resume(MemoryJournal(lines))
-    assert (result.status, done) == (RunStatus.COMPLETED, ["a", "b", "b", "c"])
-    assert rig(agent).replay(result.journal).output == result.output
-
-
-@pytest.mark.spec("requirements:K3")
-def test_answer_of_an_interactor_is_recorded(rig):
-    class Yes:
-        def ask(self, question):
-            return question.options[0]
-
-    journal = MemoryJournal()
-    assert rig(asker([]), interactor=Yes()).record(journal).output == "yes"
-    assert rig(asker([])).replay(MemoryJournal(journal.lines())).output == "yes"
 
 
 @pytest.mark.spec("reliability:R2", "reliability:R1")
