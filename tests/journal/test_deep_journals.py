@@ -54,9 +54,13 @@ def deepened(path: Path, mark: str, depth: int) -> Path:
 
 
 @pytest.mark.spec("replay:J51")
-@pytest.mark.parametrize("depth", [400, 900, 100_000])
-@pytest.mark.parametrize(("mark", "record"), [("input", "record 3"), ("mark", "record 2")])
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("command", "mark", "record", "depth"),
+    [
+        *[(COMMANDS[0], "input", "record 3", depth) for depth in (400, 900, 100_000)],
+        *[(command, "mark", "record 2", 400) for command in COMMANDS],
+    ],
+)
 async def test_too_deep_journal_is_rejected_by_record_number(
     tmp_path: Path, depth: int, mark: str, record: str, command: list[str]
 ) -> None:
@@ -82,7 +86,7 @@ async def test_value_of_maximum_depth_is_written_and_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("replay:J51")
-@pytest.mark.parametrize("depth", [201, 900, 100_000])
+@pytest.mark.parametrize("depth", [201, 100_000])
 async def test_too_deep_params_are_rejected_before_recording(tmp_path: Path, depth: int) -> None:
     with pytest.raises((DataError, InputError), match="nested deeper than 200 levels"):
         await recorded(tmp_path / "run.jsonl", "plain", nested(depth))
@@ -116,7 +120,7 @@ def test_the_depth_of_a_text_counts_brackets_outside_of_strings() -> None:
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize("piece", [b"[", b'"', b'\\"', b'"\\', b'["', b'[\\"', b"{[]"])
+@pytest.mark.parametrize("piece", [b"[", b'\\"', b"{[]"])
 def test_depth_check_is_linear_in_text_length(piece: bytes) -> None:
     start = time.process_time()
     is_deep_text(b"[" * 201 + (piece * 1_000_000)[:1_000_000], 10**9)
@@ -137,8 +141,13 @@ async def test_a_deep_record_is_refused_in_memory_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("reliability:SP01")
-@pytest.mark.parametrize("levels", [101, 1_100])
-@pytest.mark.parametrize("command", [*COMMANDS, ["compare", "diff"], ["journal", "repair", "--seal"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("command", "levels"),
+    [
+        (["show"], 1_100),
+        *[(command, 101) for command in [*COMMANDS, ["compare", "diff"], ["journal", "repair", "--seal"]]],
+    ],
+)
 def test_too_deeply_nested_runs_are_rejected_by_record_number(tmp_path: Path, levels: int, command: list[str]) -> None:
     start = {"type": "agent_call", "agent_id": "a", "prompt": "go", "params": None, "run_id": "r"}
     addresses = [("", -1), *[(".".join(["0"] * level), 0) for level in range(levels + 1)]]
@@ -176,6 +185,5 @@ async def test_children_below_the_maximum_depth_fail(tmp_path: Path) -> None:
 
     assert ["depth"] == [error.kind for error in deepest]
     assert "more than 100 levels below the root" in str(deepest[0])
-    for command in COMMANDS:
-        ended = invoke(command, journal.path)
-        assert 0 == ended.exit_code, (command, ended.stderr)
+    ended = invoke(["show", "--json"], journal.path)
+    assert 0 == ended.exit_code, ended.stderr

@@ -8,9 +8,6 @@ import asyncio
 import itertools
 import json
 import os
-import random
-import signal
-import sys
 from typing import Any
 
 import pytest
@@ -20,35 +17,11 @@ from hypothesis import strategies as st
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, Receive, Sleep, tool
 from stepengine.errors import JournalCorrupt, JournalMissing, StepEngineError
 from stepengine.events import Event
-from stepengine.journal import FileJournal, Follower, MemoryJournal, SqliteJournal, follow_events
+from stepengine.journal import FileJournal, Follower, MemoryJournal, follow_events
 from stepengine.journal import follower as module
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from tests.waits import until_async
 
 LIVE_ALONE = {"text_delta", "thinking_delta", "tool_input_delta", "phase_changed", "log_line", "notification", "warned"}
-AGENT = """
-import sys, time
-from stepengine import AgentDefinition, Engine, Perform
-from stepengine.journal import FileJournal, SqliteJournal
-
-def slow(n):
-    time.sleep(0.01)
-    return n
-
-def handle_steps(ctx):
-    for n in range(40):
-        yield from Perform.idempotent(slow, n)
-    return "done"
-
-def journal(place):
-    return SqliteJournal(place, "one") if place.endswith(".db") else FileJournal(place)
-
-kind, place = sys.argv[1:]
-journal = SqliteJournal(place, "one") if place.endswith(".db") else FileJournal(place)
-with Engine([AgentDefinition("worker", handle_steps=handle_steps)]) as engine:
-    result = engine.run_sync("worker", journal=journal) if kind == "run" else engine.resume_sync(journal)
-    assert result.output == "done", result
-"""
 
 
 @tool
@@ -312,48 +285,6 @@ def test_follower_reads_only_new_bytes(tmp_path, monkeypatch):
         follower.news()
 
     assert [len(line) + module.LAST_BYTES for line in lines[-3:]] == read
-
-
-@pytest.mark.spec("studio:ST3")
-def test_a_followed_history_has_the_records_of_all_looks(tmp_path):
-    path, lines = tmp_path / "run.jsonl", recorded_once(True)
-    follower = Follower(FileJournal(path))
-    for line in lines:
-        with path.open("ab") as file:
-            file.write(line)
-        follower.news()
-
-    whole = [record.line for record in MemoryJournal(lines).records()]
-    assert whole == [record.line for record in follower.history.records]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:ST3")
-@pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
-@pytest.mark.parametrize("seed", range(3))
-def test_following_survives_kill_and_resume_of_the_process(seed, place, tmp_path):
-    """
-    The journal is written by other processes, one of which is killed; the reader stays.
-    """
-    path, chance = tmp_path / place, random.Random(seed)
-    make = lambda: SqliteJournal(path, "one") if place.endswith(".db") else FileJournal(path)  # noqa: E731
-
-    async def seen() -> list[str]:
-        holder = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, "run", str(path))
-        reader = asyncio.create_task(followed(make()))
-        await until_async(lambda: path.exists() and make().is_there() and len(make().records()) > 10 + 10 * seed)
-        await asyncio.sleep(chance.random() / 50)
-        holder.send_signal(signal.SIGKILL)
-        await holder.wait()
-        if place == "run.jsonl":
-            with path.open("ab") as file:
-                file.write(b'{"kind":"res')
-        await asyncio.sleep(0.1)
-        again = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, "resume", str(path))
-        assert 0 == await again.wait()
-        return [told(event) for event in await asyncio.wait_for(reader, 30)]
-
-    assert asyncio.run(seen()) == [told(event) for event in asyncio.run(followed(make()))]
 
 
 @pytest.mark.spec("studio:SV3")

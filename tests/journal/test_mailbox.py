@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Answer, Engine, Perform
-from stepengine.data.codec import bare
+from stepengine import AgentDefinition, Engine, Perform
 from stepengine.errors import (
     InputError,
     JournalCorrupt,
@@ -213,26 +212,6 @@ def test_message_value_round_trips(value: Any) -> None:
     assert value == stored.letter.value
 
 
-def test_every_store_keeps_the_values_of_messages(store: Callable[..., Journal]) -> None:
-    recorded(store())
-    posted = [
-        None,
-        False,
-        -7,
-        1.5,
-        10**30,
-        "",
-        'na\u00efve \u2028 \x00 \U0001f600 "',
-        [],
-        {},
-        [1, [None, {"a": {"": "b"}}]],
-    ]
-    for value in posted:
-        store().mailbox().post(message(value))
-
-    assert posted == values(store().mailbox())
-
-
 def test_secrets_in_messages_are_redacted(store: Callable[..., Journal], tmp_path: Path) -> None:
     recorded(store(secrets={"sesame-4711-sesame": "door"}))
     box = store(secrets={"sesame-4711-sesame": "door"}).mailbox()
@@ -270,20 +249,6 @@ def test_machine_data_in_messages_is_kept(journal: FileJournal) -> None:
 # --- what a letter is -------------------------------------------------------------------------------------------------
 
 
-def test_message_is_immutable_with_id_and_time() -> None:
-    one, two = message([1, {"a": 2}]), message()
-
-    assert one.id != two.id
-    assert 32 == len(one.id)
-    assert UTC == one.sent.tzinfo
-    assert datetime.now(UTC) - one.sent < timedelta(minutes=1)
-    assert message(sent=datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))).sent.isoformat() == (
-        "2026-01-01T10:00:00+00:00"
-    )
-    with pytest.raises(TypeError):
-        one.value.append(1)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -291,33 +256,18 @@ def test_message_is_immutable_with_id_and_time() -> None:
         ({"kind": ["message"], "value": ""}, "a letter is one of .* not 'list'"),
         ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
         ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),
-        ({"kind": "message", "topic": "é"}, "a topic has"),
-        ({"kind": "message", "topic": "a" * 201}, "a topic has"),
-        ({"kind": "message", "topic": 7}, "a topic has"),
         ({"kind": "message", "topic": "a", "id": ""}, "the id of a letter has 1 to 200 printable characters"),
-        ({"kind": "message", "topic": "a", "id": "x" * 201}, "the id of a letter has"),
         ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a letter has"),
-        ({"kind": "message", "topic": "a", "id": "\ud800"}, "the id of a letter has"),
         ({"kind": "message", "topic": "a", "path": "x"}, "a letter goes to the path of a run"),
-        ({"kind": "message", "topic": "a", "path": "1." * 600 + "1"}, "a letter goes to the path of a run"),
-        ({"kind": "message", "topic": "a", "path": None}, "a letter goes to the path of a run"),
-        ({"kind": "message", "topic": "a", "value": {1}}, "the value of a letter is JSON"),
         ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a letter is JSON"),
         ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE_BYTES}, "at most 1,048,576 bytes as JSON"),
         ({"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)}, "a time with its zone"),  # noqa: DTZ001
         ({"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)}, "a time with its zone"),
-        ({"kind": "message", "topic": "a", "sent": "now"}, "a time with its zone"),
         ({"kind": "answer", "value": "yes"}, "the topic of an answer is the id of its question"),
         ({"kind": "answer", "topic": "q1", "value": 7}, "an answer is a bool, a text or the stored form"),
-        (
-            {"kind": "answer", "topic": "q1", "value": {"type": "usage"}},
-            "an answer is a bool, a text or the stored form",
-        ),
         ({"kind": "answer", "topic": "q1", "value": {"type": "answer", "text": 7}}, "an answer is a bool"),
         ({"kind": "cancel"}, "the value of a letter of the kind 'cancel' is a text"),
         ({"kind": "cancel", "value": "x", "topic": "t"}, "a letter of the kind 'cancel' has no topic"),
-        ({"kind": "result", "value": 1}, "the topic of a result is the number of its call"),
-        ({"kind": "result", "topic": "q1", "value": 1}, "the topic of a result is the number of its call"),
         ({"kind": "input", "value": True}, "the value of a letter of the kind 'input' is a text"),
     ],
 )
@@ -326,14 +276,6 @@ def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: s
         Letter(**given)
 
     assert len(str(caught.value)) < 600
-
-
-def test_answer_message_supports_every_answer_field(journal: FileJournal) -> None:
-    answer = bare(Answer(("yes", "no"), remember="always", by="ann"))
-
-    journal.mailbox().post(Letter(kind="answer", topic="q1", value=answer))
-
-    assert [answer] == values(journal.mailbox())
 
 
 # --- processes and threads --------------------------------------------------------------------------------------------
@@ -438,20 +380,6 @@ def test_concurrent_threads_post_without_deadlock(store: Callable[..., Journal])
     assert all([[n, k] for k in range(6)] == [v for v in found if v[0] == n] for n in (0, 1))
 
 
-def test_reader_sees_only_whole_messages(store: Callable[..., Journal]) -> None:
-    recorded(store())
-    box, place = store().mailbox(), 0
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: [store().mailbox().post(message([n, "x" * 20_000])) for n in range(12)])
-    thread.start()
-    while thread.is_alive() or box.changed(place):
-        letters, place = box.read(place)
-        seen += [letter.value for letter in letters]
-    thread.join()
-
-    assert [*range(12)] == [value[0] for value in seen]
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @FORKS
 def test_forked_child_can_post_to_its_parents_run(stored: str) -> None:
@@ -495,7 +423,7 @@ def test_mailbox_is_a_private_file_next_to_the_journal(journal: FileJournal) -> 
 
 
 @pytest.mark.spec("waiting:WT2")
-@pytest.mark.parametrize("left", ["", "\n", "{", '{"run":"x"}', '{"run":"x"}\n', "\0" * 100, "garbage\n"])
+@pytest.mark.parametrize("left", ["", '{"run":"x"}', "\0" * 100, "garbage\n"])
 def test_torn_message_is_ignored_and_removed_by_the_next(journal: FileJournal, left: str) -> None:
     box = journal.mailbox()
     box.post(message(1))
@@ -561,17 +489,7 @@ def test_unknown_message_kind_is_skipped(journal: FileJournal) -> None:
     assert [1, 2] == values(journal.mailbox())
 
 
-def test_unknown_message_member_is_ignored(journal: FileJournal) -> None:
-    journal.mailbox().post(message(1))
-    path = mailbox_path(journal.path)
-    members = json.loads(path.read_bytes())
-    del members["crc"]
-    path.write_bytes(encode_line({**members, "priority": 3}, 0)[0])
-
-    assert [1] == values(journal.mailbox())
-
-
-@pytest.mark.parametrize("bad", [{"id": 7}, {"sent": "soon"}, {"path": "x"}, {"topic": ""}, {"run": 1}, {"kind": None}])
+@pytest.mark.parametrize("bad", [{"sent": "soon"}, {"topic": ""}, {"run": 1}])
 def test_message_with_a_valid_checksum_is_still_validated(journal: FileJournal, bad: dict[str, Any]) -> None:
     journal.mailbox().post(message(1))
     path = mailbox_path(journal.path)

@@ -49,7 +49,7 @@ def test_missing_file_lists_neighbours_and_creates_nothing(way: str, engine: Eng
     assert sorted(["release.jsonl", "other.jsonl", "notes.txt"]) == sorted(one.name for one in tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["replay", "undo"])
 def test_missing_folder_is_named_and_not_created(way: str, engine: Engine, tmp_path: Path) -> None:
     error = refused(way, engine, tmp_path / "runs" / "a.jsonl")
 
@@ -57,7 +57,7 @@ def test_missing_folder_is_named_and_not_created(way: str, engine: Engine, tmp_p
     assert [] == list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["resume", "scrub"])
 def test_an_empty_journal_holds_no_run(way: str, engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
 
@@ -65,7 +65,7 @@ def test_an_empty_journal_holds_no_run(way: str, engine: Engine, tmp_path: Path)
     assert "holds no run" in refused(way, engine, MemoryJournal()).message
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["replay", "undo"])
 def test_missing_database_run_lists_existing_runs(way: str, engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     known = engine.run_sync("greeter", journal=path).journal

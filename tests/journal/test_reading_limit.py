@@ -28,7 +28,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "show --json": describe_run,
     "show": render_text,
     "show --step": lambda path: describe_run(path, step="41"),
-    "show --step as text": lambda path: render_text(path, step="41"),
     "show --left-out": describe_compactions,
     "show --provenance": lambda path: call_origins(FileJournal(path)),
     "scrub": scrub,
@@ -100,7 +99,7 @@ def one_text_often(path: Path, times: int = 2_000, chars: int = 2_500_000, *, to
 
 
 @pytest.mark.spec("replay:J54")
-@pytest.mark.parametrize("reader", ["show --step", "show --step as text", "show --left-out", "scrub", "price"])
+@pytest.mark.parametrize("reader", ["show --step", "show --left-out", "scrub", "price"])
 def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str, small_limit: None) -> None:
     path = slices_of_slices(tmp_path / "run.jsonl")
     assert path.stat().st_size < 32_000
@@ -110,14 +109,14 @@ def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str, sma
 
 
 @pytest.mark.spec("replay:J54")
-@pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub", "diff"])
+@pytest.mark.parametrize("reader", ["show --json", "show --provenance", "scrub", "diff"])
 def test_text_named_by_many_results_exceeds_the_reading_limit(tmp_path: Path, reader: str, small_limit: None) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
         READERS[reader](one_text_often(tmp_path / "run.jsonl", times=400, chars=100_000))
 
 
 @pytest.mark.spec("replay:J54")
-@pytest.mark.parametrize("reader", ["show", "show --json", "show --provenance", "scrub"])
+@pytest.mark.parametrize("reader", ["show", "scrub"])
 def test_text_named_often_by_one_call_exceeds_the_reading_limit(tmp_path: Path, reader: str) -> None:
     with pytest.raises(JournalCorrupt, match=LIMIT):
         READERS[reader](one_text_often(tmp_path / "run.jsonl", together=True))
@@ -168,9 +167,12 @@ def test_long_run_that_drops_messages_each_step_is_readable(tmp_path: Path, smal
 
 
 @pytest.mark.spec("replay:J54")
-@pytest.mark.parametrize("cost", ["1E+999999999999999999", "9E+999999", "1E-999999999999", "0E-999999", "NaN"])
 @pytest.mark.parametrize(
-    "command", ["show", "show --json", "journal check", "compare diff", "compare price --model test/m"]
+    ("command", "cost"),
+    [
+        *[("show", cost) for cost in ("1E+999999999999999999", "1E-999999999999", "NaN")],
+        *[(each, "NaN") for each in ("journal check", "compare diff", "compare price --model test/m")],
+    ],
 )
 def test_unaddable_cost_is_rejected_by_its_record(tmp_path: Path, command: str, cost: str) -> None:
     path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), *calls_that_cost(cost, cost)])
@@ -184,7 +186,7 @@ def test_unaddable_cost_is_rejected_by_its_record(tmp_path: Path, command: str, 
 
 
 @pytest.mark.spec("replay:J54")
-@pytest.mark.parametrize("cost", ["1E+999999999999999999", "-1", "NaN"])
+@pytest.mark.parametrize("cost", ["1E+999999999999999999", "-1"])
 def test_unaddable_cost_of_a_stopped_call_is_rejected(tmp_path: Path, cost: str) -> None:
     said = {"type": "partial_usage", "usage": {"type": "usage", "input_tokens": 1}, "cost": cost}
     stopped = {"kind": "input", "path": "", "seq": 0, "at": 0, "input": said}
@@ -210,27 +212,18 @@ def calls_that_cost(*costs: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spec("reliability:JR17")
-@pytest.mark.parametrize("name", ["pipe.jsonl", "pipe.db"])
 @pytest.mark.parametrize(
-    "command",
-    [
-        "show", "show --html", "replay", "resume", "fork --at #0", "undo", "debug", "journal check", "journal scrub new.jsonl",
-        "journal repair --seal", "compare diff", "compare price --model test/m", "send hello", "cancel", "test",
-        "journal import", "cassette record -- true",
-    ],
-)  # fmt: skip
-def test_commands_reject_a_pipe_without_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str
-) -> None:
+    "command", ["show", "journal scrub new.jsonl", "send hello", "test", "cassette record -- true"]
+)
+def test_commands_reject_a_pipe_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.chdir(tmp_path)
-    os.mkfifo(name)
+    os.mkfifo("pipe.jsonl")
     words = command.split(" ")
     place = next(
         (n for n, word in enumerate(words) if word.startswith("-") or word in ("new.jsonl", "hello")), len(words)
     )
-    files = [name, name] if command == "compare diff" else [name]
 
-    ended = CliRunner().invoke(app, [*words[:place], *files, *words[place:]])
+    ended = CliRunner().invoke(app, [*words[:place], "pipe.jsonl", *words[place:]])
 
     assert ended.exit_code in (1, 2), ended.output
     assert "not a regular file" in " ".join(ended.output.split()), ended.output

@@ -42,7 +42,7 @@ def made(path: Path, schema: str) -> Path:
     ("command", "schema"),
     [
         *[("show", schema) for schema in SCHEMAS],
-        *[(command, "an endless view") for command in ("show --html", "journal check", "resume", "replay", "undo")],
+        ("journal check", "an endless view"),
     ],
 )
 def test_foreign_schema_is_rejected_by_every_command(tmp_path: Path, command: str, schema: str) -> None:
@@ -140,15 +140,14 @@ def test_check_does_not_relist_runs_for_each_run(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.spec("replay:J50")
-@pytest.mark.parametrize("command", ["show", "show --html", "journal check", "resume"])
-def test_unreadable_schema_is_damage(tmp_path: Path, command: str) -> None:
+def test_unreadable_schema_is_damage(tmp_path: Path) -> None:
     path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     damaged = path.read_bytes().replace(b"lineslines", b"l\xb3nesl\xb3nes").replace(b"run TEXT", b"run ((((")
     path.write_bytes(damaged)
 
-    result = CliRunner().invoke(app, [*command.split(), f"{path}#r"])
+    result = CliRunner().invoke(app, ["show", f"{path}#r"])
 
     assert result.exit_code in (1, 2)
     assert isinstance(result.exception, SystemExit)
