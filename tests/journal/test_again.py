@@ -5,12 +5,7 @@ Doing a recorded run again: with tools or models live, extended after an edit, a
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import time
-import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,8 +29,6 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Shop:
@@ -330,16 +323,7 @@ def test_new_limits_apply_to_live_steps_and_count_past_ones(limits: Any, steps: 
     assert (result.status, result.state.step_index) == (status, steps), result.error
 
 
-# --- in other processes and other worlds ----------------------------------------------------------------------------
-
-
-def in_process(script: str, seed: str) -> str:
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+# --- in other worlds -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("reliability:GN19")
@@ -468,42 +452,6 @@ def test_diverged_replay_journal_contains_every_referenced_blob() -> None:
     assert len(history.intents) == 1 + 2 * 2
     assert [history.form(intent)["type"] for intent in history.intents.values()]
     assert [history.outcome(known) for known in history.results.values()]
-
-
-OPENS = """
-    import resource
-    from stepengine.journal import FileJournal
-    def most():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    before = most()
-    history = FileJournal({path!r}).history()
-    last = history.outcome(history.results["", {last}]).value
-    print(len(history.records), len(last), most() - before)
-"""
-
-
-@pytest.mark.memory
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in the units of Linux")
-@pytest.mark.spec("replay:J40")
-def test_journal_of_100_000_records_loads_only_its_index(tmp_path: Path) -> None:
-    small = MemoryJournal(link=False)
-    with Engine([AgentDefinition("a", handle_steps=lambda ctx: (yield from Perform.idempotent(str, 0)))]) as engine:
-        engine.run_sync("a", journal=small)
-    head, root, intent, result, _ = [line[:-1].rpartition(b',"crc":')[0] for line in small.lines()]
-    path, filler, count = tmp_path / "big.jsonl", b'"' + b"x" * 3_000 + b'"', 50_000
-
-    def sealed(body: bytes) -> bytes:
-        return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
-
-    with path.open("wb") as file:
-        file.write(sealed(head) + sealed(root))
-        for n in range(count):
-            number = b'"seq":%d' % n
-            file.write(sealed(intent.replace(b'"seq":0', number)))
-            file.write(sealed(result.replace(b'"seq":0', number).replace(b'"0"', filler)))
-    records, length, memory = map(int, in_process(OPENS.format(path=str(path), last=count - 1), "0").split())
-    assert (records, length) == (2 * count + 2, 3_000)
-    assert memory < 700 * records < 0.5 * path.stat().st_size
 
 
 # --- forks ----------------------------------------------------------------------------------------------------------

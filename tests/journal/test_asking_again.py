@@ -84,23 +84,6 @@ ANSWERS = {
 
 
 @pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_untrusted_approvals_in_a_cut_journal_run_nothing(answer: str) -> None:
-    """
-    Nobody is there to be asked, so that not one call may run; without the option some do, which the journal allows.
-    """
-    whole = recorded(ANSWERS[answer]).lines()
-    ran = {True: 0, False: 0}
-    for count in range(2, len(whole)):
-        for again in ran:
-            paid, _ = resumed(MemoryJournal(whole[:count]), trust=not again, in_doubt="fail")
-            ran[again] += len(paid)
-
-    assert 0 == ran[True]
-    assert ran[False] >= 2
-
-
-@pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize(("answer", "said"), [*[(answer, "yes") for answer in ANSWERS], ("once", "no")])
 def test_second_approval_decides_and_the_run_replays(answer: str, said: str, tmp_path: Path) -> None:
     whole = recorded(ANSWERS[answer]).lines()
@@ -145,25 +128,6 @@ def ended_behind(lines: list[bytes], number: int) -> MemoryJournal:
     forged = MemoryJournal()
     forged.replace([*records[: yes + 1], records[-1]])
     return forged
-
-
-@pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_untrusted_approvals_run_nothing_in_an_extended_run(answer: str) -> None:
-    """
-    Wherever it says that it ended; without the option some run.
-    """
-    whole = recorded(ANSWERS[answer]).lines()
-    ran = {True: 0, False: 0}
-    for number in range(2):
-        for again in ran:
-            forged = ended_behind(whole, number)
-            assert forged.history().is_complete
-            paid, _ = extended(forged, trust=not again, allow_repeat=True)
-            ran[again] += len(paid)
-
-    assert 0 == ran[True]
-    assert ran[False] >= 2
 
 
 @pytest.mark.spec("requirements:X72")

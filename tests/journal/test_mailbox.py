@@ -7,15 +7,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sqlite3
 import stat
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
@@ -41,7 +36,6 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJourna
 from stepengine.journal.mailbox import Letter, Mailbox, StoredLetter, mailbox_path
 from stepengine.journal.records import encode_line
 from stepengine.redaction import SecretFound
-from tests import forked_processes
 from tests.journal.forked import FORKS, in_child
 from tests.strategies import json_values
 
@@ -279,79 +273,6 @@ def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: s
 
 
 # --- processes and threads --------------------------------------------------------------------------------------------
-
-SENDER = textwrap.dedent(
-    """
-    import sys
-    from itertools import count
-    from stepengine.journal import as_journal
-    from stepengine.journal.mailbox import Letter
-
-    place, name, first = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    box = as_journal(place).mailbox()
-    for n in count(first):
-        # Nobody knows of the last one whether it arrived, so it is posted again.
-        box.post(Letter(kind="message", topic="load", value=[name, n, "x" * (n % 7) * 900], id=f"{name}-{n}"))
-        print(n, flush=True)
-    """
-)
-
-
-class Sender:
-    """
-    A process that posts one letter after the other, and says which of them it knows to have arrived.
-    """
-
-    def __init__(self, place: str, name: str, first: int = 0) -> None:
-        command = [sys.executable, "-c", SENDER, place, name, str(first)]
-        self.process = forked_processes.Process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.first = first
-
-    def killed(self) -> int:
-        """
-        Kill it, and return the number of the letter after the last one that it knows to have arrived.
-        """
-        self.process.send_signal(signal.SIGKILL)
-        out, err = self.process.communicate(timeout=30)
-        assert "Error" not in err
-        return max([self.first, *[int(line) + 1 for line in out.split() if line.isdecimal()]])
-
-
-def check_letters(place: str, posted: dict[str, int]) -> None:
-    """
-    Check that every letter whose post returned is there once, in the order of its sender, and at most one more of each round.
-    """
-    from stepengine.journal import as_journal
-
-    letters, _ = as_journal(place).mailbox().read()
-    sent: list[Any] = [letter.value for letter in letters]
-    for name, count in posted.items():
-        numbers = [number for sender, number, _ in sent if sender == name]
-        assert numbers == [*range(len(numbers))], "in order, none missing, none twice"
-        assert count <= len(numbers) <= count + 1
-    assert max(Counter(letter.id for letter in letters).values()) == 1
-
-
-@pytest.mark.spec("waiting:WT2")
-@pytest.mark.deep
-def test_killed_senders_lose_no_message(stored: str, forks: None) -> None:
-    from stepengine.journal import as_journal
-
-    holder = as_journal(stored).writer()
-    posted = {"a": 0, "b": 0, "c": 0}
-    for turn in range(8):
-        senders = {name: Sender(stored, name, first) for name, first in posted.items()}
-        until, before = time.monotonic() + 60, len(as_journal(stored).mailbox().read()[0])
-        while time.monotonic() < until and len(as_journal(stored).mailbox().read()[0]) < before + 40:
-            time.sleep(0.05)
-        time.sleep(0.003 * turn)
-        posted = {name: sender.killed() for name, sender in senders.items()}
-    check_letters(stored, posted)
-    holder.close()
-
-    assert sum(posted.values()) > 200
-    assert as_journal(stored).mailbox().post(message("after all that"))
-    assert as_journal(stored).history().head is not None
 
 
 @pytest.mark.spec("waiting:WT2")

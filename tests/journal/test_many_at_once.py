@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -102,10 +101,6 @@ def test_more_runs_than_descriptors_complete(tmp_path: Path, store: str) -> None
     assert all(check(result.journal) for result in results)
     assert 45 == len({result.journal.name for result in results})
     assert [] == list(tmp_path.glob(".*"))
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @ON_LINUX
@@ -297,44 +292,6 @@ def test_commit_returns_only_after_its_lines_are_stored(tmp_path: Path, monkeypa
     leader.close()
 
 
-BUSY = """
-import sqlite3, sys, time
-database = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None)
-database.execute("CREATE TABLE IF NOT EXISTS other (n)")
-print("ready", flush=True)
-until = time.monotonic() + float(sys.argv[2])
-while time.monotonic() < until:
-    database.execute("BEGIN IMMEDIATE")
-    time.sleep(0.03)
-    database.execute("INSERT INTO other VALUES (1)")
-    database.execute("COMMIT")
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:JR39")
-def test_busy_database_is_awaited_while_others_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Two processes hold it nearly all the time, in turns; each turn is shorter than the patience, and all are longer.
-    """
-    # Many turns long: on a busy machine one of them may be several times as long as it sleeps.
-    monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 1.0)
-    path = tmp_path / "runs.db"
-    at_once(1, lambda _: SqliteJournal(path))
-    command = [sys.executable, "-c", BUSY, str(path), "2.5"]
-    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
-    try:
-        for other in others:
-            assert other.stdout is not None
-            assert b"ready\n" == other.stdout.readline()
-        results = [result for _ in range(3) for result in at_once(5, lambda _: SqliteJournal(path))]
-    finally:
-        for other in others:
-            other.communicate()
-
-    assert {RunStatus.COMPLETED} == {result.status for result in results}, results[0].error
-
-
 # --- forks and kills --------------------------------------------------------------------------------------------------
 
 
@@ -430,63 +387,3 @@ def test_lock_ends_with_its_process_despite_forked_children(
             SqliteJournal(tmp_path / "runs.db", str(n)).writer().close()
     finally:
         os.kill(orphan, signal.SIGKILL)
-
-
-def journal_of(store: str, place: Path, run: str) -> Journal:
-    return SqliteJournal(place / "runs.db", run) if store == "sqlite" else FileJournal(place / f"{run}.jsonl")
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:JR39")
-@pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_kill_of_many_runs_loses_nothing_a_handler_saw(tmp_path: Path, store: str) -> None:
-    """
-    Each handler notes in the world what it was sent; what stands there has to stand in its journal.
-    """
-    seen_by_all = 0
-    for number in range(10):
-        place = tmp_path / f"{number}"
-        place.mkdir()
-        running = subprocess.Popen(
-            [sys.executable, "-c", KILLED, store, str(place)], env=environment(), stdout=subprocess.PIPE
-        )
-        assert running.stdout is not None
-        assert b"ready\n" == running.stdout.readline()
-        until = time.monotonic() + 20
-        while (place / "seen").stat().st_size < 777 * number and running.poll() is None and time.monotonic() < until:
-            time.sleep(0.001)
-        running.kill()
-        running.communicate()
-        seen = [line.split() for line in (place / "seen").read_text().splitlines()]
-        seen_by_all += len(seen)
-        stored = {run: {seq for _, seq in journal_of(store, place, run).history().results} for run, _ in seen}
-
-        assert [] == [(run, seq) for run, seq in seen if int(seq) not in stored[run]]
-    assert seen_by_all > 100
-
-
-KILLED = """
-import asyncio, os, resource, sys
-from stepengine import AgentDefinition, Engine, Perform
-from stepengine.journal import FileJournal, SqliteJournal
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-store, place = sys.argv[1:]
-world = os.open(f"{place}/seen", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-async def later(n):
-    await asyncio.sleep(0.001)
-    return n
-
-def handle_steps(ctx):
-    for n in range(10_000):
-        yield from Perform(later, n)
-        os.write(world, f"{ctx.prompt} {n}\\n".encode())
-
-async def go():
-    async with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
-        at = lambda n: SqliteJournal(f"{place}/runs.db", str(n)) if store == "sqlite" else FileJournal(f"{place}/{n}.jsonl")
-        print("ready", flush=True)
-        await asyncio.gather(*[engine.run("a", str(n), journal=at(n)) for n in range(60)])
-
-asyncio.run(go())
-"""

@@ -123,22 +123,6 @@ async def test_non_bytes_line_is_damage_of_its_record(tmp_path: Path) -> None:
     assert "record 2" in result.stderr
 
 
-@pytest.mark.speed
-@pytest.mark.spec("replay:J50")
-def test_check_does_not_relist_runs_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
-    with contextlib.closing(sqlite3.connect(path)) as database, database:
-        database.executemany("INSERT INTO lines VALUES (?, 1, x'7b7d0a')", [(f"r{n:03}",) for n in range(200)])
-    listed: list[str] = []
-    runs = SqliteJournal.runs
-    monkeypatch.setattr(SqliteJournal, "runs", lambda self, *given: listed.extend(found := runs(self, *given)) or found)
-
-    result = CliRunner().invoke(app, ["journal", "check", str(path)])
-
-    assert result.exit_code == 1
-    assert len(listed) <= 5 * 200
-
-
 @pytest.mark.spec("replay:J50")
 def test_unreadable_schema_is_damage(tmp_path: Path) -> None:
     path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
