@@ -11,11 +11,10 @@ import json
 import os
 import time
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Ask, Parallel, StepContext, ToolCall
+from stepengine import AgentDefinition, Ask, Parallel, StepContext, ToolCall
 from stepengine.durable import Operator
 from stepengine.durable.process import MAX_EXECUTOR_THREADS
 from stepengine.errors import AnswerRejected, JournalError
@@ -33,14 +32,8 @@ def asks_twice(ctx: StepContext):
     return [first, second, done.text]
 
 
-def spawns(ctx: StepContext):
-    child = yield from AgentCall("asks", "")
-    return child
-
-
 ASKS = AgentDefinition("asks", handle_steps=asks)
 TWICE = AgentDefinition("twice", tools=[wipe], handle_steps=asks_twice)
-PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
 
 
 @pytest.mark.deep
@@ -109,25 +102,6 @@ async def test_parallel_questions_can_be_answered_in_any_order(db: str, until):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U5", "durable:U37")
-async def test_childs_question_is_answered_through_its_root(db: str):
-    async with worker_of([PARENT], db) as worker:
-        waiting = await worker.run(PARENT, "")
-        result = await worker.resume(waiting.journal, answers={"How large?": "large"})
-
-    assert {"size": "large"} == result.output
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:U37")
-async def test_answers_given_at_start_prevent_waiting(db: str):
-    async with worker_of([ASKS], db) as worker:
-        result = await worker.run(ASKS, "", answers={"How large?": "small"})
-
-    assert {"size": "small"} == result.output
-
-
-@pytest.mark.deep
 @pytest.mark.spec("durable:U37")
 async def test_answer_sent_without_workers_is_received_by_the_next(db: str):
     async with worker_of([ASKS], db) as worker:
@@ -154,37 +128,6 @@ async def sent(operator: Operator, run: str) -> list[dict]:
     """
     rows = await operator.rows("select message from dbos.notifications where destination_uuid = %s", run)
     return [json.loads(message) for (message,) in rows]
-
-
-@pytest.mark.memory
-@pytest.mark.spec("durable:UF11")
-async def test_waiting_run_keeps_only_the_memory_it_needs(db: str):
-    """
-    Not what it was ordered with in the form of the database, no random source, and nothing that all runs of the worker may share.
-    """
-    prompt = "a conversation"
-    async with worker_of([ASKS], db) as worker:
-        runs = {(await worker.run(ASKS, prompt)).journal for _ in range(3)}
-        waiting = list(worker._process.runs)
-        gc.collect()
-        forms = [
-            each
-            for each in gc.get_objects()
-            if type(each) is dict and isinstance(root := each.get("root"), str) and root in runs
-        ]
-        sources = [each for each in gc.get_objects() if type(each) is Random and each.getstate() in drawn_by(waiting)]
-
-    assert 3 == len(waiting)
-    assert [] == forms
-    assert [] == sources
-    assert 1 == len({id(run.redactor) for run in waiting})
-    # An object of a class with more than 30 attributes has a table of their names of its own.
-    assert not any(hasattr(run.tree, "__dict__") for run in waiting)
-
-
-def drawn_by(waiting):
-    """The states of the random sources that the handlers of these runs would have."""
-    return [Random(f"{run.order.seed}:").getstate() for run in waiting]
 
 
 @pytest.mark.deep

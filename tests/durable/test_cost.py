@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -276,11 +275,3 @@ async def test_process_can_be_one_worker_only(db: str):
         result = await worker.run(COUNTING, "2")
 
     assert "2" == result.output
-
-
-@pytest.mark.spec("durable:U2")
-def test_dbos_version_is_pinned_to_one_minor_release():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-    assert "dbos>=3.4,<3.5" in project["optional-dependencies"]["durable"]
-    assert not any(each.startswith("dbos") for each in project["dependencies"])

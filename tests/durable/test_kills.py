@@ -17,7 +17,7 @@ import pytest
 
 from stepengine import Engine
 from stepengine.data.state import RunInfo
-from stepengine.durable import Operator, Upkeep
+from stepengine.durable import Operator
 
 from .killed import WORKER, Workers
 
@@ -151,61 +151,8 @@ async def test_workers_killed_in_every_effect_of_bodies_repeat_nothing_committed
             assert earlier not in order[order.index(later) :], (earlier, later, order)
 
 
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "durable:UF5", "durable:U26")
-async def test_run_killed_in_mid_body_resumes_on_another_worker(workers: Workers, until):
-    async with await Operator.connect(workers.db) as operator:
-        first = workers.start("worker-1", SLOW="0.3")
-        run = await operator.submit("yielding", "go")
-
-        async def began():
-            return workers.told("began")["go-alone-inner-second"]
-
-        await until(began, seconds=60)
-        first.kill()
-        first.wait()
-        workers.start("worker-2")
-        await Upkeep(operator).takeover("worker-1")
-        form = await operator.result(run)
-        view = await operator.run(run)
-
-    told = workers.told("began")
-    assert "worker-2" == view.executor
-    assert 1 == told["go-alone-inner-first"]
-    assert 2 == told.pop("go-alone-inner-second")
-    assert {1} == set(told.values())
-    assert "go-alone-inner-first go-alone-inner-second fired" in form["output"][0]
-
-
 def spoken(session: str) -> RunInfo:
     return RunInfo(session_id=session)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:UF5", "reliability:R1", "reliability:SS01", "requirements:L3")
-async def test_session_turns_continue_on_another_worker_in_order(workers: Workers, until):
-    async with await Operator.connect(workers.db) as operator:
-        first = workers.start("worker-1", SLOW="0.3")
-        runs = [await operator.submit("talking", f"t{n}", info=spoken("s")) for n in range(3)]
-
-        async def began():
-            return workers.told("began")["t1-second"]
-
-        await until(began, seconds=60)
-        first.kill()
-        first.wait()
-        workers.start("worker-2")
-        await Upkeep(operator).takeover("worker-1")
-        outputs = [(await operator.result(run))["output"] for run in runs]
-        views = [await operator.run(run) for run in runs]
-        kept = await operator.sessions.load("s")
-
-    assert [["t0"], ["t0", "t1"], ["t0", "t1", "t2"]] == outputs
-    assert ["worker-1", "worker-2", "worker-2"] == [view.executor for view in views]
-    assert (3, ["t0", "t1", "t2"]) == (kept.turns, [m.text for m in kept.messages if m.role == "user"])
-    # What was committed before the kill was not done again.
-    assert 1 == workers.told("began")["t1-first"]
-    assert 2 == workers.told("began")["t1-second"]
 
 
 @pytest.mark.deep

@@ -10,31 +10,11 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext
 from stepengine.debugging import describe_run
-from stepengine.durable import records, workers
+from stepengine.durable import records
 from stepengine.journal import MemoryJournal
 from stepengine.journal.questions import in_doubt
 
 from .shared import worker_of
-
-
-async def test_worker_list_is_optional_and_lists_live_workers(db: str) -> None:
-    import psycopg
-
-    async with await psycopg.AsyncConnection.connect(db, autocommit=True) as own:
-        await own.execute("drop schema if exists stepengine cascade")
-        await workers.add_worker(own, "app", "one", "all", "r1")
-        await workers.remove_worker(own, "app", "one")
-        missing = await workers.list_workers(own, "app")
-        await workers.create_worker_table(own)
-        await workers.add_worker(own, "app", "one", "all", "r1")
-        await workers.add_worker(own, "app", "two", "all", "r1")
-        await workers.add_worker(own, "other", "three", "all", "r1")
-        await workers.add_worker(own, "app", "one", "all", "r2")
-        both = await workers.list_workers(own, "app")
-        await workers.remove_worker(own, "app", "two")
-        left = await workers.list_workers(own, "app")
-
-    assert ({}, {"one": "r2", "two": "r1"}, {"one": "r2"}) == (missing, both, left)
 
 
 def test_truncated_journal_keeps_only_started_effects_in_doubt() -> None:

@@ -18,7 +18,6 @@ from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_name
 from stepengine.durable.indexes import create_indexes
-from stepengine.durable.steps import DurableRun
 from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
 from tests.cases import case
 
@@ -274,26 +273,3 @@ async def test_following_a_run_reads_each_step_once(db: str):
 
     assert 9 == shown.count("ToolFinished")
     assert {1} == {count for (name, _), count in read.items() if name != "ask"}
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:U13")
-async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pytest.MonkeyPatch):
-    """
-    Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
-    """
-    step = DurableRun.step
-
-    async def slowly(self: Any, name: str, *given: Any) -> Any:
-        await asyncio.sleep(1.5 if name.startswith("ask:") else 0)
-        return await step(self, name, *given)
-
-    monkeypatch.setattr(DurableRun, "step", slowly)
-    async with worker_of([MANY], db) as worker:
-        run = await worker.submit(MANY, "go")
-        async for event in worker.events(run):
-            if type(event).__name__ == "QuestionAsked":
-                await worker.answer(run, {"Which?": "this"})
-        result = await worker.result(run)
-
-    assert "this" == result.output

@@ -5,13 +5,6 @@ What all workers of a database may ask of a provider together, and how many runs
 from __future__ import annotations
 
 import asyncio
-import json
-import select
-import socket
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,7 +12,7 @@ from typer.testing import CliRunner
 
 from stepengine import STEP, AgentDefinition, Perform, RateLimit, StepContext
 from stepengine.cli.app import app
-from stepengine.durable import DatabaseAway, DurableEngine, Operator, Upkeep
+from stepengine.durable import DatabaseAway, DurableEngine, Upkeep
 from stepengine.durable.rates import SharedRates
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.models import Models
@@ -250,173 +243,6 @@ async def test_missing_tables_error_names_the_migrate_command(db: str):
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-class Provided:
-    """
-    A provider on loopback that holds every request until it is told to answer, and counts those under way.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.under_way: dict[threading.Event, socket.socket] = {}
-        self.most = 0
-        self.keys: set[str] = set()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                answered = outer.came(self.headers["authorization"], self.connection)
-                try:
-                    while not answered.wait(0.02):
-                        if is_gone(self.connection):
-                            self.close_connection = True
-                            return
-                finally:
-                    outer.went(answered)
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(REPLY)))
-                self.end_headers()
-                self.wfile.write(REPLY)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/v1"
-
-    def came(self, key: str, connection: socket.socket) -> threading.Event:
-        with self.lock:
-            self.keys.add(key)
-            self.under_way[answered := threading.Event()] = connection
-            # Those of a process that was killed are no longer under way, whether or not that was noticed.
-            self.most = max(self.most, sum(not is_gone(each) for each in self.under_way.values()))
-            return answered
-
-    def went(self, answered: threading.Event) -> None:
-        with self.lock:
-            del self.under_way[answered]
-
-    def answer(self) -> None:
-        with self.lock:
-            for answered in list(self.under_way)[:1]:
-                answered.set()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-REPLY = json.dumps(
-    {
-        "id": "r", "object": "chat.completion", "created": 1, "model": "m",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "said"}}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-    }
-).encode()  # fmt: skip
-
-
-def is_gone(connection: socket.socket) -> bool:
-    readable, _, _ = select.select([connection], [], [], 0)
-    try:
-        return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
-    except OSError:
-        return True
-
-
-@pytest.fixture
-def provider():
-    made = Provided()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def start(db: str, provider: Provided):
-    running: list[subprocess.Popen[bytes]] = []
-
-    def started(executor: str) -> subprocess.Popen[bytes]:
-        running.append(subprocess.Popen([sys.executable, str(RATED), db, executor, provider.url, KEY]))
-        return running[-1]
-
-    yield started
-    for process in running:
-        process.kill()
-        process.wait()
-
-
-RATED = Path(__file__).with_name("rated.py")
-KEY = "sk-very-secret-key-0123456789"
-
-
-@pytest.mark.deep
-@pytest.mark.spec("durable:U21", "requirements:N15")
-async def test_limit_holds_across_processes_and_killed_worker_frees_slots(db: str, provider: Provided, start, until):
-    workers = {name: start(name) for name in ("rated-1", "rated-2")}
-    async with await Operator.connect(db) as operator:
-        runs = [await operator.submit("asks", "hello", release="1") for _ in range(24)]
-
-        async def waiting() -> list:
-            try:
-                return await operator.rows(
-                    "select w.worker, w.running from stepengine.rate_workers w where w.waits is not null"
-                )
-            except DatabaseAway:  # the tables are not made yet
-                return []
-
-        await until(waiting, lambda found: 2 == len(found), seconds=120)
-        for _ in range(4):
-            await until(lambda: counted(provider), lambda count: 2 == count, seconds=60)
-            provider.answer()
-        await until(lambda: counted(provider), lambda count: 2 == count, seconds=60)
-
-        # Whoever is killed has nothing under way any more, whatever it had.
-        workers["rated-1"].kill()
-        workers["rated-1"].wait()
-        await Upkeep(operator).takeover("rated-1")
-        left = set(runs)
-
-        async def answered() -> set:
-            provider.answer()
-            found = await operator.rows("select workflow_uuid from dbos.workflow_status where status = 'SUCCESS'")
-            return left - {run for (run,) in found}
-
-        await until(answered, lambda open_: not open_, seconds=120)
-        results = [await operator.result(run) for run in runs]
-        accounts = await operator.rows("select distinct account from stepengine.rate_workers")
-
-    assert {"said"} == {result["output"] if isinstance(result, dict) else result.output for result in results}
-    assert 2 == provider.most
-    assert {f"Bearer {KEY}"} == provider.keys
-    ((account,),) = accounts
-    assert account.startswith("local:")
-    assert 30 == len(account)
-    assert KEY not in dumped(db)
-
-
-async def counted(provider: Provided) -> int:
-    return len(provider.under_way)
-
-
-def dumped(db: str) -> str:
-    """
-    Return all that stands in a database, as text.
-    """
-    names = rows(
-        db,
-        "select quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables where schemaname in ('dbos', 'stepengine')",
-    )
-    return "\n".join(str(rows(db, f"select t::text from {name} t")) for (name,) in names)
-
-
 def asks(ctx: StepContext):
     said = yield STEP
     return said.text
@@ -506,7 +332,7 @@ async def begun() -> int:
     return len(BEGUN)
 
 
-@pytest.mark.parametrize("option", ["concurrency", "global_concurrency", "starts_per_minute", "effects", "depth"])
+@pytest.mark.parametrize("option", ["concurrency", "depth"])
 def test_zero_bound_is_rejected(option: str):
     with pytest.raises(DefinitionError, match=f"{option}=0"):
         engine("postgresql://nobody@127.0.0.1:1/none", **{option: 0})
@@ -540,12 +366,9 @@ options = {"rate_limits": RATES}
                 "local": RateLimit(max_concurrency=2),
             },
         ),
-        ("None", ["--max-concurrency", "openai=8"], {"openai": RateLimit(max_concurrency=8)}),
         ("RateLimit(max_concurrency=8)", [], RateLimit(max_concurrency=8)),
         ("RateLimit(max_concurrency=8)", ["--max-concurrency", "openai=8"], "one limit for every provider"),
         ("None", ["--max-concurrency", "openai"], "anthropic=50 would be fine"),
-        ("None", ["--max-concurrency", "openai=0"], "anthropic=50 would be fine"),
-        ("None", ["--requests-per-minute", "=5"], "anthropic=50 would be fine"),
     ],
 )
 def test_typed_limits_override_limits_of_the_module(

@@ -87,26 +87,6 @@ async def test_usage_of_an_interrupted_call_is_a_lower_bound(db: str, prompt: st
     assert (20, False) == (before.usage.total_tokens, before.usage.at_least)
 
 
-@pytest.mark.deep
-@pytest.mark.spec("durable:U43", "reliability:I4")
-@pytest.mark.parametrize("way", ["takeover", "retry"])
-async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: str, until):
-    provider = Slow()
-    async with engine([SAYS], db, provider) as worker:
-        run = await worker.submit(SAYS, "at once")
-        await asyncio.wait_for(provider.first.wait(), 30)
-    async with await Operator.connect(db) as operator:
-        if way == "retry":
-            await operator.cancel(run)
-            await operator.retry(run)
-        else:
-            await Upkeep(operator).takeover("worker-1")
-    async with engine([SAYS], db, provider, executor="worker-2") as worker:
-        after = await worker.result(run)
-
-    assert (20, True) == (after.usage.total_tokens, after.usage.at_least)
-
-
 @tool
 async def breaks(how: str) -> str:
     """

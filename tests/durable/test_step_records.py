@@ -51,22 +51,6 @@ def records(recorded: Recorded) -> StepRecords:
     return StepRecords(recorded, error, "order-1")
 
 
-@pytest.mark.spec("durable:UF20")
-async def test_recorded_step_is_returned_once():
-    await read_all(Recorded(*range(1, 2 * PAGE_STEPS + 11)))
-
-
-async def read_all(recorded: Recorded) -> None:
-    """Read a little more than two pages of steps, seeing that each is there once."""
-    read = records(recorded)
-    for number in range(1, 2 * PAGE_STEPS + 11):
-        assert await read.look_up([step(number)])
-        assert {"value": number} == read.pop(step(number))
-        assert read.pop(step(number)) is None
-
-    assert not await read.look_up([step(2 * PAGE_STEPS + 11)])
-
-
 @pytest.mark.spec("durable:UF20", "durable:U20")
 async def test_step_recorded_between_pages_hides_no_other():
     recorded = Recorded(*range(2, 2 * PAGE_STEPS))

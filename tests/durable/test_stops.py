@@ -182,17 +182,6 @@ async def test_failed_check_does_not_stop_lock_supervision(db: str, until, monke
         await until(looked, lambda count: count > 1)
 
 
-@pytest.mark.deep
-@pytest.mark.spec("durable:U47", "reliability:R6")
-async def test_run_ends_at_its_time_limit(db: str):
-    async with engine(db) as worker:
-        result = await worker.run("works", limits=Limits(max_seconds=0.3))
-
-    assert RunStatus.FAILED is result.status
-    assert "seconds" == result.error.kind
-    assert ["works closed"] == [line for line in told if line.endswith("closed")]
-
-
 def fails(ctx: StepContext):
     yield from call(work, 0.2, "failing")
     raise ValueError("no")

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from stepengine import (
     AgentCall,
@@ -31,13 +28,8 @@ from stepengine import (
     Wait,
     call,
 )
-from stepengine.cli.app import app
-from stepengine.data.outcomes import Value
-from stepengine.data.waits import Received
 from stepengine.durable import DurableEngine, DurableScheduler, migrate
-from stepengine.durable.messages import MessageDelivery
 from stepengine.errors import BadYield, InputError, JournalError
-from stepengine.runtime.mail import Mail, Message
 from stepengine.testing import ScriptedModel
 
 from .killed import WORKER, Workers
@@ -57,27 +49,6 @@ def receiving_steps(ctx: StepContext):
     first = yield from Receive("order", schema={"type": "object"})
     second = yield from Receive("order", timeout=0.4)
     return [first, second]
-
-
-@pytest.mark.spec("waiting:WT5", "waiting:WT31")
-@pytest.mark.parametrize("then", ["received", "refused"])
-def test_message_taken_by_a_race_loser_is_recorded_once(then: str) -> None:
-    """
-    The loser's outcome, which the run's record has, says that it was taken.
-    """
-
-    class Tree:
-        mail = Mail(None, id, id)
-
-    heard, message = MessageDelivery(), Message("m1", "", "order", 1)
-    heard.hand_over(Tree(), "m1::run", message)  # type: ignore[arg-type]
-    lost = heard.taken_by(Value(Received("m1", 1), 5))
-    if then == "refused":
-        heard.refuse(message, "it does not fit")
-    again = heard.taken_by(Value(Received("m1", 1) if then == "received" else None, 9))
-
-    assert {"heard": ["m1::run"]} == lost
-    assert {} == again
 
 
 SLEEPING = AgentDefinition("sleeping", tools=[add], handle_steps=sleeping_steps)
@@ -394,51 +365,6 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         assert () == other.book.claimed()
     # The database wakes its runs; an index of sleepers in the folder of whoever looks would be of nobody's journals.
     assert not (await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
-
-
-SCHEDULED = """
-from stepengine import AgentDefinition, Schedule
-
-
-def handle_steps(ctx):
-    yield from ()
-
-
-agent = AgentDefinition("receiving", handle_steps=handle_steps)
-schedule = Schedule(agent, cron="* * * * *", id="every-minute", prompt="scheduled")
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("waiting:WT30", "waiting:WT36")
-async def test_cli_lists_scheduled_runs_and_sends_messages(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    schedule = Schedule("receiving", cron="* * * * *", id="every-minute", prompt="scheduled")
-    await asyncio.to_thread(Path("agents.py").write_text, SCHEDULED)
-
-    async def typed(*words: str) -> Any:
-        shown = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--db", db, "--app", "shop"])
-        assert not shown.stderr.strip(), shown.stderr
-        return shown
-
-    async with worker_of([RECEIVING], db, app="shop") as engine:
-        await migrate(db)
-        scheduler = DurableScheduler(engine, [schedule])
-        noon = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
-        await scheduler.tick(noon)
-        await scheduler.tick(noon + timedelta(minutes=1))
-        await scheduler.finished()
-        run = "every-minute-20260101T120100Z"
-        (waits,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
-        assert (run, 0) == (waits["last"]["run"], waits["missed"])
-        assert waits["last"]["status"] in ("ENQUEUED", "PENDING")  # a worker has it, or is about to
-        posted = await typed("send", run, "--topic", "order", '{"n": 7}', "--id", "one")
-        assert (0, "one") == (posted.exit_code, posted.stdout.strip())
-        assert [{"n": 7}, None] == (await engine.result(run, waits=True)).output
-        (ended,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
-        assert "SUCCESS" == ended["last"]["status"]
-    with pytest.raises(AssertionError, match="give one of them"):
-        await typed("runs", "--schedules", "agents.py", "--runs", "runs")
 
 
 @pytest.mark.spec("waiting:WT36")
