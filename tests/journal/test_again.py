@@ -162,24 +162,6 @@ def test_extend_reruns_only_what_changed(tmp_path: Path) -> None:
     assert path.read_bytes() != before
 
 
-@pytest.mark.spec("replay:D10")
-def test_extended_run_can_suspend_and_resume(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-
-    def agent(asks: bool) -> AgentDefinition[Any]:
-        def handle_steps(ctx: Any) -> Any:
-            yield from Perform.idempotent(str, 1)
-            return (yield from Ask("Sure?")) if asks else "unasked"
-
-        return AgentDefinition("a", handle_steps=handle_steps)
-
-    with Engine([agent(False)]) as engine:
-        engine.run_sync("a", journal=path)
-    with Engine([agent(True)]) as engine:
-        assert engine.resume_sync(path, on_divergence="extend").status is RunStatus.SUSPENDED
-        assert engine.resume_sync(path, answers={"Sure?": "yes"}).output == "yes"
-
-
 def charging(charged: list[int], *steps: Any) -> AgentDefinition[Any]:
     def charge(amount: int) -> int:
         charged.append(amount)

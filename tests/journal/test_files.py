@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import sqlite3
 import threading
@@ -491,42 +490,6 @@ def wait_for(is_so):
             return False
         time.sleep(0.002)
     return True
-
-
-@pytest.mark.spec("reliability:R1")
-def test_results_and_intents_are_durable_before_use(path, rig):
-    durable, wrong = [b""], []
-
-    class Slow(Disk):
-        def sync(self, descriptor):
-            content = path.read_bytes()
-            time.sleep(0.002)
-            durable.append(content)
-
-    def act(name):
-        if f'"args":["{name}"]'.encode() not in durable[-1]:
-            wrong.append(f"{name} began too early")
-        return f"did {name}"
-
-    def seen(*values):
-        wrong.extend(f"{v} is seen too early" for v in values if f'"{v}"'.encode() not in durable[-1])
-
-    def branch(ctx):
-        for n in range(3):
-            seen((yield from Perform(act, f"{ctx.prompt}{n}")))
-
-    kids = [AgentDefinition(name, handle_steps=branch) for name in ("left", "right")]
-
-    def handle_steps(ctx):
-        seen((yield from Perform(act, "first")))
-        seen(*(yield from Parallel(*[Perform(act, f"p{n}") for n in range(4)])))
-        yield from Parallel(*[AgentCall(kid, kid.id) for kid in kids])
-
-    agent = AgentDefinition("a", spawnable_agents=kids, handle_steps=handle_steps)
-    result = rig(agent).record(Slow(10_000_000).under(FileJournal(path)))
-    assert (result.status, wrong) == (RunStatus.COMPLETED, []), result.error
-    assert all(after.startswith(before) for before, after in itertools.pairwise(durable))
-    assert durable[-1] == path.read_bytes()
 
 
 @pytest.mark.spec("reliability:R1", "reliability:R2")

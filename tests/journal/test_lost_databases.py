@@ -34,21 +34,8 @@ def delete_index_of_log(path: Path) -> None:
     path.with_name(f"{path.name}-shm").unlink()
 
 
-def delete_all(path: Path) -> None:
-    for end in ("", "-wal", "-shm"):
-        path.with_name(path.name + end).unlink()
-
-
 def delete_folder(path: Path) -> None:
     shutil.rmtree(path.parent)
-
-
-def move(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-
-
-def move_folder(path: Path) -> None:
-    path.parent.rename(path.parent.with_name("elsewhere"))
 
 
 def replace(path: Path) -> None:
@@ -66,7 +53,7 @@ def cut_off_log(path: Path) -> None:
         file.truncate(0)
 
 
-HARMS = [delete, delete_log, delete_index_of_log, delete_all, delete_folder, move, move_folder, replace, replace_log]
+HARMS = [delete, delete_log, delete_index_of_log, delete_folder, replace, replace_log]
 
 
 def run_that_performs(act: object, journal: SqliteJournal) -> tuple[object, list[str]]:

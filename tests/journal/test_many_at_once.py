@@ -329,32 +329,6 @@ def test_forked_process_opens_its_own_connection(tmp_path: Path) -> None:
     }
 
 
-@FORKS
-@pytest.mark.spec("reliability:SS14")
-def test_fork_waits_for_the_running_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    insert, begun = SqliteWriter._insert_rows, threading.Event()
-    path, records = tmp_path / "runs.db", records_of_a_run()
-    writer = SqliteJournal(path, "parent").writer()
-
-    def slow(self: SqliteWriter, rows: list[Any]) -> None:
-        begun.set()
-        time.sleep(0.1)
-        insert(self, rows)
-
-    monkeypatch.setattr(SqliteWriter, "_insert_rows", slow)
-    writer.append(records[0])
-    thread = threading.Thread(target=writer.commit)
-    thread.start()
-    assert begun.wait(50)
-
-    def work() -> None:
-        assert 1 == len(SqliteJournal(path, "parent").records())
-
-    assert 0 == in_child(work)
-    thread.join()
-    writer.close()
-
-
 @ON_LINUX
 @FORKS
 @pytest.mark.spec("reliability:JR13")

@@ -114,7 +114,7 @@ def told(result: Any) -> Any:
     return result.status, {**output, "dice": None} if isinstance(output, dict) else output
 
 
-@pytest.mark.spec("reliability:R1", "reliability:R2")
+@pytest.mark.spec("reliability:R1", "reliability:R2", "replay:J32")
 @pytest.mark.parametrize("name", NAMES)
 def test_run_continues_from_what_survives_a_power_cut(name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
     """

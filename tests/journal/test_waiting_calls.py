@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,63 +165,6 @@ async def test_pending_call_can_be_answered_without_a_handle() -> None:
 
     assert isinstance(result.error, UnknownOutcome)
     assert [] == [city for city in BEGUN[3:] if city == "Rome"]
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Event, threading.Event]]:
-    """
-    What is set when a journal in a file is about to store that a call waits, and what lets it do so.
-    """
-    at, goes_on, writer = asyncio.Event(), threading.Event(), FileJournal.writer
-
-    def slow(journal: FileJournal) -> Any:
-        loop, made = asyncio.get_running_loop(), writer(journal)
-        store = made._store
-
-        def slowly(lines: list[bytes]) -> None:
-            if any(b'"result_pending"' in line for line in lines):
-                loop.call_soon_threadsafe(at.set)
-                goes_on.wait(SECONDS)
-            store(lines)
-
-        made._store = slowly
-        return made
-
-    monkeypatch.setattr(FileJournal, "writer", slow)
-    yield at, goes_on
-    goes_on.set()
-
-
-def interrupted(handle: RunHandle[Any], running: asyncio.Task[Any]) -> None:
-    handle.interrupt()
-
-
-def cancelled(handle: RunHandle[Any], running: asyncio.Task[Any]) -> None:
-    running.cancel()
-
-
-@pytest.mark.spec("requirements:E27", "reliability:R3")
-@pytest.mark.parametrize("stop", [interrupted, cancelled])
-async def test_run_stopped_while_storing_its_wait_waits_again(
-    stop: Callable[[RunHandle[Any], asyncio.Task[Any]], None],
-    held: tuple[asyncio.Event, threading.Event],
-    tmp_path: Path,
-) -> None:
-    at, goes_on = held
-    journal = FileJournal(tmp_path / "run.jsonl")
-    async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
-        handle = engine.start("clerk", journal=journal)
-        running = asyncio.ensure_future(handle.result())
-        await at.wait()
-        stop(handle, running)
-        await asyncio.sleep(0)
-        goes_on.set()
-        await asyncio.wait([running])
-
-    assert 1 == len(make_pending_call_questions(journal.history()))
-    async with Engine([AGENT]) as engine:
-        result = await given(await engine.start_resume(journal), RESULTS)
-    assert ([*RESULTS.values()], 1) == (result.output, BEGUN.count("Rome"))
 
 
 @pytest.mark.spec("requirements:E27", "reliability:R3")
