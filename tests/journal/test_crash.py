@@ -105,6 +105,17 @@ def test_run_with_a_torn_last_record_resumes(undisturbed, fresh_world):
         assert doubtful or result.output == expected.output
 
 
+@pytest.mark.spec("reliability:I11")
+def test_repeated_crashes_during_resume_reach_the_same_end(undisturbed, fresh_world):
+    expected, lines = undisturbed
+    for first in (11, 31):
+        _, journal, doubtful = resumed_from(lines[:first], fresh_world)
+        again = journal.lines()
+        for second in range(first, len(again), 4):
+            result, _, doubtful_too = resumed_from(again[:second], fresh_world)
+            assert doubtful or doubtful_too or result.output == expected.output
+
+
 @pytest.mark.spec("reliability:R2", "replay:D15")
 def test_resuming_a_finished_run_returns_its_result_without_effects(undisturbed, fresh_world):
     expected, lines = undisturbed
@@ -118,7 +129,7 @@ def test_resuming_a_finished_run_returns_its_result_without_effects(undisturbed,
 # --- in doubt -------------------------------------------------------------------------------------------------------
 
 
-def doubtful_run(rig, done):
+def doubtful_run(rig, done, catch=True):
     """
     An agent whose only effect is cut off; return it with the lines that a crash in the middle of the effect leaves.
     """
@@ -127,6 +138,8 @@ def doubtful_run(rig, done):
         try:
             return (yield from Perform(done.append, "paid"))
         except UnknownOutcome as error:
+            if not catch:
+                raise
             return f"unknown: {error}"
 
     agent = AgentDefinition("payer", handle_steps=handle_steps)
@@ -197,6 +210,14 @@ def test_a_tool_that_reads_cannot_be_destructive():
 
 
 @pytest.mark.spec("reliability:R3")
+def test_uncaught_effect_in_doubt_fails_the_run(rig):
+    payer, lines = doubtful_run(rig, [], catch=False)
+    result = payer.resume(MemoryJournal(lines))
+    assert result.status is RunStatus.FAILED
+    assert isinstance(result.error, UnknownOutcome)
+
+
+@pytest.mark.spec("reliability:R3")
 @pytest.mark.parametrize("in_child", [False, True])
 def test_doubt_error_names_the_fork_that_repeats_the_effect(in_child):
     """
@@ -233,6 +254,14 @@ def test_doubt_error_names_the_fork_that_repeats_the_effect(in_child):
         assert engine.fork_sync(journal, at=place, allow_repeat=True).status is RunStatus.COMPLETED
 
     assert ["paid"] == done
+
+
+@pytest.mark.spec("reliability:R3")
+def test_effect_in_doubt_is_retried_on_request(rig):
+    done = []
+    payer, lines = doubtful_run(rig, done)
+    assert payer.resume(MemoryJournal(lines), in_doubt="retry").status is RunStatus.COMPLETED
+    assert done == ["paid"]
 
 
 @pytest.mark.spec("reliability:R3", "reliability:R2")

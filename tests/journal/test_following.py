@@ -269,6 +269,24 @@ def test_damage_raises_until_it_is_repaired(tmp_path, monkeypatch):
     assert len(lines) == len(follower.news().records)
 
 
+@pytest.mark.speed
+@pytest.mark.spec("studio:ST3")
+def test_follower_reads_only_new_bytes(tmp_path, monkeypatch):
+    path, lines = tmp_path / "run.jsonl", recorded_once(True)
+    path.write_bytes(b"".join(lines[:-3]))
+    follower, read = Follower(FileJournal(path)), []
+    follower.news()
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: read.append(len(found := pread(fd, n, at))) or found)
+    for line in lines[-3:]:
+        with path.open("ab") as file:
+            file.write(line)
+        follower.news()
+        follower.news()
+
+    assert [len(line) + module.LAST_BYTES for line in lines[-3:]] == read
+
+
 @pytest.mark.spec("studio:SV3")
 def test_run_left_to_another_process_has_not_ended():
     journal = MemoryJournal()

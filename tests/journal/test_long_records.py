@@ -304,7 +304,7 @@ WAYS: dict[str, Any] = {
         for name, value in RETURNED.items()
     },
 }
-for point in ("pre_run", "pre_step", "post_step", "post_run"):
+for point in ("pre_step", "post_run"):
     WAYS |= {
         f"{point} hook raises": lambda p=point: with_hook(p, lambda ctx, *_: raise_(ValueError(BIG))),
         f"{point} hook changes context": lambda p=point: with_hook(p, lambda ctx, *_: Change(context={"a": BIG})),

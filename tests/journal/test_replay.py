@@ -196,6 +196,19 @@ def test_time_never_goes_back_after_a_clock_change(rig):
         assert second.startswith(str(max(moved, datetime.now(UTC).year)))
 
 
+@pytest.mark.spec("replay:J12", "requirements:L3")
+def test_a_run_that_continued_another_is_replayed_with_its_history(rig):
+    agent = AgentDefinition("talker", model="t/m")
+    first = rig(agent, ["one"]).record(MemoryJournal(), "hello")
+    journal = MemoryJournal()
+    expected = rig(agent, ["two"]).record(journal, "and then?", previous=first.state, session_id="s", metadata={"k": 1})
+    assert len(expected.state.message_history) == 4
+    content = b"".join(journal.lines())
+    assert content.count(b'"text":"hello"') == 1
+    result = rig(agent).replay(MemoryJournal(content))
+    assert (result.state, result.session_id) == (expected.state, "s")
+
+
 # --- not equal ------------------------------------------------------------------------------------------------------
 
 
