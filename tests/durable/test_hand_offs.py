@@ -65,17 +65,6 @@ async def test_durable_inline_child_leaves_its_messages_to_its_parent(db: str) -
     assert ["spawn_agent_inline"] == [call.tool_name for call in result.tool_calls]
 
 
-@pytest.mark.deep
-@pytest.mark.spec("generator-contract:L41")
-async def test_durable_session_continues_with_the_agent_it_was_handed_to(db: str) -> None:
-    billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
-    models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
-    async with worker_of([DESK], db, models=models) as worker:
-        said = [(await worker.run(DESK, word, session_id="s")).output for word in ("A bill.", "For tea.")]
-
-    assert ["What for?", "For tea: 12 euros."] == said
-
-
 def did(prompt: str) -> str:
     return f"did {prompt}"
 

@@ -110,47 +110,6 @@ async def test_worker_that_resumes_after_takeover_changes_nothing(workers: Worke
     assert max(workers.told("began").values()) <= 2
 
 
-IN_BODY = [
-    (f"go-{of}-{earlier}", f"go-{of}-{later}")
-    for of in ("alone", "a")
-    for earlier, later in itertools.pairwise(("inner-first", "inner-second", "fire", "child-look", "child-measured"))
-]
-"""Effects of the bodies of ``prepare`` in ``worker.py``, and those that begin with their results."""
-AROUND = [
-    ("go-alone-child-measured", "go-p"),
-    ("go-alone-child-measured", "go-a-inner-first"),
-    ("go-b-first", "go-b-second"),
-    *((name, "go-last") for name in ("go-p", "go-a-child-measured", "go-b-second")),
-]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UF5", "durable:U18", "reliability:R1", "durable:U48")
-async def test_workers_killed_in_every_effect_of_bodies_repeat_nothing_committed(
-    workers: Workers, tmp_path: Path, monkeypatch
-):
-    expected = await undisturbed("yielding", "go", tmp_path, monkeypatch)
-    async with await Operator.connect(workers.db) as operator:
-        run = await operator.submit("yielding", "go")
-        await restarted_until_done(workers, operator, run, lambda: workers.start("worker-1", DIES="1"))
-        form = await operator.result(run)
-        views = [view.id.partition("/")[2] for view in await operator.tree(run)]
-
-    began, died = workers.told("began"), workers.told("died")
-    fires = ["go-alone-fire", "go-a-fire"]
-    assert [text.replace("fired", "unknown") for text in expected.output] == form["output"]
-    # In doubt is only what must not happen twice; the call that it belongs to goes on behind it.
-    # Never twice. Not at all where the kill after an effect before it, or of one that runs at once, comes between mark and beginning.
-    assert all(began[fire] <= 1 for fire in fires)
-    assert all(died[f"in {name}"] == 1 for name in began)
-    # The child of the body alone, two bodies and a child of the first of them: a body alone is no run.
-    assert ["", "0.2", "1", "1.2", "3"] == sorted(views)
-    order = [line["name"] for line in workers.lines() if line["what"] == "began"]
-    for earlier, later in (*IN_BODY, *AROUND):
-        if later in began:
-            assert earlier not in order[order.index(later) :], (earlier, later, order)
-
-
 def spoken(session: str) -> RunInfo:
     return RunInfo(session_id=session)
 

@@ -276,22 +276,6 @@ async def test_older_database_without_worker_list_works(db: str) -> None:
         assert {"left": 3} == (await worker.result(await worker.submit("told"))).unwrap()
 
 
-@pytest.mark.deep
-def test_submit_wait_prints_the_output_as_json(deployment: Deployment) -> None:
-    """
-    For a pipe that is JSON; with `--executors` the worker that has nothing to do is shown before.
-    """
-    (deployment.folder / "mine.py").write_text(
-        "from stepengine import AgentDefinition\n\ndef told(ctx):\n    return {'left': 3, 'names': ['a']}\n    yield\n\n"
-        "agents = [AgentDefinition('told', handle_steps=told)]\n"
-    )
-    deployment.worker("w1")
-
-    assert "w1        alive  0" in deployment("deploy", "status", "--executors")
-    shown = deployment("deploy", "submit", "told", "--wait")
-    assert {"left": 3, "names": ["a"]} == json.loads(shown[shown.index("{") : shown.rindex("}") + 1])
-
-
 @pytest.mark.spec("durable:UC4", "durable:U32")
 async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
     async with await Operator.connect(db) as operator:

@@ -33,16 +33,7 @@ from stepengine.errors import BadYield, InputError, JournalError
 from stepengine.testing import ScriptedModel
 
 from .killed import WORKER, Workers
-from .shared import add, note, worker_of
-
-SECONDS = 8.0
-
-
-def sleeping_steps(ctx: StepContext):
-    before = yield from call(add, 1, 2)
-    woke = yield from Sleep(SECONDS)
-    after = yield from call(add, before, 1)
-    return [after, woke.isoformat()]
+from .shared import note, worker_of
 
 
 def receiving_steps(ctx: StepContext):
@@ -51,29 +42,7 @@ def receiving_steps(ctx: StepContext):
     return [first, second]
 
 
-SLEEPING = AgentDefinition("sleeping", tools=[add], handle_steps=sleeping_steps)
 RECEIVING = AgentDefinition("receiving", handle_steps=receiving_steps)
-
-
-@pytest.mark.spec("waiting:WT22")
-@pytest.mark.speed
-async def test_run_does_not_sleep_again_on_another_worker(db: str, until):
-    """
-    A run goes on, in another worker, when the time of its sleep is over.
-    """
-    # As long as it sleeps whoever sleeps again would be seen, however busy the machine is.
-    async with worker_of([SLEEPING], db) as engine:
-        run = await engine.submit("sleeping")
-        ((_, wait),) = await until(lambda: engine.operator.waits(run))
-    await asyncio.sleep(max(0.0, (wait.wakes_at - datetime.now(UTC)).total_seconds()) + 0.2)
-    async with worker_of([SLEEPING], db) as engine:
-        began = asyncio.get_running_loop().time()
-        result = await engine.result(run)
-        took = asyncio.get_running_loop().time() - began
-
-    assert 4 == result.output[0]
-    assert wait.wakes_at <= datetime.fromisoformat(result.output[1])
-    assert took < SECONDS, "it slept again"
 
 
 @pytest.mark.deep

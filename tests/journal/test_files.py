@@ -19,7 +19,7 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Hooks, Parallel, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check, sqlite
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
 from stepengine.journal.held import HeldFile
 from stepengine.journal.line_journal import LineWriter
 from stepengine.journal.places import DiskReserve
@@ -643,25 +643,6 @@ def test_a_file_and_a_memory_hold_the_same_lines(tmp_path, fresh_world):
     for journal in journals:
         fresh_world().rig().record(journal)
     assert journals[0].content() == journals[1].content()
-
-
-def test_disappearing_sqlite_side_file_is_ignored(tmp_path, world, monkeypatch):
-    """
-    Another connection that closes takes its files away.
-    """
-    world.rig().record(SqliteJournal(tmp_path / "runs.db"))
-    beside = tmp_path / "runs.db-shm"
-    beside.touch()
-    look = sqlite.check_regular_file
-
-    def looked(path, status):
-        look(path, status)
-        if path == beside:
-            path.unlink()
-
-    monkeypatch.setattr(sqlite, "check_regular_file", looked)
-
-    assert world.rig().record(SqliteJournal(tmp_path / "runs.db")).journal.history().is_complete
 
 
 @pytest.mark.spec("reliability:JR39", "reliability:JR17")

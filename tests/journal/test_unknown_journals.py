@@ -4,7 +4,6 @@ A journal that this user's runs did not write performs nothing unasked; a run of
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import tempfile
@@ -23,7 +22,6 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Answer,
-    Ask,
     Complete,
     Engine,
     Hooks,
@@ -36,10 +34,8 @@ from stepengine.cli.commands.scrub import scrub
 from stepengine.cli.exits import Exit
 from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import ToolResult, UserMessage
-from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
-from stepengine.debugging import debug
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
@@ -717,36 +713,6 @@ def test_live_tool_fork_asks_about_calls_of_an_unknown_journal(
     assert trusted.done
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-def test_debugger_fork_of_an_unknown_journal_asks(
-    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At a question whose answer is all that the debugger adds: the call behind it comes from the record."""
-    done = list[str]()
-    run = make_run(done)
-
-    @tool(category="control", requires_permission=False)
-    def confirm() -> Generator[Any, Any, str]:
-        """Ask."""
-        yield Ask("Really?")
-        yield ToolCall("run", {"text": "evil"})
-        return "asked"
-
-    agent = AgentDefinition("asker", tools=[run, confirm])
-    journal = FileJournal(tmp_path / "asked.jsonl")
-    model = ScriptedModel([tool_call("confirm", {}), text("done")])
-    with Engine([agent], models=model) as engine:
-        assert "suspended" == engine.run_sync("asker", "act", journal=journal).status
-    if not is_own:
-        become_somebody_else(monkeypatch, tmp_path)
-    with Engine([agent], models=ScriptedModel([text("done")])) as engine, debug(engine, journal) as debugger:
-        debugger.move_to(debugger.last)
-        result = asyncio.run(debugger.fork("yes", into=FileJournal(tmp_path / "made.jsonl")))
-
-    assert is_own == (result.status != "suspended")
-    assert is_own == bool(done)
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("by_model", [True, False])
 def test_refusal_covers_every_case_where_resume_would_ask(
@@ -955,37 +921,19 @@ def answers_to_one_effect(count: int) -> list[Any]:
     return [Intent("", 0, freeze({**form, "purpose": "question"})), *answers, ended]
 
 
-def replies_beside_calls(count: int) -> list[Any]:
-    request = {"model": "m", "messages": []}
-    asked = [
-        Intent("", n, freeze({"type": "model_call", "purpose": "complete", "request": request}), "0" * 32)
-        for n in range(count)
-    ]
-    call = {"type": "tool_call", "tool_name": "x", "input": {}, "tool_call_id": "c", "source": "model"}
-    called = [Intent("", count + n, freeze(call)) for n in range(count)]
-    outcomes = [*[ModelReply("fine")] * count, *[ToolResult.text("done")] * count]
-    return [
-        each for n, intent in enumerate([*asked, *called]) for each in (intent, Result("", n, 0, Value(outcomes[n], 0)))
-    ]
-
-
 @pytest.mark.speed
-@pytest.mark.parametrize("make", [answers_to_one_effect, replies_beside_calls])
-def test_third_party_journal_is_judged_with_constant_lookups_per_record(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_third_party_journal_is_judged_with_constant_lookups_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, form, looked = list[Any](), History.form, list[int]()
     monkeypatch.setattr(History, "form", lambda history, intent: (looks.append(intent), form(history, intent))[1])
     for count in (10, 20, 30):
         journal = MemoryJournal()
-        journal.replace([*start_of_a_run(), *make(count)])
+        journal.replace([*start_of_a_run(), *answers_to_one_effect(count)])
         looks.clear()
         with contextlib.suppress(JournalError):
             refuse_unknown_calls(MemoryJournal(journal.lines()), trust=False)
         looked.append(len(looks))
 
-    # All answers belong to one effect, and each call has one of its own.
-    assert looked[2] - looked[1] == (0 if make is answers_to_one_effect else looked[1] - looked[0])
+    assert looked[1] == looked[2]
 
 
 def test_effects_begin_together_only_one_after_the_other() -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import sqlite3
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -316,29 +315,6 @@ def test_link_in_place_of_the_index_is_rejected(tmp_path: Path) -> None:
 
 
 # --- many at once -----------------------------------------------------------------------------------------------------
-
-
-def test_threads_share_an_index(bench: Bench, index: WakeIndex) -> None:
-    problems: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            for n in range(20):
-                index.note(f"{number}-{n}", NOW, {"time"}, "a")
-                index.due(NOW)
-                if n % 2:
-                    index.forget(f"{number}-{n}")
-        except BaseException as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert not problems
-    assert 40 == len(index.all())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
