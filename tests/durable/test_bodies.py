@@ -201,47 +201,11 @@ async def test_parallel_bodies_are_separate_runs(db: str):
     assert 2 == len(result.children) == len(replayed.children)
 
 
-@tool
-def asked_below() -> Steps[str]:
-    """Let a child ask."""
-    child = yield from AgentCall("asker", "")
-    return f"the child has {child}"
-
-
 def asker_steps(ctx: StepContext) -> Steps[Any]:
     return (yield from Ask("How many?"))
 
 
 ASKER = AgentDefinition("asker", handle_steps=asker_steps)
-
-
-def calls_below(ctx: StepContext) -> Steps[Any]:
-    alone = yield from call(asked_below)
-    both = yield from Parallel(ToolCall("asked_below", {}), AgentCall("asker", ""))
-    return [alone, both[0].text, both[1].output]
-
-
-BELOW = AgentDefinition("below", tools=[asked_below], spawnable_agents=[ASKER], handle_steps=calls_below)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "durable:U37")
-async def test_child_of_a_body_asks_through_the_root(db: str, until):
-    async with worker_of([BELOW], db) as worker:
-        waiting = await worker.run(BELOW, "")
-        run = waiting.journal
-        second = await worker.resume(run, answers={waiting.pending_questions[0].id: "one"})
-        runs = {view.id.partition("/")[2] for view in await worker.operator.tree(run)}
-        answers = {question.id: question.id for question in second.pending_questions}
-        result = await worker.resume(run, answers=answers)
-        exported = await worker.export(run)
-
-    assert 1 == len(waiting.pending_questions)
-    assert 2 == len(answers)
-    assert {"", "0.0", "1", "1.0", "2"} == runs
-    assert "the child has one" == result.output[0]
-    assert {result.output[1].removeprefix("the child has "), result.output[2]} == set(answers)
-    assert result.output == (await Engine([BELOW]).replay(exported)).output
 
 
 @pytest.mark.spec("programs:PG7", "programs:PG5")

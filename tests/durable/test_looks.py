@@ -1,27 +1,23 @@
 """
-What a look costs: as many rows of a long session as of a short one, of one tree as of it alone, of each step once.
+What a look finds and costs: as many rows of a long session as of a short one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_name
 from stepengine.durable.indexes import create_indexes
-from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
+from stepengine.durable.upkeep import FINISHED_ROOTS
 from tests.cases import case
-
-from .shared import worker_of
 
 RUNS = """
 insert into dbos.workflow_status
@@ -126,56 +122,17 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
                 assert (f"next-{state}", 6) == (turns[-1].run, turns[-1].number)
 
 
-@pytest.mark.speed
-async def test_tree_lookup_cost_is_independent_of_other_runs(db: str):
-    await migrate(db)
-    read = []
-    runs(db, "tree", 1, state="PENDING")
-    runs(db, "tree1/", 3, state="PENDING")
-    async with await Operator.connect(db) as operator:
-
-        async def look() -> None:
-            assert ["tree1", "tree1/1", "tree1/2", "tree1/3"] == [view.id for view in await operator.tree("tree1")]
-            assert {} == await operator.sizes(["tree1", "tree1/1"])
-            assert [] == await operator.waiting("tree1") == await operator.list_blocking_questions("tree1")
-
-        for count in (100, 3000):
-            for state in ("SUCCESS", "PENDING"):
-                for below in ("", "/1"):
-                    runs(db, f"other{count}{state}-", count, below=below, state=state)
-            known_to_the_planner(db)
-            read.append(await read_by(operator, look))
-
-    assert read[0] == read[1]
-    assert read[0] < 50
-
-
 FINISHED = ("stepengine.run", "stepengine", "", ["SUCCESS"], 10**6, ["SUCCESS"], ["SUCCESS"], 10**6, 10**9)
 """What is asked for when what has ended is cleaned up."""
 
 
-async def runs_that_ended_and_go_on(db: str, count: int) -> None:
+async def test_cleanup_finds_finished_trees(db: str):
+    count = 100
     await migrate(db)
     for kind, state in (("ended", "SUCCESS"), ("going", "PENDING")):
         runs(db, f"{kind}-", count)
         runs(db, f"{kind}-", count, below="/1", state=state)
     runs(db, "turn-", count, session="s")
-    known_to_the_planner(db)
-
-
-@pytest.mark.speed
-async def test_cleanup_reads_each_run_a_constant_number_of_times(db: str):
-    count = 1000
-    await runs_that_ended_and_go_on(db, count)
-    async with await Operator.connect(db) as operator:
-        read = await read_by(operator, lambda: operator.rows(FINISHED_ROOTS, *FINISHED))
-
-    assert read < 5 * 5 * count
-
-
-async def test_cleanup_finds_finished_trees(db: str):
-    count = 100
-    await runs_that_ended_and_go_on(db, count)
     async with await Operator.connect(db) as operator:
         found = {run for (run,) in await operator.rows(FINISHED_ROOTS, *FINISHED)}
 
@@ -183,19 +140,6 @@ async def test_cleanup_finds_finished_trees(db: str):
     # What is not over keeps its tree; the last of a session goes when nothing has happened since.
     assert not any(run.startswith("going") for run in found)
     assert {"turn-1", f"turn-{count}"} < found
-
-
-@pytest.mark.speed
-async def test_dead_worker_lookup_does_not_read_finished_runs(db: str):
-    runs(db, "ended-", 5000)
-    runs(db, "going-", 3, state="PENDING")
-    known_to_the_planner(db)
-    async with await Operator.connect(db) as operator:
-
-        async def look() -> None:
-            assert [("worker-1",)] == await operator.rows(WORKERS, "stepengine.run", "stepengine")
-
-        assert 3 == await read_by(operator, look)
 
 
 async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
@@ -225,49 +169,3 @@ async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
             await own.execute(f"drop role {name}")
         finally:
             await own.close()
-
-
-@tool(idempotent=True)
-async def slow(name: str) -> str:
-    """
-    Take longer than a look at the record does.
-
-    Args:
-        name: What.
-    """
-    await asyncio.sleep(0.3)
-    return name
-
-
-def many(ctx: StepContext):
-    for n in range(8):
-        yield from call(slow, str(n))
-    size = yield from Ask("Which?")
-    yield from call(slow, "last")
-    return size
-
-
-MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
-
-
-@pytest.mark.speed
-async def test_following_a_run_reads_each_step_once(db: str):
-    async with worker_of([MANY], db) as worker:
-        operator, read = worker.operator, Counter[tuple[str, int]]()
-        asked = operator.steps
-
-        async def steps(run: str, *known: Any) -> Any:
-            found = await asked(run, *known)
-            read.update([(step.name.partition(":")[0], step.number) for step in found])
-            return found
-
-        operator.steps = steps
-        run = await worker.submit(MANY, "go")
-        shown = []
-        async for event in worker.events(run):
-            shown.append(type(event).__name__)
-            if shown[-1] == "QuestionAsked":
-                await worker.answer(run, {"Which?": "this"})
-
-    assert 9 == shown.count("ToolFinished")
-    assert {1} == {count for (name, _), count in read.items() if name != "ask"}

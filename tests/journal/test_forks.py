@@ -28,7 +28,6 @@ from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, PerformError
 from stepengine.journal import MemoryJournal, SqliteJournal, check, diff, scrub
 from stepengine.journal.forks import branch
-from stepengine.journal.recorded_part import parse_address
 from stepengine.journal.runs import fork
 from stepengine.testing import Clock, ScriptedModel
 from tests.journal.mutants import sealed, unsealed
@@ -169,17 +168,6 @@ def test_invalid_fork_is_rejected_with_a_reason(recorded, at, said):
         journal = MemoryJournal(lines[: next(i for i, x in enumerate(lines) if b'"path":"9","seq":0' in x) + 1])
     with pytest.raises(JournalError, match=said):
         branch(journal, at, "edited", allow_repeat=True)
-
-
-def test_addresses_have_a_text_form():
-    assert [parse_address(a) for a in (3, "3", "#3", "3.2#1", -1, "#-1")] == [
-        ("", 3),
-        ("", 3),
-        ("", 3),
-        ("3.2", 1),
-        ("", -1),
-        ("", -1),
-    ]
 
 
 def test_fork_writes_to_its_own_file_or_store(recorded, fresh_world, tmp_path):

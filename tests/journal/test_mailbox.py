@@ -232,14 +232,6 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
     assert not mailbox_path(journal.path).exists()
 
 
-def test_machine_data_in_messages_is_kept(journal: FileJournal) -> None:
-    box = FileJournal(journal.path, machine={"/home/somebody": "<home>"}).mailbox()
-
-    box.post(message("in /home/somebody/x"))
-
-    assert ["in /home/somebody/x"] == values(box)
-
-
 # --- what a letter is -------------------------------------------------------------------------------------------------
 
 

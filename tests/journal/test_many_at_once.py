@@ -5,7 +5,6 @@ Many runs at once: with fewer descriptors than runs, into one database, beside o
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import resource
 import signal
@@ -178,38 +177,6 @@ def test_too_many_open_files_error_names_ulimit(tmp_path: Path, kind: str, monke
     assert 60 > len(writers) > 10
 
 
-@pytest.mark.spec("reliability:R1")
-def test_missing_descriptor_for_folder_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = os.open
-
-    def opened(path: Any, flags: int, *more: Any, **options: Any) -> int:
-        if Path(path).is_dir() and not flags & getattr(os, "O_TMPFILE", 0):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return opening(path, flags, *more, **options)
-
-    writer = FileJournal(tmp_path / "run").writer()
-    writer.append(records_of_a_run()[0])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", opened)
-        with pytest.raises(JournalWriteFailed, match="its name cannot be made durable"):
-            writer.commit()
-    writer.close()
-
-
-def test_files_stay_open_without_mapping_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_open: None) -> None:
-    """
-    A mapping that keeps nothing is found out before anything counts on it.
-    """
-    monkeypatch.setattr(held, "_map_page", lambda _: None)
-    monkeypatch.setattr(HeldFile, "_keeping", {})
-    writers: list[Any] = [FileJournal(tmp_path / str(n)).writer() for n in range(4)]
-    is_open = [writer._journal._file._held.descriptor is not None for writer in writers]
-    for writer in writers:
-        writer.close()
-
-    assert [True] * 4 == is_open
-
-
 # --- one connection ---------------------------------------------------------------------------------------------------
 
 
@@ -222,22 +189,6 @@ def test_runs_that_are_ready_at_once_share_a_connection(tmp_path: Path, monkeypa
     assert {RunStatus.COMPLETED} == {result.status for result in results}
     assert len(opened) <= 2, "one that writes, one that reads"
     assert not Database._known
-
-
-@pytest.mark.speed
-@pytest.mark.spec("reliability:R1", "reliability:JR39")
-def test_runs_that_are_ready_at_once_share_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits, insert = [], SqliteWriter._insert_rows
-
-    def inserting(self: SqliteWriter, rows: list[Any]) -> None:
-        commits.append(len({run for run, *_ in rows}))
-        insert(self, rows)
-
-    monkeypatch.setattr(SqliteWriter, "_insert_rows", inserting)
-    at_once(100, lambda _: SqliteJournal(tmp_path / "runs.db"))
-
-    assert len(commits) < 100 * (EFFECTS + 2) / 2
-    assert max(commits) > 8
 
 
 @pytest.mark.spec("reliability:JR39", "reliability:JR14")

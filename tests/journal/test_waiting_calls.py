@@ -188,40 +188,6 @@ async def test_stopping_a_resumed_run_keeps_its_pending_call(
     )
 
 
-@pytest.mark.spec("requirements:E27", "replay:J23")
-async def test_stable_recording_is_independent_of_result_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits, returns = asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr(DeferredCalls, "waits", lambda *_: waits.set())
-
-    @tool(deferred=True)
-    async def order(city: str) -> str:
-        """Order; the shop calls back."""
-        await returns.wait()
-        return "asked"
-
-    agent = AgentDefinition("buyer", tools=[order], handle_steps=lambda _: (yield ToolCall("order", {"city": "Rome"})))
-    recordings = []
-    for is_first in (True, False):
-        waits.clear()
-        returns.clear()
-        journal = MemoryJournal(stable=True)
-        async with asyncio.timeout(SECONDS), Engine([agent]) as engine:
-            handle = engine.start("buyer", journal=journal)
-            async for event in handle.events():
-                if event.type == "tool_started":
-                    if not is_first:
-                        returns.set()
-                        await waits.wait()
-                    handle.send_tool_result(event.tool_call_id, "yes")
-                    returns.set()
-            (await handle.result()).unwrap()
-        recordings.append(journal.lines())
-
-    assert recordings[0] == recordings[1]
-
-
 CLERK = """
 from stepengine import AgentDefinition, ToolCall, tool
 

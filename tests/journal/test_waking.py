@@ -202,15 +202,6 @@ def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, cap
     assert "made anew" in caplog.text
 
 
-def test_empty_file_becomes_the_index(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
-    bench.file.touch()
-
-    with bench.index() as index:
-        assert bench.sleeping == index.all()
-
-
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("content", [b"garbage" * 999, b"SQLite format 3\0" + b"\xff" * 5_000])
 def test_file_of_another_program_is_not_replaced_by_the_index(tmp_path: Path, content: bytes) -> None:
@@ -265,15 +256,6 @@ def test_note_during_a_rebuild_is_newer_than_the_rebuild(bench: Bench) -> None:
     inner._rebuild = list
     with inner, WakeIndex.for_store(bench.place, read) as index:
         assert ["new"] == [one.agent_id for one in index.all()]
-
-
-def test_index_can_be_rebuilt_explicitly(bench: Bench, index: WakeIndex) -> None:
-    index.note("gone", NOW, {"time"}, "a")
-    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
-
-    index.renew()
-
-    assert bench.sleeping == index.all()
 
 
 def test_rebuild_error_is_raised_and_retried(bench: Bench) -> None:
