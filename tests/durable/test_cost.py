@@ -153,44 +153,26 @@ async def test_resume_reads_recorded_steps_in_pages(db: str):
     assert len(made) <= 2 * count / PAGE_STEPS + 8
 
 
-@pytest.mark.spec("durable:UT20", "durable:U28")
-async def test_worker_has_no_polling_thread_for_empty_queues(db: str):
-    async with engine(db) as worker:
-        result = await worker.run(MIXED, "", answers={"How large?": "large"})
-        asking = {thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker")}
-        views = await Upkeep(worker.operator).queues()
-
-    assert "large" == result.output
-    assert asking <= {"queue-worker-_dbos_internal_queue"}
-    assert {f"se.default.d{depth}" for depth in range(5)} <= {view.name for view in views}
-
-
-@pytest.mark.spec("durable:UT20", "durable:U15", "durable:U18")
-async def test_markers_exist_only_for_spawn_question_and_end(db: str):
-    async with engine(db) as worker:
-        result = await worker.run(MIXED, "", answers={"How large?": "large"})
-        own = await worker.operator.steps(result.journal)
-        below = await worker.operator.steps(f"{result.journal}/2")
-
-    assert "large" == result.output
-    kinds = Counter(step.name.partition(":")[0] for step in own if ":" in step.name)
-    assert {"perform": 1, "intent": 1, "tool": 1, "spawn": 1, "child": 1, "ask": 1, "end": 1} == kinds
-    assert ["perform", "perform", "end"] == [step.name.partition(":")[0] for step in below]
-
-
-@pytest.mark.spec("durable:U4")
-async def test_step_name_holds_kind_and_hash_only(db: str):
+@pytest.mark.spec("durable:UT20", "durable:U4", "durable:U15", "durable:U18", "durable:U28")
+async def test_run_leaves_only_needed_steps_named_by_kind_and_hash(db: str):
     async with engine(db) as worker:
         result = await worker.run(MIXED, "s3cret prompt", answers={"How large?": "large"})
-        names = [step.name for step in await worker.operator.steps(result.journal)]
+        polling = {thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker")}
+        queues = await Upkeep(worker.operator).queues()
+        own = [step.name for step in await worker.operator.steps(result.journal)]
+        below = [step.name for step in await worker.operator.steps(f"{result.journal}/2")]
 
-    ours = [name for name in names if not name.startswith("DBOS.")]
-    assert ours
-    for name in ours:
+    assert "large" == result.output
+    kinds = Counter(name.partition(":")[0] for name in own if ":" in name)
+    assert {"perform": 1, "intent": 1, "tool": 1, "spawn": 1, "child": 1, "ask": 1, "end": 1} == kinds
+    assert ["perform", "perform", "end"] == [name.partition(":")[0] for name in below]
+    for name in own:
         kind, _, print_ = name.partition(":")
-        assert kind.isalpha()
-        assert 32 == len(print_)
-        assert int(print_, 16) >= 0
+        assert name.startswith("DBOS.") or (kind.isalpha(), 32) == (True, len(print_))
+        assert name.startswith("DBOS.") or int(print_, 16) >= 0
+    # No thread asks a queue that is empty.
+    assert polling <= {"queue-worker-_dbos_internal_queue"}
+    assert {f"se.default.d{depth}" for depth in range(5)} <= {view.name for view in queues}
 
 
 @pytest.mark.spec("durable:UK3")

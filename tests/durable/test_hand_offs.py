@@ -12,40 +12,34 @@ from stepengine.tools.bundled import task_tool
 
 from .shared import worker_of
 
-BILLING = AgentDefinition("billing", model="billing/m", description="Writes bills.", system_prompt="You write bills.")
-DESK = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[BILLING])
 
-
-@pytest.mark.spec("generator-contract:L41")
+@pytest.mark.spec("generator-contract:L41", "requirements:D10")
 async def test_durable_run_hands_its_conversation_over(db: str) -> None:
-    billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
-    models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
-    async with worker_of([DESK], db, models=models) as worker:
-        first = await worker.run(DESK, "A bill, please.")
-        second = await worker.run(DESK, "For tea.", previous=first.state)
-
-    assert (RunStatus.COMPLETED, "What for?") == (first.status, first.output)
-    assert "billing" == first.state.handed_to
-    assert "You write bills." == billing.calls[0].system_prompt
-    assert "For tea: 12 euros." == second.output
-
-
-@pytest.mark.spec("requirements:D10")
-async def test_durable_result_lists_calls_after_a_hand_off(db: str) -> None:
     clerk = AgentDefinition("clerk", model="clerk/m")
-    billing = AgentDefinition("billing", model="billing/m", tools=["spawn_agents"], spawnable_agents=[clerk])
+    billing = AgentDefinition(
+        "billing",
+        model="billing/m",
+        system_prompt="You write bills.",
+        tools=["spawn_agents"],
+        spawnable_agents=[clerk],
+    )
     desk = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[billing])
+    bills = ScriptedModel([tool_call("clerk", {"prompt": "2"}), text("What for?"), text("For tea: 12 euros.")])
     models = {
         "desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]),
-        "billing": ScriptedModel([tool_call("clerk", {"prompt": "2"}), text("Done.")]),
+        "billing": bills,
         "clerk": ScriptedModel(["Hm."]),
     }
     async with worker_of([desk], db, models=models) as worker:
-        result = await worker.run(desk, "A bill, please.")
+        first = await worker.run(desk, "A bill, please.")
+        second = await worker.run(desk, "For tea.", previous=first.state)
 
-    assert [("hand_off", ""), ("clerk", "1")] == [(call.tool_name, call.path) for call in result.tool_calls]
-    assert ["billing", "clerk"] == [child.agent_id for child in result.children]
-    assert "end_turn" == result.stop_reason
+    assert (RunStatus.COMPLETED, "What for?", "end_turn") == (first.status, first.output, first.stop_reason)
+    assert "billing" == first.state.handed_to
+    assert "You write bills." == bills.calls[0].system_prompt
+    assert [("hand_off", ""), ("clerk", "1")] == [(call.tool_name, call.path) for call in first.tool_calls]
+    assert ["billing", "clerk"] == [child.agent_id for child in first.children]
+    assert "For tea: 12 euros." == second.output
 
 
 def review_inline(ctx):

@@ -194,20 +194,6 @@ def goes_on(ctx: StepContext):
 LONG = AgentDefinition("long", handle_steps=goes_on)
 
 
-@pytest.mark.deep
-@pytest.mark.spec("durable:U20")
-async def test_effect_numbers_follow_handler_order(db: str):
-    async with engine([GATHERS], db) as worker:
-        result = await worker.run(GATHERS, "")
-        steps = await worker.operator.steps(result.journal)
-        ended = list(ORDER)
-
-    kinds = [step.name.partition(":")[0] for step in steps]
-    assert ["perform", "intent", "tool", "spawn", "child", "perform", "perform", "end"] == kinds
-    assert [0, 1, 2, 3, 4] == [step.form["seq"] for step in steps if step.form and {"seq", "at"} <= step.form.keys()]
-    assert ["last", "first"] == [name for name in ended if name in ("first", "last")]
-
-
 ORDER: list[str] = []
 LAST: list[asyncio.Event] = []
 
@@ -254,8 +240,8 @@ GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], han
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U5", "durable:UF38")
-async def test_child_polling_interval_and_threads_are_bounded(db: str, monkeypatch):
+@pytest.mark.spec("durable:U5", "durable:UF38", "durable:U20")
+async def test_effect_numbers_follow_handler_order_and_polling_is_bounded(db: str, monkeypatch):
     from dbos import _core
 
     waits = []
@@ -267,9 +253,14 @@ async def test_child_polling_interval_and_threads_are_bounded(db: str, monkeypat
 
     monkeypatch.setattr(_core.WorkflowHandleAsyncPolling, "get_result", noted)
     async with engine([GATHERS], db) as worker:
-        await worker.run(GATHERS, "")
+        result = await worker.run(GATHERS, "")
+        steps = await worker.operator.steps(result.journal)
         threads = asyncio.get_running_loop()._default_executor.executor
 
+    kinds = [step.name.partition(":")[0] for step in steps]
+    assert ["perform", "intent", "tool", "spawn", "child", "perform", "perform", "end"] == kinds
+    assert [0, 1, 2, 3, 4] == [step.form["seq"] for step in steps if step.form and {"seq", "at"} <= step.form.keys()]
+    assert ["last", "first"] == [name for name in ORDER if name in ("first", "last")]
     assert waits
     assert max(waits) <= 0.2
     assert 64 == threads._max_workers

@@ -5,7 +5,6 @@ The lines of a journal are plain ``json.dumps`` of what they hold.
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from stepengine.data.codec import STORED, bare
 from stepengine.data.effects import CallModel
 from stepengine.data.json import freeze
-from stepengine.data.messages import ToolMessage, UserMessage
+from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.journal.encoding import Encoder
@@ -94,33 +93,6 @@ def test_call_line_and_fingerprint_equal_plain_json(value: Any) -> None:
     said = {"kind": "intent", "path": "", "seq": 3, "fp": fingerprint(select_fingerprinted_part(form)), "effect": form}
 
     assert plainly(said) == line_of(Intent("", 3, form))
-
-
-@pytest.mark.spec("replay:D2", "replay:J10")
-@settings(max_examples=12)
-@given(strategies.paired_messages(), st.sets(st.integers(1, 12)), st.booleans())
-def test_request_line_is_a_slice_plus_new_messages(messages: list[Any], cuts: set[int], has_tail: bool) -> None:
-    encoder, transcript, known = Encoder(OFF, link=True, inline=LONG), Transcript(), 0
-    tail = (UserMessage("now"),) if has_tail else ()
-    # A result stands behind the message that asks for it.
-    places = [n for n in sorted(cuts) if n < len(messages) and type(messages[n]) is not ToolMessage]
-    crc = 0
-    for seq, (start, stop) in enumerate(pairwise([0, *places, len(messages)])):
-        transcript = transcript.extend(tuple(messages[start:stop]))
-        request = ModelRequest("m/m", messages=transcript, tail=tail)
-        record = Intent("", seq, CallModel(seq, request))
-        lines = encoder.lines(record)
-        fp = Fingerprints(OFF).for_request(request)
-        sliced = [{"type": "slice", "seq": seq - 1, "start": 0, "stop": known}] if known else []
-        asked: dict[str, Any] = {"model": "m/m", "messages": [*sliced, *map(bare, transcript[known:])]}
-        asked |= {"tail": [*map(bare, tail)]} if tail else {}
-        effect = {"type": "model_call", "purpose": "step", "request": asked}
-        said = {"kind": "intent", "path": "", "seq": seq, "fp": fp, "effect": effect}
-        if has_special_object(json.loads(json.dumps(said))):
-            return
-
-        assert [plainly(said, crc)] == lines
-        crc, known = int(lines[0][-11:-3], 16), len(transcript)
 
 
 def test_known_fingerprint_does_not_omit_messages() -> None:
