@@ -115,16 +115,6 @@ def test_copying_removes_recorded_secrets(rig, tmp_path):
     )
 
 
-def test_replay_journal_applies_the_rules_of_the_replay(rig, tmp_path):
-    raw, agent = FileJournal(tmp_path / "raw.jsonl", redact="off"), AgentDefinition("a", model="t/m")
-    rig(agent, [f"it is {planted(1)}"]).record(raw)
-    strict = FileJournal(raw.path, redact="known", secrets={planted(1): "PLANT"})
-    result = rig(agent).replay(strict)
-    assert result.text == f"it is {planted(1)}"
-    assert planted(1).encode() not in result.journal.content()
-    assert rig(agent).replay(MemoryJournal(result.journal.lines())).text == "it is <redacted:PLANT>"
-
-
 class Long:
     def render(self, ctx) -> str:
         return "prompt " * 9_000
