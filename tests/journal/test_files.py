@@ -546,26 +546,6 @@ def test_runs_in_one_sqlite_file_are_separate_journals(tmp_path, world):
         SqliteJournal(tmp_path / "runs.db", "../../x")
 
 
-@pytest.mark.usefixtures("synced_database")
-@pytest.mark.spec("reliability:JR39", "reliability:JR14")
-def test_sqlite_run_has_one_owner_without_blocking_others(tmp_path, world):
-    store = SqliteJournal(tmp_path / "runs.db")
-    first = world.rig().record(store).journal
-    writer = first.writer()
-    try:
-        settings = [
-            writer._database.connection().execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("journal_mode", "synchronous")
-        ]
-        assert settings == ["wal", 2]
-        with pytest.raises(JournalLocked):
-            world.rig().resume(first)
-        assert world.rig().record(store).status is RunStatus.COMPLETED
-    finally:
-        writer.close()
-    assert world.rig().resume(first).status is RunStatus.COMPLETED
-
-
 @pytest.mark.spec("reliability:JR39")
 def test_locked_sqlite_file_ends_the_run_with_an_error(tmp_path, world, monkeypatch):
     monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 0.05)

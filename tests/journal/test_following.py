@@ -106,23 +106,6 @@ def test_each_record_is_returned_once_for_any_torn_bytes(cuts, link, tmp_path_fa
     assert [json.dumps(record.line) for record in FileJournal(path).records()] == lines
 
 
-@pytest.mark.spec("studio:ST3")
-def test_line_completed_later_is_returned_once(tmp_path):
-    path, lines = tmp_path / "run.jsonl", recorded_once(False)
-    pieces = [lines[0][:-1], *[b"\n" + line[:-1] for line in lines[1:]]]
-    with path.open("ab", buffering=0) as file:
-        given = fed(FileJournal(path), file.write, pieces)
-    follower = Follower(FileJournal(path))
-    path.write_bytes(b"".join(lines)[:-1])
-    follower.news()
-    path.write_bytes(b"".join(lines[:-1]) + lines[-2])
-    os.utime(path, ns=(1, 1))
-
-    assert [json.dumps(record.line) for record in FileJournal(path).records()][:-1] == given[:-1]
-    with pytest.raises(JournalCorrupt):
-        follower.news()
-
-
 RECORDED: dict[bool, list[bytes]] = {}
 
 

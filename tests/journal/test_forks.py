@@ -23,8 +23,6 @@ from stepengine import (
     ToolCall,
 )
 from stepengine.debugging import describe_run, render_text
-from stepengine.debugging.viewer.payload import PageTexts, RunPayload
-from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, PerformError
 from stepengine.journal import MemoryJournal, SqliteJournal, check, diff, scrub
 from stepengine.journal.forks import branch
@@ -293,6 +291,3 @@ def test_the_time_of_a_fork_starts_at_its_creation(tools: str | None) -> None:
     assert (7_000, 3_000) == (describe_run(journal)["milliseconds"], describe_run(fork)["milliseconds"])
     assert render_text(fork).partition("\n")[0].endswith(", 3.0 s")
     assert (7_000, 3_000) == diff(journal, fork).totals["milliseconds"]
-    page = RunPayload(PageTexts(), "run.jsonl")
-    page.take(load_stored_history(fork))
-    assert (3_000, [0, 3_000]) == (page.run()["milliseconds"], [row["at"] for row in page.rows])

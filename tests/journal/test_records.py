@@ -118,14 +118,6 @@ def lines(world):
     return journal.lines()
 
 
-@pytest.mark.spec("reliability:JR01", "replay:J30")
-def test_torn_last_record_is_omitted_at_every_byte(lines):
-    whole, last = b"".join(lines[:-1]), lines[-1]
-    for size in range(1, len(last) - 1):
-        reading = read_lines(whole + last[:size], "j")
-        assert (len(reading.records), reading.end, reading.torn) == (len(lines) - 1, len(whole), size)
-
-
 @pytest.mark.spec("reliability:JR02")
 def test_missing_repeated_or_swapped_record_breaks_the_link(lines):
     for number in range(1, len(lines) - 2):

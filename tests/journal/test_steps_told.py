@@ -86,19 +86,6 @@ def test_resumed_run_reports_whole_steps_after_any_cut(fresh_world, whole):
 
 
 @pytest.mark.spec("interfaces:IF11")
-def test_replay_reports_the_same_steps(fresh_world, whole):
-    lines, first = whole
-    _, _, again = told(fresh_world(), lambda rig: rig.replay(MemoryJournal(lines)))
-
-    def steps(stream):
-        root = [e for e in stream.seen if isinstance(e, StepStarted | StepFinished) and not e.path]
-        return [(e.type, e.step, getattr(e, "status", "")) for e in root]
-
-    assert steps(again) == steps(first)
-    assert again.ended == first.ended
-
-
-@pytest.mark.spec("interfaces:IF11")
 def test_suspended_step_starts_again_with_the_answer(rig):
     asks = AgentDefinition("asks", model="test/m", tools=["ask_user"])
     journal, first, second = MemoryJournal(), Stream(), Stream()
