@@ -100,7 +100,9 @@ def one_text_often(path: Path, times: int = 2_000, chars: int = 2_500_000, *, to
 
 @pytest.mark.spec("replay:J54")
 @pytest.mark.parametrize("reader", ["show --step", "show --left-out", "scrub", "price"])
-def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str, small_limit: None) -> None:
+def test_nested_slices_exceed_the_reading_limit(tmp_path: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_limit, "MAX_MADE_BYTES", 64 * 1024)
+    monkeypatch.setattr(reading_limit, "MAX_MADE_TIMES", 2)
     path = slices_of_slices(tmp_path / "run.jsonl")
     assert path.stat().st_size < 32_000
 

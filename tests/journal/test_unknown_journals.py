@@ -216,7 +216,7 @@ def test_unknown_journal_performs_no_recorded_call(
     assert suspended >= 4
 
 
-@pytest.mark.parametrize(("store", "by_model", "step"), [("file", False, 3), ("sqlite", True, 5)])
+@pytest.mark.parametrize(("store", "by_model", "step"), [("file", False, 3), ("sqlite", True, 9)])
 def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, step: int, tmp_path: Path) -> None:
     for cut in killed_everywhere(store, tmp_path, by_model=by_model, step=step):
         person = Says("no")
