@@ -1,22 +1,19 @@
 """
-What a look finds and costs: as many rows of a long session as of a short one.
+What looks at runs find, and who may make their indexes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psycopg
-import pytest
 
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_name
 from stepengine.durable.indexes import create_indexes
-from stepengine.durable.upkeep import FINISHED_ROOTS
 from tests.cases import case
 
 RUNS = """
@@ -46,70 +43,6 @@ def runs(db: str, ids: str, count: int, **more: Any) -> None:
         own.execute(RUNS, {"ids": ids, **values, **more})
 
 
-def known_to_the_planner(db: str) -> None:
-    with psycopg.connect(db, autocommit=True) as own:
-        own.execute("analyze")
-
-
-def rows_of(node: dict[str, Any]) -> int:
-    """
-    Return how many rows of tables a plan read or compared, and how many entries of indexes it gathered.
-    """
-    names = {"Rows Removed by Join Filter"}
-    if "Relation Name" in node or "Index Name" in node:
-        names |= {"Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck"}
-    read = round(sum(node.get(name, 0) for name in names) * node["Actual Loops"])
-    return read + sum(map(rows_of, node.get("Plans", ())))
-
-
-async def read_by(operator: Operator, look: Callable[[], Awaitable[Any]]) -> int:
-    """
-    Return how many rows the statements of an operator read.
-    """
-    asked, read = operator.rows, 0
-
-    async def rows(statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        nonlocal read
-        ((plan,),) = await asked(f"explain (analyze, format json) {statement}", *values)
-        read += rows_of(plan[0]["Plan"])
-        return await asked(statement, *values)
-
-    operator.rows = rows
-    try:
-        await look()
-    finally:
-        del operator.rows
-    return read
-
-
-@pytest.mark.speed
-@pytest.mark.parametrize(("state", "before", "behind"), [("CANCELLED", 1000, 1), ("SUCCESS", 1, 1000)])
-async def test_session_lookup_cost_is_independent_of_its_length(db: str, state, before, behind):
-    await migrate(db)
-    for name, most in (("short", 10), ("long", 1000)):
-        ended, waiting = min(before, most), min(behind, most)
-        runs(db, f"{name}-ended-", ended, state=state, session=name)
-        # One that stopped keeps all after it waiting.
-        runs(db, f"{name}-stopped-", 1, state="ERROR", session=name, first=ended + 1)
-        runs(db, f"{name}-waiting-", waiting, state="ENQUEUED", queue=LINE, session=name, first=ended + 2)
-    known_to_the_planner(db)
-    async with await Operator.connect(db) as operator:
-        sessions = operator.sessions
-
-        async def look(name: str) -> None:
-            assert not await sessions.advance(name)
-            await sessions.last(name)
-            await sessions.load(name)
-
-        short, long = [await read_by(operator, lambda name=name: look(name)) for name in ("short", "long")]
-        lines = await read_by(operator, sessions.in_line)
-        found = await sessions.in_line()
-
-    assert {"short", "long"} == set(found)
-    assert short == long < 50
-    assert lines < 10
-
-
 async def test_turn_gets_the_next_number_in_any_state(db: str):
     async with await Operator.connect(db) as operator:
         for state, queue in (("SUCCESS", None), ("CANCELLED", None), ("ERROR", None), ("ENQUEUED", LINE)):
@@ -122,24 +55,7 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
                 assert (f"next-{state}", 6) == (turns[-1].run, turns[-1].number)
 
 
-FINISHED = ("stepengine.run", "stepengine", "", ["SUCCESS"], 10**6, ["SUCCESS"], ["SUCCESS"], 10**6, 10**9)
 """What is asked for when what has ended is cleaned up."""
-
-
-async def test_cleanup_finds_finished_trees(db: str):
-    count = 100
-    await migrate(db)
-    for kind, state in (("ended", "SUCCESS"), ("going", "PENDING")):
-        runs(db, f"{kind}-", count)
-        runs(db, f"{kind}-", count, below="/1", state=state)
-    runs(db, "turn-", count, session="s")
-    async with await Operator.connect(db) as operator:
-        found = {run for (run,) in await operator.rows(FINISHED_ROOTS, *FINISHED)}
-
-    assert {f"ended-{n}" for n in range(1, count + 1)} < found
-    # What is not over keeps its tree; the last of a session goes when nothing has happened since.
-    assert not any(run.startswith("going") for run in found)
-    assert {"turn-1", f"turn-{count}"} < found
 
 
 async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):

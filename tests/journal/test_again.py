@@ -391,24 +391,6 @@ def test_replay_keeps_no_second_copy_of_records(tmp_path: Path) -> None:
     assert (kept_by_replaying(400) - kept_by_replaying(200)) / 200 <= 16
 
 
-@pytest.mark.spec("replay:J40", "reliability:I3")
-def test_replay_journal_is_complete_after_the_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepengine.journal import line_reader
-
-    monkeypatch.setattr(line_reader, "MAX_HELD_BYTES", 1000)
-    monkeypatch.setattr(line_reader, "AHEAD_BYTES", 100)
-    agent, replies = adder_with(30)
-    path = tmp_path / "run.jsonl"
-    with Engine([agent], models=ScriptedModel(replies)) as engine:
-        engine.run_sync("a", journal=FileJournal(path), limits=Limits(max_steps=31))
-    content = path.read_bytes()
-    with Engine([agent], models=ScriptedModel([])) as engine:
-        result = engine.replay_sync(path)
-        path.unlink()
-        assert result.journal.content() == content
-        assert engine.replay_sync(result.journal).journal.content() == content
-
-
 @pytest.mark.spec("replay:J19", "replay:J20")
 def test_diverged_replay_journal_contains_every_referenced_blob() -> None:
     def as_it_was(ctx: Any) -> Any:

@@ -9,7 +9,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -82,34 +81,6 @@ async def test_failed_commit_is_reported_to_all_waiters(slow: Slow, commits: Com
     slow.goes_on.release()
 
     assert [slow.error, slow.error] == await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def test_commit_without_a_thread_raises_instead_of_hanging(
-    commits: Commits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_thread(*_: Any) -> None:
-        msg = "can't start new thread"
-        raise RuntimeError(msg)
-
-    monkeypatch.setattr(Commits._pool, "begin", no_thread)
-
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        await commits.durable()
-
-
-def test_next_event_loop_gets_its_own_commit(slow: Slow, commits: Commits) -> None:
-    async def leave() -> None:
-        commits.durable()
-        await begun(slow)
-
-    async def again() -> None:
-        slow.goes_on.release(2)
-        await commits.durable()
-
-    asyncio.run(leave())
-    asyncio.run(asyncio.wait_for(again(), 50))
-
-    assert 2 == slow.begun
 
 
 @pytest.mark.parametrize("broken", [False, True])
