@@ -10,7 +10,6 @@ import attrs
 import pytest
 
 from stepengine import (
-    STEP,
     AgentCall,
     AgentDefinition,
     Ask,
@@ -28,7 +27,6 @@ from stepengine import (
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.journal.pending_items import open_questions
-from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool
 
@@ -201,13 +199,6 @@ async def test_parallel_bodies_are_separate_runs(db: str):
     assert 2 == len(result.children) == len(replayed.children)
 
 
-def asker_steps(ctx: StepContext) -> Steps[Any]:
-    return (yield from Ask("How many?"))
-
-
-ASKER = AgentDefinition("asker", handle_steps=asker_steps)
-
-
 @pytest.mark.spec("programs:PG7", "programs:PG5")
 async def test_bodies_leave_todos_output_and_values_to_their_caller(db: str):
     """Todos and output, in the order of the calls; what hooks share as far as it is JSON."""
@@ -376,55 +367,6 @@ async def test_edited_body_diverges_and_resumes_with_the_original(db: str, handl
 
     assert ["as it was: yes", "on"] == result.output
     assert [*before, "last"] == DONE
-
-
-def hears(ctx: StepContext) -> Steps[Any]:
-    yield from call(asked_here)
-    first = yield STEP
-    yield from AgentCall("asker", "")
-    second = yield STEP
-    yield from Parallel(ToolCall("asked_here", {}), ToolCall("note", {"name": "beside"}))
-    third = yield STEP
-    return [first.text, second.text, third.text]
-
-
-@tool
-def asked_here() -> Steps[str]:
-    """Ask."""
-    return str((yield from Ask("Here?")))
-
-
-def repeated(request: Any) -> ModelReply:
-    """Say what the user has said."""
-    return ModelReply(" | ".join([message.text for message in request.messages if message.role == "user"]))
-
-
-HEARS = AgentDefinition(
-    "hears", model="test/model", tools=[asked_here, note], spawnable_agents=[ASKER], handle_steps=hears
-)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
-async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
-    said = ["left", "right", "straight on"]
-    async with worker_of([HEARS], db, models=ScriptedModel([repeated] * 9)) as worker:
-        result = await worker.run(HEARS, "go")
-        run = result.journal
-        for word in said:
-            await worker.operator.say(run, word)
-
-            async def is_there():
-                return any(each.tree is not None and each.tree.inboxes.root for each in worker._process.runs)
-
-            await until(is_there)
-            result = await worker.resume(run, answers={result.pending_questions[0].id: "yes"})
-        exported = await worker.export(run)
-    replayed = await Engine([HEARS], models=ScriptedModel([])).replay(exported)
-
-    assert ["go | left", "go | left | right", "go | left | right | straight on"] == result.output
-    assert result.output == replayed.output
-    assert result.state.message_history == replayed.state.message_history
 
 
 def given(ctx: Any) -> Change:

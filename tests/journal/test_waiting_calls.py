@@ -223,7 +223,8 @@ def test_resume_command_rejects_pending_calls_without_a_result(tmp_path: Path, m
 
     asyncio.run(killed())
     lines = journal.content().splitlines(keepends=True)
-    journal.path.write_bytes(b"".join(lines[: kinds(journal).index("result_pending") + 1]))
+    waits = next(n for n, line in enumerate(lines) if b'"result_pending"' in line)
+    journal.path.write_bytes(b"".join(lines[: waits + 1]))
     runs = CliRunner()
     refused = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q"])
     said = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q", "--answer", "doubt:#0=result:at nine"])
