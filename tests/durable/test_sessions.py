@@ -304,6 +304,18 @@ async def test_turn_refused_by_a_hook_leaves_the_session_unchanged(db: str):
 
 
 @pytest.mark.deep
+async def test_given_state_replaces_the_session_state(db: str):
+    async with engine([CHAT], db) as worker:
+        other = await worker.run(CHAT, "elsewhere")
+        await worker.run(CHAT, "here", session_id="s")
+        result = await worker.run(CHAT, "now", session_id="s", previous=other.state)
+        last = await worker.run(CHAT, "then", session_id="s")
+
+    assert "elsewhere | now" == result.output
+    assert "elsewhere | now | then" == last.output
+
+
+@pytest.mark.deep
 @pytest.mark.spec("durable:U41")
 async def test_cleanup_keeps_the_state_a_session_continues_from(db: str):
     async with engine([CHAT], db) as worker:

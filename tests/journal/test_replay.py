@@ -535,3 +535,34 @@ def test_non_json_arguments_are_recorded_by_name(rig):
     assert form["args"][2] == {"x": 1}
     assert rig(agent(1)).replay(journal).output == 7
     assert divergence(rig, agent(2), journal).diff == (("/args/2/x", "1", "2"),)
+
+
+class Hostile:
+    """
+    What raises whatever is asked of it.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        msg = f"no {name}"
+        raise RuntimeError(msg)
+
+    def __call__(self) -> int:
+        return 5
+
+
+@pytest.mark.spec("replay:D2")
+@pytest.mark.parametrize(
+    ("yielded", "output"),
+    [(lambda: Perform(lambda x: 1, [Hostile()]), 1), (lambda: Perform(Hostile()), "PerformError")],
+    ids=["argument", "function"],
+)
+def test_hostile_objects_are_recorded_by_type_and_replayed(rig, yielded, output):
+    def handle_steps(ctx):
+        try:
+            return (yield from yielded())
+        except PerformError:
+            return "PerformError"
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    assert rig(agent).record(journal).output == rig(agent).replay(journal).output == output
