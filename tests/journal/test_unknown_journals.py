@@ -232,6 +232,7 @@ def test_person_decides_each_call_of_an_unknown_journal(
 ) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=by_model, at_calls=True))
     become_somebody_else(monkeypatch, tmp_path)
+    asked_in_all = 0
     for cut in cuts:
         person = Says(said)
         done, result = resumed(cut, by_model=by_model, person=person, in_doubt="retry")
@@ -240,6 +241,7 @@ def test_person_decides_each_call_of_an_unknown_journal(
 
         assert "suspended" != result.status
         assert len(asked) <= 2
+        asked_in_all += len(asked)
         if said == "yes":
             assert all(any(each.startswith(one) for each in texts) for one in asked)
         if said == "no" and asked:
@@ -247,6 +249,7 @@ def test_person_decides_each_call_of_an_unknown_journal(
             assert (
                 ["look a"] == done[:1] if by_model else not any(each.startswith(one) for each in texts for one in asked)
             )
+    assert asked_in_all
 
 
 def test_trusted_unknown_journal_resumes_without_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
