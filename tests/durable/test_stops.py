@@ -165,23 +165,6 @@ def _three_times(ctx):
     return [(yield from call(work, 0.4, "a")), (yield from call(work, 0.01, "b"))]
 
 
-@pytest.mark.deep
-async def test_failed_check_does_not_stop_lock_supervision(db: str, until, monkeypatch):
-    looks = []
-
-    async def fails() -> None:
-        looks.append(1)
-        raise RuntimeError("no")
-
-    async with engine(db) as worker:
-        monkeypatch.setattr(worker._process, "_end_lost_executions", fails)
-
-        async def looked():
-            return len(looks)
-
-        await until(looked, lambda count: count > 1)
-
-
 def fails(ctx: StepContext):
     yield from call(work, 0.2, "failing")
     raise ValueError("no")
