@@ -11,7 +11,7 @@ import pytest
 
 from stepengine import STEP, AgentDefinition, Engine, Perform, RunStatus
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check, diff, repair, sealed
+from stepengine.journal import FileJournal, MemoryJournal, check, diff, repair, sealed
 from stepengine.testing import ScriptedModel, text
 
 
@@ -131,18 +131,3 @@ def test_records_before_damage_are_kept_and_resumed(path: Path, tmp_path: Path) 
             repair(path, until, MemoryJournal())
     with pytest.raises(JournalError, match="holds a run already"):
         repair(path, 3, kept)
-
-
-def test_sqlite_run_can_be_sealed(path: Path, tmp_path: Path) -> None:
-    import sqlite3
-
-    store = SqliteJournal(tmp_path / "runs.db", "one")
-    store.replace(FileJournal(path).records())
-    with sqlite3.connect(store.path) as database:
-        change = "UPDATE lines SET line = CAST(replace(CAST(line AS TEXT), ?, ?) AS BLOB)"
-        database.execute(change, (SECOND, '"value":"edited"'))
-    database.close()
-    made = sealed(store)
-    assert made.edits
-    made.journal.copy_to(store)
-    assert check(store)
