@@ -1,86 +1,19 @@
 """
-What is read of recorded steps while a run is resumed, and what happens to steps whose connections are lost.
+Steps whose connections to the database are lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, NamedTuple
 
 import pytest
 
 from stepengine import AgentDefinition, Parallel, StepContext, ToolCall, tool
 from stepengine import call as called
 from stepengine.durable import Operator
-from stepengine.durable.step_records import PAGE_STEPS, ReservedStep, StepRecords
 
 from .shared import worker_of
-
-
-class Reservation(NamedTuple):
-    step_id: int
-
-
-class Recorded:
-    """
-    A database with the recorded steps of one run.
-    """
-
-    def __init__(self, *numbers: int) -> None:
-        self.rows: dict[int, dict[str, Any]] = {}
-        for number in numbers:
-            self.record(number)
-
-    def record(self, number: int, name: str = "tool:aa", output: object = None) -> None:
-        output = {"value": number} if output is None else output
-        self.rows[number] = {"function_id": number, "function_name": name, "output": output, "error": None}
-
-    async def list_workflow_steps_async(self, run: str, *, limit: int, offset: int) -> list[dict[str, Any]]:
-        assert "order-1" == run
-        return [self.rows[number] for number in sorted(self.rows)][offset : offset + limit]
-
-
-def step(number: int) -> ReservedStep:
-    return ReservedStep(Reservation(number), "tool:aa")
-
-
-def records(recorded: Recorded) -> StepRecords:
-    from dbos import error
-
-    return StepRecords(recorded, error, "order-1")
-
-
-@pytest.mark.spec("durable:UF20", "durable:U20")
-async def test_step_recorded_between_pages_hides_no_other():
-    recorded = Recorded(*range(2, 2 * PAGE_STEPS))
-    read = records(recorded)
-    assert not await read.look_up([step(1)])
-    recorded.record(1)
-
-    for number in range(2, 2 * PAGE_STEPS):
-        assert await read.look_up([step(number)])
-        assert {"value": number} == read.pop(step(number))
-
-
-@pytest.mark.spec("durable:UT9")
-async def test_different_step_under_a_known_number_is_an_error():
-    from dbos import error
-
-    recorded = Recorded(1)
-    recorded.record(2, "tool:bb")
-    with pytest.raises(error.DBOSUnexpectedStepError, match="tool:bb"):
-        await records(recorded).look_up([step(1), step(2)])
-
-
-@pytest.mark.spec("durable:U32")
-async def test_undecodable_result_is_left_to_dbos():
-    recorded = Recorded()
-    recorded.record(1, output="gASVBQ==")
-    read = records(recorded)
-
-    assert await read.look_up([step(1)])
-    assert read.pop(step(1)) is None
 
 
 @tool
