@@ -21,7 +21,6 @@ from stepengine import (
     RunStatus,
     Tool,
     ToolCall,
-    tool,
 )
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
@@ -156,36 +155,6 @@ def test_failed_attempts_are_members_of_the_result(rig):
     again = rig(agent).replay(journal)
     assert (again.text, again.usage) == ("ok", recorded.usage)
     assert again.journal.content() == journal.content()
-
-
-@pytest.mark.spec("replay:J20")
-def test_inline_limit_stores_an_output_once(tmp_path):
-    """
-    By default it stands in its result and in the request that shows it; recorded twice with the default, nothing differs.
-    """
-    output = "out " * 1_000
-
-    @tool(in_thread=False)
-    def look() -> str:
-        """Look."""
-        return output
-
-    agent = AgentDefinition("a", model="test/model", tools=[look])
-    journals = [
-        FileJournal(tmp_path / f"{name}.jsonl", stable=True, **options)
-        for name, options in {"one": {}, "two": {"inline": 32 * 1024}, "once": {"inline": 2_048}}.items()
-    ]
-    for journal in journals:
-        with Engine([agent], models=ScriptedModel([tool_call("look", {}), text("done")])) as engine:
-            engine.run_sync("a", "go", journal=journal).unwrap()
-    one, two, once = [journal.path.read_text() for journal in journals]
-    with Engine([agent]) as engine:
-        again = engine.replay_sync(FileJournal(tmp_path / "once.jsonl"))
-
-    assert one == two
-    assert (2, 1) == (one.count(output), once.count(output))
-    assert "done" == again.output
-    assert output == again.tool_calls[0].result.text
 
 
 @pytest.mark.parametrize("inline", [1_023, True, "many"])

@@ -4,7 +4,6 @@ A disk that becomes full while a run is recorded: nothing is in doubt, and the r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import AgentDefinition, Engine, Parallel, Perform, RunStatus, ToolContext, call, tool
+from stepengine import AgentDefinition, Engine, Perform, RunStatus, ToolContext, call, tool
 from stepengine.cli.app import app
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, files, places, sqlite
@@ -221,41 +220,6 @@ def test_lone_head_is_no_run_and_is_replaced(tmp_path: Path):
     assert "can be resumed" not in checked.stdout
     assert RunStatus.COMPLETED is again.status
     assert check(FileJournal(path)).is_complete
-
-
-@pytest.mark.spec("reliability:JR09")
-async def test_parallel_results_have_reserved_room_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    room, ended = Room(), asyncio.Event()
-    monkeypatch.setattr(places, "_allocate_space", room.keep)
-    monkeypatch.setattr(os, "close", room.give_back)
-    monkeypatch.setattr(DiskReserve, "_known", {})
-    path = tmp_path / "run.jsonl"
-    journal = FileJournal(path)
-    monkeypatch.setattr(journal, "_write", room.write)
-
-    async def first() -> str:
-        room.left = 0
-        return "1" * RESULT_CHARS
-
-    async def second() -> str:
-        await ended.wait()
-        room.left = 0
-        return "2" * RESULT_CHARS
-
-    def handle_steps(ctx):
-        yield from Parallel(Perform(first), Perform(second))
-
-    async with Engine([AgentDefinition("two", model=None, handle_steps=handle_steps)]) as engine:
-        handle = engine.start("two", "go", journal=journal)
-        async with asyncio.timeout(50):
-            # The room is kept again only after the write: a disk that fills in between leaves none for the second.
-            while b"1" * RESULT_CHARS not in (path.read_bytes() if path.exists() else b"") or not room.kept:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            ended.set()
-            await handle.result()
-
-    assert [] == in_doubt(FileJournal(path).history())
-    assert b"2" * RESULT_CHARS in path.read_bytes()
 
 
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])

@@ -188,29 +188,6 @@ def test_text_bool_and_declined_answers_are_accepted(rig, answer, got):
     assert rig(asker([], **free)).resume(journal, {"q1": answer}).output == got
 
 
-@pytest.mark.spec("requirements:K2", "reliability:R2", "reliability:JR37")
-def test_answers_may_arrive_one_by_one_also_for_children(rig):
-    def kid_steps(ctx):
-        return (yield from Ask(f"{ctx.prompt}?"))
-
-    def handle_steps(ctx):
-        children = yield from Parallel(AgentCall("kid", "left"), AgentCall("kid", "right"), Ask("own?"))
-        return [getattr(c, "output", c) for c in children]
-
-    kid = AgentDefinition("kid", handle_steps=kid_steps)
-    agent = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
-    journal = MemoryJournal()
-    asked = rig(agent).record(journal)
-    assert sorted(q.id for q in asked.pending_questions) == ["0.q0", "1.q0", "q2"]
-    for key, answer in (("1.q0", "R"), ("q2", "O")):
-        asked = rig(agent).resume(MemoryJournal(journal.lines()), {key: answer})
-        assert asked.status is RunStatus.SUSPENDED
-        journal = asked.journal
-    assert [q.id for q in asked.pending_questions] == ["0.q0"]
-    result = rig(agent).resume(journal, {"0.q0": "L"})
-    assert (result.status, result.output) == (RunStatus.COMPLETED, ["L", "R", "O"])
-
-
 @pytest.mark.spec("reliability:R2", "reliability:R1")
 def test_question_is_durable_before_a_person_is_asked(rig, tmp_path):
     """
