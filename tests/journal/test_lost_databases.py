@@ -125,17 +125,6 @@ def test_run_continues_when_another_program_shortens_files_without_loss(path: Pa
     assert (RunStatus.COMPLETED, ["after"]) == (result.status, done)
 
 
-@pytest.mark.spec("reliability:JR15")
-def test_records_before_the_loss_of_the_log_are_kept(path: Path) -> None:
-    """The connection has the deleted log still open, and writes it into the database when it is closed."""
-    journal = SqliteJournal(path, run="r")
-    run_that_performs(lambda: delete_log(path), journal)
-
-    kinds = [record.kind for record in journal.records()]
-
-    assert ["head", "intent", "intent"] == kinds[:3]
-
-
 def test_ledger_of_a_server_reports_the_loss_of_its_database(path: Path) -> None:
     ledger = Ledger(path)
     try:

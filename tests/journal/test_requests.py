@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings
@@ -20,7 +19,7 @@ from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal, Redactor
-from stepengine.journal.fingerprints import Fingerprints, definition_fingerprint
+from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import Head, Input, Intent, Result
@@ -134,15 +133,3 @@ def test_recorded_gaps_are_valid_and_other_gaps_are_damage():
     assert history(Intent("", 0, tool), done, Input("", 3, 0, {"type": "gap"}), Intent("", 3, tool)).intents
     with pytest.raises(Exception, match="the next effect of path '' is #1, not #3"):
         history(Intent("", 0, tool), done, Intent("", 3, tool))
-
-
-def test_default_settings_do_not_change_the_agent_fingerprint() -> None:
-    """
-    What stands for settings that nobody set is not made by the codec; it has to be what that would make.
-    """
-    left_out, written, warmer = (
-        definition_fingerprint(AgentDefinition("a", settings=settings), [])
-        for settings in (None, ModelSettings(), ModelSettings(temperature=0.5))
-    )
-
-    assert left_out == written != warmer

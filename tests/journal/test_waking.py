@@ -244,20 +244,6 @@ def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> Non
     assert 2 == bench.readings
 
 
-def test_note_during_a_rebuild_is_newer_than_the_rebuild(bench: Bench) -> None:
-    inner = bench.index()
-
-    def read() -> list[Sleeping]:
-        if not bench.readings:
-            bench.readings = 1
-            inner.note("one", NOW + HOUR, {"time"}, "new")
-        return [Sleeping("one", NOW, {"time"}, "old")]
-
-    inner._rebuild = list
-    with inner, WakeIndex.for_store(bench.place, read) as index:
-        assert ["new"] == [one.agent_id for one in index.all()]
-
-
 def test_rebuild_error_is_raised_and_retried(bench: Bench) -> None:
     def read() -> list[Sleeping]:
         bench.readings += 1

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentDefinition, Engine, Limits, Perform, RunStatus, StepContext, Steps
+from stepengine import AgentDefinition, Engine, Perform, StepContext, Steps
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import (
     UserMessage,
@@ -26,7 +26,6 @@ from stepengine.errors import JournalError, JournalWriteFailed
 from stepengine.journal import FileJournal, LineJournal, MemoryJournal
 from stepengine.journal.encoding import KEPT_REQUESTS, Encoder
 from stepengine.journal.records import Intent, Result
-from stepengine.testing import ScriptedModel, text
 
 
 class Unreachable(LineJournal):
@@ -123,33 +122,3 @@ def test_request_is_stored_against_the_best_of_four_predecessors(moves: Any) -> 
         assert set(found) <= ({best[0]} if best else set())
         assert found or best is None or not best[1].shared_prefix(transcript)
         kept.setdefault(path, deque(maxlen=KEPT_REQUESTS)).append((seq, transcript))
-
-
-@pytest.mark.spec("replay:J19")
-def test_resumed_request_is_stored_as_a_difference(tmp_path: Path) -> None:
-    def talks(ctx: StepContext) -> Steps:
-        for _ in range(60):
-            yield STEP
-
-    def run(journal: FileJournal, *, resumes: bool = False) -> None:
-        model = ScriptedModel([lambda request: text(f"reply {len(request.messages)}")] * 60)
-        agent = AgentDefinition("talker", model="test/m", handle_steps=talks)
-        with Engine([agent], models=model, pricing=None, limits=Limits(max_steps=60)) as engine:
-            result = (
-                engine.resume_sync(journal, in_doubt="retry")
-                if resumes
-                else engine.run_sync("talker", "hi", journal=journal)
-            )
-        assert result.status is RunStatus.COMPLETED, result.error
-
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    run(FileJournal(whole))
-    lines = whole.read_bytes().splitlines(keepends=True)
-    kept = next(n for n, line in enumerate(lines) if b'"kind":"intent","path":"","seq":40,' in line)
-    cut.write_bytes(b"".join(lines[:kept]))
-    run(FileJournal(cut), resumes=True)
-    resumed = json.loads(cut.read_bytes().splitlines()[kept])["effect"]["request"]["messages"]
-
-    assert {"type": "slice", "seq": 39, "start": 0, "stop": 40} == resumed[0]
-    assert 2 == len(resumed)
-    assert abs(cut.stat().st_size - whole.stat().st_size) < 500
