@@ -10,13 +10,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
@@ -25,16 +24,12 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
-    CacheStore,
     FileSessions,
-    SessionStore,
     SqliteSessions,
-    StateStore,
-    VersionedStore,
     mended,
 )
 from stepengine.sessions.stores import folder_name
-from stepengine.workspace.write_ahead import Database, enable_write_ahead
+from stepengine.workspace.write_ahead import enable_write_ahead
 from tests.sessions.stores import KINDS, store_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,50 +74,26 @@ def with_messages(session, messages, **changes):
     return attrs.evolve(session, messages=messages, **changes)
 
 
-@pytest.mark.spec("requirements:L1", "requirements:L2")
-def test_every_store_implements_all_protocols(store):
-    assert all(isinstance(store, p) for p in (SessionStore, StateStore, CacheStore, VersionedStore))
-    assert () == tuple(store.get_history("nobody"))
-    assert None is store.get_state("nobody")
+@pytest.mark.spec("requirements:L3", "requirements:D18")
+def test_state_survives_save_and_is_gone_after_a_save_without(kind, tmp_path):
+    clock = Clock()
+    store = made(kind, tmp_path, clock)
+    question = Question("q1", "Really?", ["yes", "no"])
+    record, view = Transcript([UserMessage("a"), call(), result(), AssistantMessage("b")]), talk("short")
+    state = AgentState(
+        run_id="r", agent_id="a", message_history=record, context={"n": 1}, next_call=2, pending=[question]
+    )
+    saved = store.save(with_messages(store.load("x"), record, state=state, journal="turns/1.jsonl", turns=1))
+    store = store if kind == "memory" else made(kind, tmp_path, clock)
+    found = store.load("x")
 
-
-MESSAGES = st.lists(
-    st.one_of(
-        st.builds(UserMessage, st.text(max_size=20), st.sampled_from([(), ("USER_PROMPT",)])),
-        st.builds(AssistantMessage, st.text(max_size=20)),
-    ),
-    max_size=6,
-)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:B1", "requirements:D18")
-@given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["memory", "files", "sqlite"]))
-def test_saved_sessions_load_equal_after_any_history_change(tmp_path_factory, histories, kind):
-    clock, folder = Clock(), tmp_path_factory.mktemp("any")
-    store = made(kind, folder, clock)
-    for turns, messages in enumerate(histories):
-        transcript = Transcript([*messages, call(turns), result(turns)])
-        state = AgentState(
-            run_id="r", agent_id="a", message_history=transcript, context={"n": turns}, next_call=turns + 2
-        )
-        before = store.load("user:chat")
-        saved = store.save(with_messages(before, transcript, state=state, turns=turns + 1))
-        again = (store if kind == "memory" else made(kind, folder, clock)).load("user:chat")
-
-        assert saved == again
-        assert again.state.view is again.state.message_history is again.messages
-        assert (turns, turns + 1, turns + 1) == (before.version, again.version, again.turns)
-        assert () == again.repairs
-
-
-def test_a_view_that_differs_from_the_record_is_kept(store):
-    record, view = talk("a", "b", "c"), talk("short")
-    state = AgentState(agent_id="a", message_history=record, view=view)
-    store.save(with_messages(store.load("x"), record, state=state))
-    found = store.load("x").state
-
-    assert (record, view) == (found.message_history, found.view)
+    assert saved == found
+    assert ((question,), "turns/1.jsonl", ()) == (found.state.pending, found.journal, found.repairs)
+    assert found.state.view is found.state.message_history is found.messages
+    other = store.save(attrs.evolve(found, state=attrs.evolve(found.state, view=view)))
+    assert (record, view) == (store.load("x").state.message_history, store.load("x").state.view)
+    store.save(attrs.evolve(other, state=None))
+    assert None is store.load("x").state
 
 
 @pytest.mark.spec("reliability:SS01")
@@ -152,9 +123,9 @@ from stepengine.data.messages import UserMessage
 from stepengine.errors import SessionConflict
 from stepengine.sessions import FileSessions, SqliteSessions
 kind, place, who = sys.argv[1:]
-store = FileSessions(place) if kind == "files" else SqliteSessions(place)
 print("ready", flush=True)
 sys.stdin.readline()
+store = FileSessions(place) if kind == "files" else SqliteSessions(place)
 for n in range(15):
     while True:
         session = store.load("shared")
@@ -194,64 +165,7 @@ def test_processes_saving_one_session_at_once_lose_nothing(kind, tmp_path):
         assert [f"{who}{n}" for n in range(15)] == [t for t in texts if t.startswith(who)]
 
 
-OPENS = """
-import sys
-from stepengine.sessions import SqliteSessions
-sys.stdin.readline()
-SqliteSessions(sys.argv[1])
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:SS01")
-def test_processes_opening_a_new_database_at_once_all_succeed(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    refused = []
-    for number in range(10):
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", OPENS, str(tmp_path / f"{number}.db")],
-                env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for _ in range(8)
-        ]  # fmt: skip
-        # Written to all of them before anybody is waited for: they open it together, as far as two cores let them.
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        refused += [said for process in processes if (said := process.communicate(timeout=60)[1])]
-
-    assert [] == refused
-
-
-def test_concurrent_saves_share_a_connection_and_all_succeed(tmp_path, monkeypatch):
-    opened, connected, count = [], Database._connected, 20
-    together = threading.Barrier(count)
-    store = SqliteSessions(tmp_path / "a.db")
-    monkeypatch.setattr(Database, "_connected", lambda self: opened.append(self) or connected(self))
-
-    def save(number):
-        # Held open by somebody all the time, as when something is always being saved.
-        with SqliteSessions(tmp_path / "a.db")._open_database():
-            if not together.wait(30):
-                opened.clear()
-            together.wait(30)
-            session = store.load(f"s{number}")
-            store.save(store.save(session))
-            together.wait(30)
-        assert len(opened) <= 1, "beside the connection that writes there is one that reads"
-
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(save, range(count)))
-
-    assert count == len(store.list())
-    assert {2} == {store.load(f"s{number}").version for number in range(count)}
-    assert not Database._known
-
-
 def test_opening_a_locked_database_is_retried(tmp_path):
-    import sqlite3
-
     class Held(sqlite3.Connection):
         left = 3
 
@@ -290,7 +204,7 @@ def test_folder_names_are_safe_and_different_for_different_ids(one, other):
 
 
 @pytest.mark.spec("reliability:SS05", "reliability:SS06")
-def test_odd_session_ids_never_collide(store):
+def test_odd_session_ids_never_collide_and_invalid_ones_raise(store):
     ids = [
         "alice:1",
         "alice:1/../bob:2",
@@ -313,12 +227,9 @@ def test_odd_session_ids_never_collide(store):
 
     assert [f"canary {n}" for n in range(len(ids))] == [store.load(i).messages[0].text for i in ids]
     assert list(reversed(ids)) == [info.session_id for info in store.list()]
-
-
-@pytest.mark.parametrize("identity", ["", "x" * 1_001, "\ud800", None, 3])
-def test_invalid_session_id_raises(store, identity):
-    with pytest.raises(SessionError):
-        store.load(identity)
+    for identity in ("", "x" * 1_001, "\ud800", None, 3):
+        with pytest.raises(SessionError):
+            store.load(identity)
 
 
 # --- lineage, metadata, lists, cache --------------------------------------------------------------------------------
@@ -416,54 +327,6 @@ def test_unchanged_prefix_is_not_rewritten_and_torn_line_is_dropped(tmp_path):
     assert talk("a", "b", "d") == store.load("x").messages == saved.messages
 
 
-DIES = """
-import os, sys, attrs
-from stepengine.data.messages import UserMessage
-from stepengine.sessions import FileSessions
-import stepengine.sessions.stores as stores
-store, at = FileSessions(sys.argv[1]), int(sys.argv[2])
-calls = 0
-def dying(real):
-    def call(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == at:
-            os.kill(os.getpid(), 9)
-        return real(*args, **kwargs)
-    return call
-for name in ("open", "fsync", "close", "fdopen"):
-    if hasattr(os, name):
-        setattr(os, name, dying(getattr(os, name)))
-session = store.load("x")
-store.save(attrs.evolve(session, messages=session.messages.extend([UserMessage("b"), UserMessage("c")]), turns=2))
-print(calls)
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:SS02", "requirements:L11")
-def test_killed_save_leaves_a_session_that_loads_and_saves(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    seen = set()
-    for at in range(1, 60):
-        store = FileSessions(tmp_path / str(at), clock=Clock())
-        store.save(with_messages(store.load("x"), talk("a"), turns=1))
-        command = [sys.executable, "-c", DIES, str(tmp_path / str(at)), str(at)]
-        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=50)
-        session = store.load("x")
-        texts = [m.text for m in session.messages]
-        seen.add((session.version, len(texts)))
-        assert texts in (["a"], ["a", "b", "c"])
-        assert session.version == session.turns
-        again = store.save(with_messages(session, Transcript([*session.messages, UserMessage("after")])))
-        assert again.messages == store.load("x").messages
-        if done.returncode == 0:
-            break
-
-    assert 0 == done.returncode
-    assert {(1, 1), (2, 3)} <= seen
-
-
 @pytest.mark.spec("reliability:SS04")
 @given(
     st.lists(
@@ -504,41 +367,25 @@ def test_broken_history_is_repaired_on_load_and_repairs_are_listed(tmp_path):
 
 
 @pytest.mark.spec("requirements:L2", "reliability:SS04")
-@settings(max_examples=15)
-@given(
-    times=st.lists(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                name: st.sampled_from(
-                    [None, "2025-01-01T00:00:00", "2025-06-01T12:00:00+02:00", "2025-12-31T00:00:00Z"]
-                )
-                for name in ("created_at", "updated_at")
-            },
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_sessions_without_times_load_list_last_and_save(tmp_path_factory, times):
+def test_sessions_without_times_load_list_last_and_save(tmp_path):
     """
     Times that lack, are null or name no zone, which is then UTC; the first save by us sets those that lack.
     """
-    root = tmp_path_factory.mktemp("sessions")
+    times = [
+        {"updated_at": "2025-06-01T12:00:00"},
+        {},
+        {"created_at": None, "updated_at": "2025-06-01T12:00:00+02:00"},
+        {"created_at": "2025-01-01T00:00:00Z", "updated_at": None},
+    ]
     for number, members in enumerate(times):
-        folder = root / f"s{number}"
+        folder = tmp_path / f"s{number}"
         folder.mkdir()
         (folder / "metadata.json").write_text(json.dumps({"session_id": f"s{number}", "agent_type": None, **members}))
         (folder / "history.jsonl").write_text("")
-    store = FileSessions(root, clock=Clock())
-    listed = store.list()
+    store = FileSessions(tmp_path, clock=Clock())
 
-    assert {f"s{number}" for number in range(len(times))} == {info.session_id for info in listed}
-    shown = [info.updated_at for info in listed]
-    known = [at for at in shown if at is not None]
-    assert known == sorted(known, reverse=True)
-    assert shown[len(known) :] == [None] * (len(times) - len(known))
-    assert all(at.tzinfo is not None for at in known)
+    assert ["s0", "s2"] == [info.session_id for info in store.list()][:2]
+    assert [12, 10, None, None] == [at and at.astimezone(UTC).hour for at in (info.updated_at for info in store.list())]
     for number, members in enumerate(times):
         before = store.load(f"s{number}")
         after = store.save(with_messages(before, talk("hi"))).info
@@ -551,7 +398,7 @@ def test_sessions_without_times_load_list_last_and_save(tmp_path_factory, times)
 @pytest.mark.parametrize(
     "content",
     [b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b"3\n", b'{"type": "user_message"}\n', b'{"session_id": 3}\n', b"{}\n"],
-    ids=str,
+    ids=lambda content: ascii(content)[:20],
 )
 def test_damaged_file_is_named_and_never_misread(tmp_path, name, content):
     store = FileSessions(tmp_path, clock=Clock())
@@ -592,14 +439,10 @@ def test_links_and_special_files_raise(tmp_path):
     (tmp_path / "no.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
     with pytest.raises(SessionError):
         SqliteSessions(tmp_path / "no.db").load("x")
-
-
-def test_pending_question_and_journal_survive_save(store):
-    question = Question("q1", "Really?", ["yes", "no"])
-    state = AgentState(message_history=talk("a"), pending=[question])
-    store.save(with_messages(store.load("x"), talk("a"), state=state, journal="turns/1.jsonl"))
-
-    assert ((question,), "turns/1.jsonl") == (store.load("x").state.pending, store.load("x").journal)
+    SqliteSessions(tmp_path / "s.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
+    with pytest.raises(SessionError, match="not a regular file"):
+        SqliteSessions(tmp_path / "link.db")
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")
@@ -623,26 +466,3 @@ def test_opening_a_database_keeps_locks_of_other_threads(tmp_path):
         assert held()
     finally:
         other.close()
-
-
-def test_symbolic_link_as_database_raises(tmp_path):
-    SqliteSessions(tmp_path / "s.db")
-    (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
-    with pytest.raises(SessionError, match="not a regular file"):
-        SqliteSessions(tmp_path / "link.db")
-
-
-@pytest.mark.parametrize("kind", ["files", "sqlite"], indirect=True)
-def test_disk_store_repr_shows_its_path(store, tmp_path):
-    assert str(tmp_path) in repr(store)
-
-
-def test_saving_without_state_deletes_the_state_file(tmp_path):
-    store = made("files", tmp_path)
-    state = AgentState(agent_id="clerk", message_history=talk("hi"))
-    kept = store.save(attrs.evolve(store.load("u:1"), messages=talk("hi"), state=state))
-    before = {path.name for path in store.folder("u:1").glob("*.json")}
-    store.save(attrs.evolve(kept, state=None))
-
-    assert {"metadata.json", "state.json"} == before
-    assert {"metadata.json"} == {path.name for path in store.folder("u:1").glob("*.json")}
