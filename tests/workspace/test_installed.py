@@ -11,11 +11,6 @@ import pytest
 from stepengine.workspace.installed import installed_version
 
 
-@pytest.mark.parametrize("name", ["attrs", "pytest", "stepengine"])
-def test_the_version_matches_importlib_metadata(name: str) -> None:
-    assert metadata.version(name) == installed_version(name)
-
-
 def test_the_first_entry_of_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, version in (("one", "1.5"), ("two", "2.5")):
         folder = tmp_path / place / f"acme-{version}.dist-info"

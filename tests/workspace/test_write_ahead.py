@@ -35,13 +35,6 @@ def test_an_unopenable_database_reports_exhausted_descriptors(tmp_path, monkeypa
     assert among.startswith("unable to open database file: too many open files: this process may have ")
 
 
-def test_other_database_errors_keep_their_message(tmp_path):
-    refused = error_of(tmp_path / "runs.db")
-
-    assert "no such table: missing" == describe_error(refused, 5)
-    assert os.strerror(errno.EIO) in describe_error(OSError(errno.EIO, os.strerror(errno.EIO)), 5)
-
-
 def test_a_locked_database_reports_the_wait_time(tmp_path):
     holder = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
