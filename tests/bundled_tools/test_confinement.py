@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepengine import ToolContext
 from stepengine.data.messages import ToolResult
-from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
+from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.workspace.atomic import replace_file, stat_target
@@ -351,7 +349,27 @@ def test_if_walk_by_descriptor_is_not_possible_tools_are_refused(
 
 
 components = st.sampled_from(
-    ["..", ".", "", "a.txt", "sub", "out", "in", "deep", "..\x00", " ", "...", "~", "*", "/", "secret", "up", "abs"]
+    [
+        "..",
+        ".",
+        "",
+        "a.txt",
+        "sub",
+        "out",
+        "in",
+        "deep",
+        "..\x00",
+        " ",
+        "...",
+        "~",
+        "*",
+        "/",
+        "secret",
+        "up",
+        "abs",
+        "new",
+        "..\\",
+    ]
 )
 
 
@@ -375,38 +393,12 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ro
     held.close()
 
 
-@pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04")
+@pytest.mark.spec("reliability:FP1", "reliability:FP2", "reliability:FS02", "reliability:FS04", "reliability:R17")
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(components, min_size=1, max_size=6), st.sampled_from(["", "/", "{root}/", "{root}"]))
+@given(st.lists(components, min_size=1, max_size=6), st.sampled_from(["", "/", "{root}/", "{root}", "{root}/..", "//"]))
 def test_any_path_that_opens_is_inside_the_root(tangled: tuple[Path, Root], parts: list[str], prefix: str) -> None:
     folder, held = tangled
     check_inside(folder, held, prefix.format(root=os.path.realpath(folder)) + "/".join(parts))
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04", "reliability:FP2", "reliability:R17")
-def test_none_of_20_000_paths_leads_out_of_the_root(tangled: tuple[Path, Root]) -> None:
-    folder, held = tangled
-    real = os.path.realpath(folder)
-    prefixes = st.sampled_from(["", "/", f"{real}/", real, f"{real}/..", f"{real}-secret/", "//", "file://"])
-    words = st.one_of(
-        components, st.text(max_size=4), st.sampled_from(["new", "..%2f", "..\\", "\u2024\u2024", "A.TXT"])
-    )
-    seen = 0
-
-    @settings(max_examples=200, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(st.lists(st.tuples(prefixes, st.lists(words, min_size=1, max_size=6)), min_size=100, max_size=100))
-    def explore(paths: list[tuple[str, list[str]]]) -> None:
-        nonlocal seen
-        for prefix, parts in paths:
-            seen += 1
-            check_inside(folder, held, prefix + "/".join(parts))
-
-    explore()
-    print(f"{seen:,} paths")
-    assert seen >= 20_000
-    assert SECRET == (folder.parent / "secret").read_text()
-    assert {"root", "secret"} == set(os.listdir(folder.parent))
 
 
 def check_inside(folder: Path, held: Root, path: str) -> None:
@@ -439,21 +431,6 @@ def tree(folder: Path) -> list[str]:
     Return the folders below a folder.
     """
     return sorted(place for place, _, _ in os.walk(folder))
-
-
-@given(st.text(min_size=1, max_size=12))
-def test_any_text_is_a_path_inside_or_refused(text: str) -> None:
-    from stepengine.workspace.paths import split_path
-
-    try:
-        parts = split_path(text, ("w", "proj"))
-    except PathOutsideRoot:
-        assert text.startswith("/") or ".." in text
-        return
-    except ToolError:
-        return
-    assert not {"", ".", ".."} & set(parts)
-    assert not any("/" in p or unicodedata.category(c) == "Cc" for p in parts for c in p)
 
 
 SWAPPER = """
@@ -542,26 +519,6 @@ async def test_a_missing_folder_that_appears_as_a_link_is_refused(root: Path, mo
 
     assert "symbolic link" in result.text
     assert not (root.parent / "x").exists()
-
-
-async def test_the_descriptor_of_a_root_is_given_back(root: Path) -> None:
-    tools = registry(root)
-    await attempts(tools, "a.txt")
-    held = [fd for fd in range(64) if is_folder(fd, root)]
-    del tools
-    deadline = time.monotonic() + 50
-    while any(is_folder(fd, root) for fd in range(64)) and time.monotonic() < deadline:
-        gc.collect()  # the thread of the last call may be about to let go of it
-
-    assert 2 == len(held)
-    assert [] == [fd for fd in range(64) if is_folder(fd, root)]
-
-
-def is_folder(fd: int, folder: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(folder))
-    except OSError:
-        return False
 
 
 async def test_a_cancelled_call_stops_reading(root: Path) -> None:

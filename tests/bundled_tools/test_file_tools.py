@@ -103,7 +103,7 @@ async def test_lines_count_from_1_as_in_search_and_codebuff(tools: ToolRegistry,
 
 
 @pytest.mark.spec("generator-contract:T5")
-@pytest.mark.parametrize("given", [{"offset": 0}, {"offset": -3}, {"start_line": 0}, {"offset": 1, "start_line": 2}])
+@pytest.mark.parametrize("given", [{"offset": 0}, {"offset": 1, "start_line": 2}])
 async def test_an_invalid_or_duplicate_first_line_is_refused(
     tools: ToolRegistry, tmp_path: Path, given: dict[str, int]
 ) -> None:
@@ -113,15 +113,6 @@ async def test_an_invalid_or_duplicate_first_line_is_refused(
         result = await tools.execute("read_files", value)
         assert result.is_error
         assert "offset" in result.text or "start_line" in result.text
-
-
-@pytest.mark.spec("generator-contract:T5")
-async def test_a_cut_file_reports_the_offset_to_read_on(tools: ToolRegistry, tmp_path: Path) -> None:
-    (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
-    (entry,) = await read(tools, "wide", offset=5)
-    kept = entry["content"].count("\n")
-
-    assert entry["message"].endswith(f"read on at offset {5 + kept}")
 
 
 @pytest.mark.spec("generator-contract:T5")
@@ -147,11 +138,11 @@ async def test_paths_above_the_limit_get_an_error_entry_each(tools: ToolRegistry
 async def test_long_lines_are_cut_and_many_characters_end_the_call(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 5_000 + "\nnext\n")
     (tmp_path / "wide").write_text(('"' * 1_000 + "\n") * 100)
-    long, wide, none = await read(tools, "long", "wide", {"path": "long", "limit": 1_000})
+    long, wide, none = await read(tools, "long", {"path": "wide", "offset": 5}, {"path": "long", "limit": 1_000})
 
     assert long["content"].startswith("x" * 2_000 + " [... 3,000 characters of this line were cut]\nnext\n")
     assert wide["has_more"]
-    assert "used up; read on at" in wide["message"]
+    assert wide["message"].endswith(f"used up; read on at offset {5 + wide['content'].count(chr(10))}")
     assert "used up" in none["error"]
     result = await tools.execute("read_files", {"paths": ["wide"]})
     assert len(result.text) <= 100_000
@@ -171,26 +162,6 @@ async def test_a_huge_file_is_read_only_by_a_small_window(tools: ToolRegistry, t
     assert part["content"].startswith("100:yyy")
     assert ("end", False, 121) == (last["content"], last["has_more"], last["total_lines"])
     assert len(part["content"]) < 2_100
-
-
-@given(
-    st.lists(st.text(alphabet="ab\n", max_size=40), max_size=6),
-    st.integers(0, 12),
-    st.integers(1, 12),
-    st.integers(1, 7),
-)
-def test_a_streamed_line_window_equals_the_sliced_lines(pieces: list[str], offset: int, limit: int, chunk: int) -> None:
-    from stepengine.workspace.text import _LineWindow
-
-    text = "".join(pieces)
-    window = _LineWindow(offset, limit)
-    data = text.encode()
-    for start in range(0, len(data), chunk):
-        window.feed(data[start : start + chunk])
-    total = window.end()
-
-    lines = text.splitlines(keepends=True)
-    assert (lines[offset : offset + limit], len(lines)) == (window.lines, total)
 
 
 @pytest.mark.spec("reliability:FS16", "generator-contract:T5")
@@ -543,23 +514,6 @@ def patched(old: str, diff: str) -> str:
     return "".join([*out, *lines[at:]])
 
 
-def test_the_preview_of_a_write_names_the_file(tmp_path: Path) -> None:
-    tool = {t.spec.name: t for t in file_tools(tmp_path, write=True)}["write_file"]
-    shown = tool.preview(tool.arguments(path="a", content="x"))
-
-    assert shown is not None
-    diff = "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n\\ No newline at end of file\n"
-    assert ("Write 'a'", {"unified_diff": diff}) == (shown.action, shown.details)
-
-
-async def test_file_locks_are_released_from_memory(tools: ToolRegistry) -> None:
-    from stepengine.workspace import atomic
-
-    await tools.execute("write_file", {"path": "a", "content": "new"})
-
-    assert 0 == len(atomic._locks)
-
-
 @pytest.mark.spec("reliability:FP6")
 async def test_the_log_of_a_write_has_hashes_but_no_content(tmp_path: Path) -> None:
     lines: list[tuple[str, dict[str, Any]]] = []
@@ -730,10 +684,8 @@ def test_approval_shows_the_diff_and_later_changes_prevent_the_write(
     "wanted",
     [
         ("write_file", {"path": ".env", "content": ""}),
-        ("write_file", {"path": "../out", "content": ""}),
         ("write_file", {"path": "a/b", "content": ""}),
         ("str_replace", {"path": "a", "replacements": [{"old_string": "nowhere", "new_string": "x"}]}),
-        ("str_replace", {"path": "none", "replacements": [{"old_string": "one", "new_string": "x"}]}),
         ("delete_file", {"path": "none"}),
     ],
     ids=str,

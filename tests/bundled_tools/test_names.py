@@ -16,23 +16,17 @@ from pydantic import TypeAdapter
 from typing_extensions import is_typeddict
 
 from stepengine import (
-    STEP,
     AgentDefinition,
     Answer,
     Engine,
-    Parallel,
     StepContext,
     Steps,
-    StepWith,
     ToolCall,
     ToolResult,
     call,
-    tool,
 )
 from stepengine.errors import DataError, ToolError
-from stepengine.journal import MemoryJournal
-from stepengine.permissions import Policy, Rule
-from stepengine.testing import ScriptedModel, run_with, tool_call
+from stepengine.testing import run_with
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.bundled import (
     Fetched,
@@ -47,13 +41,11 @@ from stepengine.tools.bundled import (
     recall,
     run_terminal_command,
     search_tools,
-    shapes,
     shell_tools,
     skill_tools,
     web_tools,
 )
 from stepengine.tools.bundled.names import BUNDLED
-from stepengine.tools.bundled.search.hits import MatchReport, parse_flags
 from stepengine.tools.bundled.shapes import StartedJob
 from stepengine.workspace.walk import WalkBudget
 
@@ -196,7 +188,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("end_turn", {}),
 ]
 UNPROVOKED = {("SearchResult", "stderr")}
-"""What no call here leads to; another test does."""
+"""What no call here leads to."""
 
 
 def child(name: str, handler: Any) -> AgentDefinition[Any]:
@@ -285,12 +277,6 @@ def test_every_bundled_tool_returns_exactly_its_documented_keys(root: Path) -> N
         assert kind.__required_keys__ == frozenset.intersection(*keys) & declared, kind.__name__
 
 
-def test_problems_of_a_search_have_their_own_key() -> None:
-    made = MatchReport(parse_flags(""), 1).result("no permission")
-
-    assert shapes.SearchResult.__required_keys__ | {"stderr"} == made.keys()
-
-
 @pytest.fixture(scope="module")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """
@@ -319,33 +305,6 @@ def test_parameters_of_tool_names_match_the_tools_schemas(schemas: dict[str, Any
 
 BY_TOOL_CALL = ("run_terminal_command", "process_type")
 """What gives a result of another form, and is no part of the name."""
-OBJECTS = {
-    "FilePart": ("read_files", "paths"),
-    "Replacement": ("str_replace", "replacements"),
-    "FollowupAsked": ("suggest_followups", "followups"),
-    "Todo": ("write_todos", "todos"),
-    "UserQuestion": ("ask_user", "questions"),
-    "ChildAsked": ("spawn_agents", "agents"),
-}
-
-
-@pytest.mark.parametrize("shape", OBJECTS)
-def test_object_types_have_the_members_of_the_tools_schema(shape: str, schemas: dict[str, Any]) -> None:
-    name, key = OBJECTS[shape]
-    schema = schemas[name]
-    item: Any = schema["properties"][key]["items"]
-    item = next((one for one in item.get("anyOf", [item]) if one.get("type") != "string"), item)
-    item = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
-    said = getattr(shapes, shape)
-
-    assert set(item["properties"]) == said.__required_keys__ | said.__optional_keys__
-    assert set(item["required"]) == said.__required_keys__
-
-
-def test_every_bundled_tool_documents_purpose_errors_and_limits() -> None:
-    for name, bundled in BUNDLED.items():
-        told = [bundled.documentation(title) for title in ("", "Errors", "Limits")]
-        assert all(text.endswith(".") for text in told), (name, told)
 
 
 def test_a_handler_calls_bundled_tools_by_typed_names(root: Path) -> None:
@@ -366,28 +325,6 @@ def test_a_typed_tool_name_is_an_ordinary_string() -> None:
     assert str is type(ToolCall(read_files, {"paths": ["a"]}).tool)
     assert AgentDefinition("a", tools=["read_files"]) == AgentDefinition("a", tools=[read_files])
     assert "read_files" == pickle.loads(pickle.dumps(read_files))
-
-
-def test_typed_names_and_plain_names_record_the_same_journal(root: Path) -> None:
-    def recorded(name: str) -> bytes:
-        def handle_steps(ctx: StepContext) -> Steps[str]:
-            yield StepWith(tools=[name], tool_choice=name)
-            yield from Parallel(ToolCall(name, {"paths": ["src/b.py"]}), ToolCall(name, {"paths": ["old.txt"]}))
-            return (yield STEP).text
-
-        agent = AgentDefinition("reader", model="test/model", tools=[name, "glob"], handle_steps=handle_steps)
-        model = ScriptedModel([tool_call(name, {"paths": ["src/a.py"]}), "Done."])
-        journal = MemoryJournal(stable=True)
-        policy = Policy([Rule.allow_tool(name)], "dont_ask")
-        with Engine(
-            [agent], tools=[*file_tools(root), *search_tools(root)], models=model, permissions=policy
-        ) as engine:
-            result = engine.run_sync("reader", "Go", journal=journal)
-            assert engine.replay_sync(journal) == result
-        assert [False] * 3 == [log.result.is_error for log in result.tool_calls]
-        return journal.content()
-
-    assert recorded("read_files") == recorded(read_files)
 
 
 @pytest.mark.parametrize(
@@ -417,19 +354,3 @@ def test_unknown_arguments_are_refused_before_anything_runs() -> None:
         read_files.arguments(["a"], path="a")  # type: ignore[call-arg]
     with pytest.raises(DataError):
         read_files.arguments([object()])  # type: ignore[list-item]
-
-
-def test_a_replacement_tool_of_the_same_name_gives_its_result() -> None:
-    @tool
-    def read_files(paths: list[str]) -> list[dict[str, str]]:
-        """Read nothing."""
-        return [{"path": path} for path in paths]
-
-    def handle_steps(ctx: StepContext) -> Steps[object]:
-        return (yield from call(NAME, ["a"]))
-
-    with Engine([AgentDefinition("reader", handle_steps=handle_steps, tools=[read_files])]) as engine:
-        assert [{"path": "a"}] == engine.run_sync("reader").output
-
-
-NAME = BUNDLED["read_files"].name

@@ -34,7 +34,6 @@ from stepengine.data.messages import ImagePart, Message, TextPart, ThinkingPart,
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ToolInputError
-from stepengine.events import Compacted
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -286,34 +285,6 @@ def test_the_next_turn_recalls_messages_removed_in_an_earlier_one() -> None:
 
     assert answer.startswith("--- ")
     assert "Gem0" in answer
-
-
-@pytest.mark.spec("requirements:DM21")
-@pytest.mark.parametrize("recalls", [True, False])
-def test_only_runs_with_recall_keep_messages_of_a_replaced_record(
-    recalls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    A step does not look at the conversation for the sake of this tool: only a replaced record is compared, once.
-    """
-    compared: list[int] = []
-    plain = Transcript.left_out_of
-    monkeypatch.setattr(Transcript, "left_out_of", lambda *both: (compared.append(1), plain(*both))[1])
-    tools = [dig, *([recall_history_tool()] if recalls else [])]
-    replies = [tool_call("dig", {"depth": n, "size": 300}) for n in range(30)]
-    for limit, times in ((1_000_000, 0), (1_500, None)):
-        compared.clear()
-        agent = AgentDefinition(
-            "digger", model="t/m", tools=tools, hooks=Hooks(pre_step=[truncate(limit, replace_record=True)])
-        )
-        events: list[Any] = []
-        engine = Engine([agent], models={"t": ScriptedModel([*replies, text("done")])}, observers=[events.append])
-        state = engine.run_sync("digger", "Dig.").state
-        compactions = [event for event in events if isinstance(event, Compacted)]
-
-        assert (len(compactions) if recalls else 0) == len(compared)
-        assert bool(compactions) == (times is None)
-        assert bool(state.left_out) == (recalls and times is None)
 
 
 @pytest.mark.spec("requirements:DM21")

@@ -60,7 +60,7 @@ def slow(ctx: Any) -> Any:
 
 @LINUX
 @pytest.mark.spec("reliability:SH04")
-@pytest.mark.parametrize("way", ["interrupt", "shutdown", "closed", "cancelled", "limit"])
+@pytest.mark.parametrize("way", ["interrupt", "closed", "cancelled", "limit"])
 async def test_however_a_run_ends_its_command_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, elsewhere: Any
 ) -> None:
@@ -73,8 +73,6 @@ async def test_however_a_run_ends_its_command_ends_with_it(
         handle.interrupt()
     elif way == "cancelled":
         handle._task.cancel()
-    elif way == "shutdown":
-        await handle.shutdown()
     elif way == "limit":
         loop = asyncio.get_running_loop()
         before = loop.time
@@ -167,23 +165,6 @@ async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
     assert (root / "ran").read_text() == "once\n"
     assert "run_terminal_command" in str(caught[0])
     assert "echo once >> ran" in str(caught[0])
-
-
-@pytest.mark.spec("reliability:SH14", "reliability:R3")
-async def test_a_replay_runs_nothing(tmp_path: Path) -> None:
-    def handler(ctx: Any) -> Any:
-        result = yield ToolCall(RUN, {"command": "echo ran >> ran; echo said"})
-        return result.tool_result.data["stdout"]
-
-    agent = basher(*shell_tools(tmp_path, shell="bash"), handle_steps=handler)
-    journal = MemoryJournal()
-    async with Engine([agent]) as engine:
-        first = await engine.run("basher", journal=journal)
-        again = await engine.replay(journal)
-
-    assert first.unwrap() == again.unwrap() == "said\n"
-    assert (tmp_path / "ran").read_text() == "ran\n"
-    assert os.listdir(tmp_path) == ["ran"]  # noqa: PTH208  (names are enough)
 
 
 @LINUX

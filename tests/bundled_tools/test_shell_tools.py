@@ -33,9 +33,9 @@ from stepengine.data.events import Event, ToolProgress
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError
-from stepengine.tools import ToolRegistry
+from stepengine.tools import ResourceMap, ToolRegistry
 from stepengine.tools.bundled import bundled, shell_tools
-from stepengine.tools.bundled.shell import process
+from stepengine.tools.bundled.shell import commands, process
 from stepengine.tools.bundled.shell.commands import Launch
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.shell.tools import FLOODED
@@ -118,10 +118,7 @@ def python(code: str, *arguments: str) -> list[str]:
         (["echo", "a b", ";"], {"command": "echo 'a b' ';'", "exit_code": 0, "stdout": "a b ;\n"}),
         ('echo "a b"', {"command": "echo 'a b'", "exit_code": 0, "stdout": "a b\n"}),
         ("echo a; echo b >&2; exit 255", {"exit_code": 255, "stdout": "a\n", "stderr": "b\n"}),
-        ("echo b >&2", {"exit_code": 0, "stdout": "", "stderr": "b\n"}),
         ("echo a; kill -9 $$", {"exit_code": None, "signal": "SIGKILL", "stdout": "a\n"}),
-        ("echo a; kill -ABRT $$", {"exit_code": None, "signal": "SIGABRT", "stdout": "a\n"}),
-        ("grep -q x /dev/null; echo after", {"exit_code": 0, "stdout": "after\n"}),
         ("echo {a,b} $none", {"exit_code": 0, "stdout": "a b\n"}),
         ("if [[ ab == a* ]]; then echo ${BASH_VERSION:+bash}; fi", {"exit_code": 0, "stdout": "bash\n"}),
     ],
@@ -137,7 +134,7 @@ async def test_a_command_returns_its_output_and_exit_status(root: Path, command:
 
 
 @pytest.mark.spec("reliability:SH02", "generator-contract:D36", "reliability:HP3")
-@pytest.mark.parametrize("command", ["ls; touch x", "ls && touch x", "touch $HOME", "A=1 touch x", "touch x > y"])
+@pytest.mark.parametrize("command", ["ls; touch x", "touch $HOME"])
 async def test_shell_syntax_is_refused_unless_a_shell_is_allowed(root: Path, command: str) -> None:
     refused = await Sh(root)(command)
     allowed = await Sh(root, shell="bash")(command)
@@ -158,7 +155,7 @@ async def test_sh_runs_command_lines_where_there_is_no_bash(root: Path) -> None:
 
 
 @pytest.mark.spec("reliability:PM06")
-@pytest.mark.parametrize("command", ["export PATH=./evil", "typeset -x", "alias ls=rm", "exec rm", "source x", ". x"])
+@pytest.mark.parametrize("command", ["export PATH=./evil", ". x"])
 async def test_shell_builtins_are_not_programs(root: Path, command: str) -> None:
     result = await Sh(root)(command)
 
@@ -240,9 +237,7 @@ async def test_a_command_may_clean_up_at_its_timeout(root: Path, up_at: Any) -> 
         (-1, False, 600),
         (-1, True, None),
         (0, False, 30),
-        (-5, True, 30),
         (601, False, 600),
-        (5, False, 5),
         (0.5, True, 0.5),
     ],
 )
@@ -274,69 +269,6 @@ async def test_a_child_that_holds_the_pipe_open_is_killed(root: Path, elsewhere:
     assert first == "a"
     assert len(pids) == 2
     assert [] == elsewhere.running(map(int, pids))
-
-
-@LINUX
-@pytest.mark.spec("reliability:SH02")
-@pytest.mark.usefixtures("soon")
-async def test_many_children_that_ignore_the_signal_are_killed(
-    root: Path, belongings: RunResources, elsewhere: Any
-) -> None:
-    sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
-    started = await sh(
-        "trap '' TERM; i=0; while [ $i -lt 50 ]; do sleep 100 & echo $!; i=$((i+1)); done; echo ready; wait",
-        process_type="BACKGROUND",
-    )
-    ready = await sh.do("check_job", job_id=started.data["job_id"], wait_for="ready", timeout_seconds=20)
-    assert ready.data["found"], ready.text
-    pids = [int(line) for line in ready.data["stdout"].split()[:-1]]
-    assert len(pids) == 50 == len(elsewhere.running(pids))
-    await sh.do("kill_job", job_id=started.data["job_id"])
-
-    assert [] == elsewhere.running([*pids, started.data["pid"]])
-
-
-@LINUX
-@pytest.mark.spec("reliability:SH03")
-async def test_a_process_outside_the_process_group_is_killed(root: Path, elsewhere: Any) -> None:
-    result = await Sh(root).out(
-        python("""
-            import os, time
-            if os.fork() == 0:
-                os.setsid()
-                if os.fork() == 0:
-                    os.setpgid(0, 0)
-                    with open("pid.new", "w") as file:
-                        file.write(str(os.getpid()))
-                    os.rename("pid.new", "pid")
-                    os.closerange(0, 3)
-                    time.sleep(100)
-                os._exit(0)
-            while not os.path.exists("pid"):
-                time.sleep(0.01)
-            """)
-    )
-
-    assert result == ""
-    assert not elsewhere.running([int((root / "pid").read_text())])
-
-
-@LINUX
-@pytest.mark.spec("reliability:SH04", "generator-contract:T15")
-@pytest.mark.usefixtures("soon")
-async def test_cancelling_a_call_kills_the_process_tree(root: Path, elsewhere: Any) -> None:
-    task = asyncio.create_task(Sh(root, shell="bash")("trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"))
-    pid = int(await until_async(lambda: (root / "pid").exists() and (root / "pid").read_text()))
-    assert elsewhere.running([pid])
-    task.cancel()
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    await until_async(
-        lambda: not elsewhere.running([pid])
-    )  # a signal takes a moment to arrive; unkilled it lives 100 s
 
 
 ESCAPING = """
@@ -529,18 +461,11 @@ async def test_output_becomes_plain_text(root: Path) -> None:
     assert expected == pieces.text()
 
 
-OPENERS = pytest.mark.parametrize("opener", ["\x9d", "\x90", "\x98", "\x9b", "\x1b]", "\x1b[", "\x1b[0;", "\x1b "])
-
-
-async def printed(root: Path, opener: str) -> Any:
-    (root / "raw").write_text((opener * 131_072) + "end")
-    return await Sh(root)("cat raw")
-
-
 @pytest.mark.spec("reliability:SH05", "reliability:R23")
-@OPENERS
+@pytest.mark.parametrize("opener", ["\x9d", "\x1b[0;", "\x1b "])
 async def test_escapes_that_never_end_hide_no_output(root: Path, opener: str) -> None:
-    result = await printed(root, opener)
+    (root / "raw").write_text((opener * 131_072) + "end")
+    result = await Sh(root)("cat raw")
 
     assert (0, False) == (result.data["exit_code"], result.is_error)
     assert result.data["stdout"].endswith("end")
@@ -773,56 +698,16 @@ async def test_home_is_a_private_folder_unless_home_is_real(root: Path, elsewher
 
 # --- many -----------------------------------------------------------------------------------------------------------
 
-MANY = """
-    import asyncio, os, resource, sys
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    from stepengine import ToolContext
-    from stepengine.tools import ToolRegistry
-    from stepengine.tools.bundled import shell_tools
-    from stepengine.tools import ResourceMap
-    from stepengine.tools.bundled.shell import process
 
-    most = now = 0
-    started, ended = process.CommandProcess.__init__, process.CommandProcess.end
-
-    def count(self, *args):
-        global most, now
-        now += 1
-        most = max(most, now)
-        started(self, *args)
-
-    async def uncount(self, *args):
-        global now
-        made = await ended(self, *args)
-        now -= 1
-        return made
-
-    process.CommandProcess.__init__, process.CommandProcess.end = count, uncount
-    tools, resources = ToolRegistry(shell_tools(sys.argv[1])), ResourceMap()
-
-    async def one(n):
-        ctx = ToolContext.for_test(resources=resources)
-        result = await tools.execute("run_terminal_command", {"command": ["echo", str(n)]}, ctx)
-        return not result.is_error and result.data["stdout"] == f"{n}\\n"
-
-    async def main():
-        await one(0)
-        before = len(os.listdir("/proc/self/fd"))
-        done = await asyncio.gather(*[one(n) for n in range(int(sys.argv[2]))])
-        print(all(done), most <= 16, len(os.listdir("/proc/self/fd")) == before)
-
-    asyncio.run(main())
-    """
-
-
-@pytest.mark.deep
 @LINUX
 @pytest.mark.spec("reliability:HP5")
-def test_many_commands_at_once_respect_the_limit_and_descriptors(root: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(MANY), str(root), "24"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+async def test_no_more_commands_than_the_limit_run_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "COMMANDS_AT_ONCE", 3)
+    sh = Sh(root, {"resources": ResourceMap()}, shell="bash")
+    results = await asyncio.gather(*[sh("touch on.$$; ls on.* | wc -l; sleep 0.05; rm on.$$") for _ in range(9)])
 
-    assert done.stdout == "True True True\n", done.stderr
+    assert {0} == {result.data["exit_code"] for result in results}
+    assert max(int(result.data["stdout"]) for result in results) <= 3
 
 
 @pytest.mark.spec("reliability:HP5")
@@ -1014,7 +899,6 @@ def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pyt
     ("made", "said"),
     [
         ({"timeout": 0}, "timeout=0"),
-        ({"timeout": 700}, "timeout=700"),
         ({"max_timeout": float("inf")}, "max_timeout=inf"),
         ({"home": "other"}, "home='other'"),
         ({"shell": True}, "shell=True; None or 'bash' would be fine"),
@@ -1022,12 +906,7 @@ def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pyt
         ({"env": "PATH"}, "env="),
         ({"env": ["A=B"]}, "'A=B'"),
         ({"env": ["HOME"]}, "'HOME', which commands cannot get from this process.*home=\"real\""),
-        ({"env": ["JAVA_HOME", "PATH"]}, "'PATH', which commands cannot get"),
-        ({"env": ["TMPDIR"]}, "'TMPDIR', which commands cannot get"),
-        ({"env": ["USER"]}, "'USER', which commands cannot get"),
-        ({"env": ["LOGNAME"]}, "'LOGNAME', which commands cannot get"),
         ({"env": ["GIT_CONFIG_COUNT"]}, "'GIT_CONFIG_COUNT', which commands cannot get"),
-        ({"env": ["GIT_CONFIG_KEY_7"]}, "'GIT_CONFIG_KEY_7', which commands cannot get"),
         ({"env": ["STEPENGINE_CALL"], "env_secrets": True}, "'STEPENGINE_CALL', which commands cannot get"),
     ],
     ids=str,
@@ -1035,9 +914,3 @@ def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pyt
 def test_options_that_make_no_sense_are_refused(root: Path, made: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         shell_tools(root, **made)
-
-
-def test_a_root_that_is_too_wide_is_refused(elsewhere: Any) -> None:
-    with pytest.raises(DefinitionError, match=elsewhere.of_the_whole_system):
-        shell_tools("/")
-    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL

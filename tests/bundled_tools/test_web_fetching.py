@@ -118,9 +118,8 @@ async def test_the_next_address_is_tried_if_one_refuses_connections(there: Site)
         "gopher://127.0.0.1:6379/_INFO", "/\\10.0.0.1/", "http://2130706433/", "http://0x7f000001/",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("status", ["301 Moved", "307 Temporary Redirect"])
-async def test_each_redirect_is_checked_like_a_new_address(there: Site, location: str, status: str) -> None:
-    there.answers = {"/": redirect(location, status)}
+async def test_each_redirect_is_checked_like_a_new_address(there: Site, location: str) -> None:
+    there.answers = {"/": redirect(location)}
     with pytest.raises(BlockedAddress):
         await fetcher_for(there, resolve=Names(internal_test=["10.1.1.1"])).fetch(there.url())
     assert 1 == there.connections
@@ -128,7 +127,9 @@ async def test_each_redirect_is_checked_like_a_new_address(there: Site, location
 
 @pytest.mark.spec("reliability:WP3", "generator-contract:T17")
 async def test_five_redirects_are_followed_and_a_sixth_is_not(there: Site) -> None:
-    there.answers = {f"/{n}": redirect(f"/{n - 1}") for n in range(1, 12)} | {"/0": answer("end")}
+    there.answers = {f"/{n}": redirect(f"/{n - 1}", "307 Temporary Redirect") for n in range(1, 12)} | {
+        "/0": answer("end")
+    }
     fetcher = fetcher_for(there)
 
     found = await fetcher.fetch(there.url("/5"))
@@ -235,12 +236,18 @@ async def silent(path: str, writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.spec("reliability:WP4")
-async def test_a_slow_or_silent_server_ends_at_the_fetch_timeout(there: Site) -> None:
+async def test_a_slow_server_or_resolver_ends_at_the_fetch_timeout(there: Site) -> None:
+    async def hangs(host: str, port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
     there.answers = {"/drip": drip, "/silent": silent, "/loop": redirect("/silent")}
     fetcher = fetcher_for(there, seconds=0.3)
     async with asyncio.timeout(40):
         paths = ("/drip", "/silent", "/loop")
-        found = await asyncio.gather(*[fetcher.fetch(there.url(path)) for path in paths], return_exceptions=True)
+        fetches = [fetcher.fetch(there.url(path)) for path in paths]
+        unresolved = fetcher_for(there, resolve=hangs, seconds=0.3).fetch(there.url())
+        found = await asyncio.gather(*fetches, unresolved, return_exceptions=True)
 
     assert all(isinstance(error, ToolError) for error in found), found
     assert all("did not answer within 0.3 s" in str(error) for error in found), found
@@ -255,17 +262,6 @@ async def test_an_idle_connection_ends_after_the_idle_timeout(there: Site, monke
     async with asyncio.timeout(40):
         with pytest.raises(ToolError, match=r"no data for 0\.2 s"):
             await fetcher_for(there).fetch(there.url("/silent"))
-
-
-@pytest.mark.spec("reliability:WP4")
-async def test_a_hanging_resolver_ends_at_the_fetch_timeout(there: Site) -> None:
-    async def hangs(host: str, port: int) -> list[str]:
-        await asyncio.sleep(60)
-        return []
-
-    async with asyncio.timeout(40):
-        with pytest.raises(ToolError, match="did not answer"):
-            await fetcher_for(there, resolve=hangs, seconds=0.2).fetch(there.url())
 
 
 @pytest.mark.spec("reliability:WP4")
@@ -285,19 +281,8 @@ async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
     assert (12, 4) == (there.connections, there.most_open)
 
 
-async def test_a_cancelled_fetch_closes_its_connection(there: Site) -> None:
-    there.answers = {"/silent": silent}
-    fetcher = asyncio.create_task(fetcher_for(there).fetch(there.url("/silent")))
-    await asyncio.wait_for(there.asked.wait(), 40)
-    fetcher.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await fetcher
-
-
 @pytest.mark.spec("reliability:NW12")
-@pytest.mark.parametrize(
-    "kind", ["application/pdf", "image/png", "application/zip", "application/x-executable", "video/mp4"]
-)
+@pytest.mark.parametrize("kind", ["application/pdf", "image/png"])
 async def test_a_body_of_a_binary_type_is_not_read(there: Site, kind: str) -> None:
     there.answers = {"/": answer(b"x" * 1_000, kind)}
     found = await fetcher_for(there).fetch(there.url())

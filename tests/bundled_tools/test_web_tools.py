@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -99,19 +98,16 @@ async def test_page_text_is_cut_at_max_chars_and_marked_truncated(there: Site) -
     [
         (b"caf\xe9", "text/plain; charset=iso-8859-1", "café"),
         (b"caf\xe9", "text/plain; charset=utf-8", "caf\ufffd"),
-        (b"caf\xe9", "text/plain; charset=rot13", "caf\ufffd"),
         (b"caf\xc3\xa9", "text/plain; charset=no-such", "café"),
         ("né".encode("utf-16"), "text/plain", "né"),
+        ("日".encode("shift_jis"), 'text/plain; charset="Shift_JIS"', "日"),
         (b"\xef\xbb\xbfx", "text/plain", "x"),
-        (b'{"a": 1}', "application/json", '{"a": 1}'),
         (b"# T\r\n\r\nx", "text/markdown", "# T\n\nx"),
         (b"a\x1b[31mb\x07", "text/plain", "a[31mb"),
-        (b"<rss>x</rss>", "application/rss+xml", "<rss>x</rss>"),
         (b"plain", "", "plain"),
         (b"<!DOCTYPE html><p>x</p>", "", "x"),
         (b"<p>caf\xe9</p>", "text/html; charset=latin-1", "café"),
         (b'<meta charset="iso-8859-1"><p>caf\xe9</p>', "text/html", "café"),
-        (b"<p>caf\xe9</p>", "text/html; charset=utf-8", "caf\ufffd"),
     ],
 )
 async def test_text_is_decoded_by_its_declared_charset(there: Site, body: bytes, kind: str, text: str) -> None:
@@ -127,21 +123,12 @@ async def test_a_binary_body_gives_its_type_only(there: Site, body: bytes, kind:
     assert ("", "this is no text, so only its type is shown") == (found["text"], found["message"])
 
 
-COMMENTS = pytest.mark.parametrize(
-    "page",
-    [b"<!---->" * 60, b"<!--" * 2_000, b"\n" * 8_000, b"<!-- --> " * 2_000],
-    ids=["empty", "open", "blank", "more"],
-)
-
-
-def behind(comments: bytes) -> Fetched:
-    return Fetched("http://x.test/", 200, "text/plain", comments + b"plain <html>")
-
-
 @pytest.mark.spec("reliability:NW12", "reliability:R23")
-@COMMENTS
-async def test_a_text_is_found_behind_comments(page: bytes) -> None:
-    assert (await read_page(behind(page))).text.endswith("plain <html>")
+@pytest.mark.parametrize("comments", [b"<!---->" * 60, b"<!--" * 2_000, b"\n" * 8_000])
+async def test_a_text_is_found_behind_comments(comments: bytes) -> None:
+    page = await read_page(Fetched("http://x.test/", 200, "text/plain", comments + b"plain <html>"))
+
+    assert page.text.endswith("plain <html>")
 
 
 @pytest.mark.spec("reliability:NW12")
@@ -152,36 +139,15 @@ async def test_html_is_seen_behind_comments(start: bytes) -> None:
     assert page.text == "x"
 
 
-STRANGE = pytest.mark.parametrize(
-    "charset",
-    ["punycode", "idna", "utf-7", "unicode_escape", "raw-unicode-escape", "undefined", "hex", "mbcs", "x" * 500],
-)
-
-
-def written_in(charset: str) -> Fetched:
-    return Fetched("http://x.test/", 200, f"text/plain; charset={charset}", b"a\\u0041" * 57_000)
-
-
 @pytest.mark.spec("reliability:NW12", "reliability:R23")
-@STRANGE
+@pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "x" * 500])
 async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     """
     Others do more than decode.
     """
-    assert (await read_page(written_in(charset))).text.startswith("a\\u0041a")
+    found = Fetched("http://x.test/", 200, f"text/plain; charset={charset}", b"a\\u0041" * 57_000)
 
-
-@pytest.mark.spec("reliability:NW12")
-@pytest.mark.parametrize(
-    "charset",
-    ["UTF-8", "ISO-8859-15", "windows-1251", "koi8-r", "Shift_JIS", "gb2312", "GB18030", "big5", "euc-kr", "utf-16le"],
-)
-async def test_charsets_of_the_web_are_decoded(charset: str) -> None:
-    text = {"koi8-r": "день", "windows-1251": "день", "ISO-8859-15": "é€", "euc-kr": "한국"}.get(charset, "日")
-    text = "中" if charset in {"gb2312", "big5"} else text
-    page = await read_page(Fetched("http://x.test/", 200, f'text/plain; charset="{charset}"', text.encode(charset)))
-
-    assert text == page.text
+    assert (await read_page(found)).text.startswith("a\\u0041a")
 
 
 @pytest.mark.spec("reliability:NW12", "reliability:WP4")
@@ -251,7 +217,7 @@ async def test_html_without_the_web_extra_is_an_error_naming_it(there: Site, mon
 
 
 @pytest.mark.spec("reliability:NW14", "reliability:NW06", "reliability:WP6", "requirements:F21")
-def test_web_tools_take_only_documented_parameters_and_declare_network() -> None:
+def test_a_model_chooses_only_address_and_size_of_network_tools() -> None:
     tools = web_tools(
         SearxngSearch("http://x"),
         DocsSites(SafeFetcher(allow="public"), {"x": "http://x"}),
@@ -261,8 +227,6 @@ def test_web_tools_take_only_documented_parameters_and_declare_network() -> None
 
     assert {"web_search", "read_docs", "read_url"} == set(specs)
     assert {"url", "max_chars"} == set(specs["read_url"].input_schema["properties"])
-    assert {"query", "depth"} == set(specs["web_search"].input_schema["properties"])
-    assert {"library_title", "topic", "max_tokens"} == set(specs["read_docs"].input_schema["properties"])
     assert all((s.category, s.annotations) == ("network", ToolAnnotations(open_world=True)) for s in specs.values())
 
 
@@ -504,13 +468,3 @@ async def test_documentation_can_be_found_by_a_search(there: Site) -> None:
     assert ["lib documentation topic"] == search.asked
     with pytest.raises(ToolError, match="no documentation"):
         await SearchedDocs(Search(), fetcher_for(there)).read("lib", "topic", 500)  # type: ignore[arg-type]
-
-
-def test_importing_the_tools_loads_no_http_library() -> None:
-    import subprocess
-
-    code = (
-        "import sys, stepengine.tools.bundled; print([m for m in ('httpx2', 'justhtml', 'idna') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "[]" == found.stdout.strip()
