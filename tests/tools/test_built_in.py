@@ -7,31 +7,12 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, Tool, call
-from stepengine.data.tools import Ordinary, ToolSpec
-from stepengine.errors import ToolError
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.agent_tools import BUILT_IN
-from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
+from stepengine.tools.bundled import control_tools, task_tool
 
 KID = AgentDefinition("kid", description="Helps.", model="t/m")
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
-
-
-def test_every_built_in_tool_is_a_tool_object() -> None:
-    given = [
-        *control_tools(),
-        *spawn_tools(inline=True, lookup=True),
-        ask_user_tool(),
-        task_tool([KID]),
-        agent_tool(KID),
-    ]
-    for tool in [*given, *BUILT_IN.values()]:
-        assert type(tool) is Tool
-        assert type(tool.spec) is ToolSpec
-        assert type(tool.binding().runs) is not Ordinary
-        assert tool.binding().spec is tool.spec
-        with pytest.raises(ToolError, match=f"tool '{tool.name}' is carried out by a run"):
-            tool.fn({})
 
 
 async def test_a_handler_calls_built_in_tools_like_any_other() -> None:

@@ -246,7 +246,7 @@ def test_an_unsupported_function_is_refused_with_file_and_line(fn: Any, said: st
 
 
 @pytest.mark.spec("reliability:TL19", "requirements:E1")
-@pytest.mark.parametrize("name", ["", "two words", "a.b", "a/b", "x" * 65, "é"])
+@pytest.mark.parametrize("name", ["", "two words", "x" * 65, "é"])
 def test_a_name_that_providers_refuse_is_refused(name: str) -> None:
     with pytest.raises(DefinitionError, match="letters, digits"):
         tool(name=name)(lambda: 1)
@@ -340,16 +340,6 @@ def test_a_valid_input_is_recorded_unchanged_and_copied_for_execution() -> None:
     assert {"paths": ["a"], "options": {"x": 1}, "n": 1} == given_input
 
 
-@pytest.mark.parametrize(("value", "stored"), [(True, 1), (1.0, 1), ("1", 1)])
-def test_a_coerced_value_is_recorded_in_its_declared_type(value: Any, stored: int) -> None:
-    @tool
-    def f(n: int) -> None: ...
-
-    done = validate(f, {"n": value})
-
-    assert (stored, int) == (done.input["n"], type(done.input["n"]))
-
-
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -423,7 +413,7 @@ def test_calling_a_tool_directly_names_the_correct_form() -> None:
 
 @pytest.mark.spec("ecosystem:EC216")
 def test_importing_the_tools_loads_no_heavy_package() -> None:
-    heavy = ("pydantic", "docstring_parser")
+    heavy = ("pydantic", "docstring_parser", "jsonschema", "httpx2", "justhtml", "idna")
     code = f"import sys, stepengine.tools.bundled; print([m for m in {heavy!r} if m in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -139,16 +139,3 @@ def test_resources_are_filed_by_type() -> None:
     assert int in resources
     assert 3 == resources.remove(int)
     assert (None, None, 2) == (resources.get(int), resources.remove(int), len(resources))
-
-
-@pytest.mark.spec("requirements:E6")
-def test_the_context_carries_identity_and_lineage() -> None:
-    names = (
-        "session_id", "run_id", "agent_id", "agent_name", "agent_description", "tool_call_id", "parent_session_id",
-        "parent_tool_call_id",
-    )  # fmt: skip
-    ctx = ToolContext.for_test(**{name: name for name in names}, ancestor_run_ids=["a", "b"])
-
-    assert list(names) == [getattr(ctx, name) for name in names]
-    assert ("a", "b") == ctx.ancestor_run_ids
-    assert (None, None) == (ToolContext().parent_session_id, ToolContext().parent_tool_call_id)

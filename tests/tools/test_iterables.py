@@ -67,8 +67,7 @@ def test_one_shot_parameters_are_refused_with_name_and_remedy(annotation: Any, p
 
 
 @pytest.mark.spec("requirements:E28")
-@pytest.mark.parametrize("kind", [Model, Outer, Root])
-@pytest.mark.parametrize("option", ["params", "output"])
+@pytest.mark.parametrize(("kind", "option"), [(Model, "params"), (Outer, "output"), (Root, "params")])
 def test_one_shot_fields_of_agents_are_refused(kind: Any, option: str) -> None:
     schema = {"input_schema": InputSchema(params=kind)} if option == "params" else {"output_schema": kind}
     with pytest.raises(DefinitionError, match=r"write list\[\.\.\.\]"):

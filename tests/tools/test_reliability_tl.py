@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.workspace.threads import ThreadPool
 from tests.loop_clock import put_clock_ahead
+from tests.waits import until_async
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -60,11 +61,6 @@ async def run(made: Tool[..., Any], ctx: ToolContext | None = None, **arguments:
     return await made.execute(arguments, ctx or ToolContext.for_test())
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    while not happened():  # noqa: ASYNC110  (a thread makes it happen)
-        await asyncio.sleep(0.005)
-
-
 @pytest.mark.spec("reliability:TL01", "generator-contract:G33")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_exception_is_an_error_result_with_a_logged_traceback(kind: str) -> None:
@@ -88,8 +84,7 @@ async def test_a_tool_error_is_reported_by_its_own_message(error: ToolError) -> 
 
 
 @pytest.mark.spec("requirements:X59")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(("kind", "error"), zip(KINDS, [KeyboardInterrupt, SystemExit, KeyboardInterrupt], strict=True))
 def test_an_interrupt_is_not_a_tool_error(kind: str, error: type[BaseException]) -> None:
     with pytest.raises(error):
         asyncio.run(run(raising(kind, error())))
@@ -120,8 +115,7 @@ async def test_a_real_cancellation_ends_the_task() -> None:
 
 
 @pytest.mark.spec("reliability:TL03")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("error", [GeneratorExit, StopIteration, StopAsyncIteration])
+@pytest.mark.parametrize(("kind", "error"), zip(KINDS, [GeneratorExit, StopIteration, StopAsyncIteration], strict=True))
 async def test_generator_exit_and_stop_iteration_are_error_results(kind: str, error: type[BaseException]) -> None:
     result = await run(raising(kind, error("x")))
 
@@ -204,7 +198,7 @@ async def test_a_hanging_thread_is_abandoned_named_and_blocks_no_call(monkeypatc
     assert tuple(leaked) == pool.leaked
     assert (await run(quick, ctx)).text.endswith("-quick")
     release.set()
-    await until(lambda: not pool.leaked)
+    await until_async(lambda: not pool.leaked)
     assert [True] == seen
     assert not ctx.cancelled.is_set()
     pool.close()
@@ -224,7 +218,7 @@ async def test_a_thread_that_handles_cancellation_is_awaited() -> None:
         ended.append(True)
 
     task = asyncio.create_task(run(heeds, ToolContext.for_test(threads=pool)))
-    await until(started.is_set)
+    await until_async(started.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -463,28 +457,6 @@ async def test_finished_tasks_of_a_body_cause_no_warning() -> None:
 
     assert 2 == (await run(body, ToolContext.for_test(emit=events.append))).data
     assert [] == events
-
-
-@pytest.mark.speed
-@pytest.mark.spec("reliability:TL18")
-@pytest.mark.parametrize("waits", [False, True])
-async def test_after_a_body_that_left_nothing_no_task_is_searched(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
-    """
-    The search looks at every task of the loop: made after each call, a step would cost more the more runs there are.
-    """
-
-    @tool(timeout=60)
-    async def body() -> str:
-        if waits:
-            await asyncio.sleep(0)
-        return "done"
-
-    searched: list[object] = []
-    monkeypatch.setattr(asyncio, "all_tasks", lambda: searched.append(body) or set())
-    for _ in range(5):
-        assert "done" == (await run(body, ToolContext.for_test())).text
-
-    assert [] == searched
 
 
 @pytest.mark.spec("requirements:E15", "reliability:TL22")
