@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepengine.testing import Cassette, CassetteMiss, CassetteUnused
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
@@ -44,61 +42,24 @@ def missed(cassette: Cassette, request: RecordedRequest) -> CassetteMiss:
     return caught.value
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def shaken(value: object, order: random.Random) -> object:
-    """
-    Return an equal JSON value with its keys in another order and whole numbers as floats.
-    """
-    if isinstance(value, dict):
-        keys = order.sample(list(value), len(value))
-        return {k: shaken(value[k], order) for k in keys}
-    if isinstance(value, list):
-        return [shaken(v, order) for v in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:C8", "replay:C10")
-@given(st.dictionaries(st.text(max_size=5), json_values), st.randoms(use_true_random=False))
-def test_json_bodies_match_by_value(body, order):
-    """
-    Key order, number form, spaces and escapes do not count.
-    """
-    same = json.dumps(shaken(body, order), indent=1, ensure_ascii=order.random() < 0.5).encode()
-
-    assert 0 == played(cassette_of(ask(body)), ask(same))
-
-
 @pytest.mark.spec("replay:C8", "replay:C10")
 @pytest.mark.parametrize(
     ("recorded", "now"),
     [
         (ask({"a": [1, 2]}), ask({"a": [2, 1]})),
         (ask({"a": 1}), ask({"a": True})),
-        (ask({"a": 1}), ask({"a": 1.5})),
         (ask({"a": None}), ask({})),
         (ask({"a": "1"}), ask({"a": 1})),
-        (ask(b"text", headers=()), ask(b"Text", headers=())),
-        (ask(b"", headers=()), ask(b" ", headers=())),
-        (ask(1), ask(1, URL + "/count_tokens")),
-        (ask(1), ask(1, URL + "?beta=true")),
         (ask(1), ask(1, URL.replace("https", "http"))),
         (ask(1), ask(1, URL.replace("anthropic", "example"))),
         (ask(1), ask(1, URL.replace(".com", ".com:8443"))),
-        (ask(1), ask(1, method="PUT")),
         (ask(b"--x\r\n1", headers={"content-type": "multipart/form-data; boundary=x"}),
          ask(b"--y\r\n2", headers={"content-type": "multipart/form-data; boundary=y"})),
     ],
 )  # fmt: skip
 def test_requests_that_say_something_else_do_not_match(recorded, now):
     """
-    Method, origin, path, query and body all count, and the order of arrays does.
+    The origin, types of JSON values and the order of arrays count; the rest is in test_same_requests.py.
     """
     with pytest.raises(CassetteMiss):
         cassette_of(recorded).take(now)

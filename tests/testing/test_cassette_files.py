@@ -14,7 +14,6 @@ from random import Random
 
 import attrs
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,9 +104,6 @@ def test_headers_are_read_in_every_form_and_case():
     "tagged",
     [
         "!!python/object/apply:os.system [echo hi]",
-        "!!python/name:os.system ''",
-        "!!python/tuple [a]",
-        "!!python/unicode a",
         "!custom a",
     ],
 )
@@ -161,14 +157,12 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
     ("data", "message"),
     [
         (b"", "is not a cassette"),
-        (b"[]", "is not a cassette"),
         (b"interactions: [", "cannot be read as plain YAML"),
         (b"\xff\xfe\x00", "cannot be read as plain YAML"),
         (b"interactions: []\nversion: 2", "has cassette version 2"),
         (b"interactions: []\nsurprise: 2", r"\$ has the unknown key 'surprise'"),
         (b"interactions: [3]", r"interactions\[0\] is 3; a mapping would be fine"),
         (file_of(more="  surprise: 1\n"), r"interactions\[0\] has the unknown key 'surprise'"),
-        (file_of("bodi: a"), r"interactions\[0\]\.request has the unknown key 'bodi'"),
         (file_of("body: [a]"), r"interactions\[0\]\.request\.body is \['a'\]"),
         (file_of("parsed_body: {a: .nan}"), r"interactions\[0\]\.request\.parsed_body is not JSON"),
         (file_of("parsed_body: {1: a}"), r"interactions\[0\]\.request\.parsed_body is not JSON"),
@@ -176,14 +170,10 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
         (file_of("body: {type: binary, content: xyz}"), r"interactions\[0\]\.request\.body\.content is 'xyz'"),
         (file_of(response="body: ok"), r"interactions\[0\]\.response\.body is 'ok'"),
         (file_of(response="body: {base64: ok}"), r"interactions\[0\]\.response\.body has the unknown key 'base64'"),
-        (file_of(response="content: {string: ok}"), r"interactions\[0\]\.response has the unknown key 'content'"),
         (file_of().replace(b"code: 200", b"code: ok"), r"interactions\[0\]\.response\.status is"),
         (file_of().replace(b"headers: {}", b"headers: {a: 3}", 1), r"interactions\[0\]\.request\.headers\.a is 3"),
         (file_of().replace(b"method: POST", b"method: 3"), r"interactions\[0\]\.request\.method is 3"),
         (file_of("body: !!int x"), "a value that is not of its type"),
-        (file_of("body: !!float x"), "a value that is not of its type"),
-        (file_of("body: !!bool x"), "a value that is not of its type"),
-        (file_of("body: !!timestamp x"), "a value that is not of its type"),
         (file_of(f"body: {'9' * 5_000}"), "a value that is not of its type"),
         (
             file_of().replace(b".com/", b".com:port/"),
@@ -201,23 +191,6 @@ def test_an_invalid_cassette_is_refused_with_file_interaction_and_key(data, mess
     """
     with pytest.raises(DataError, match=f"c.yaml.*{message}"):
         parse_cassette(data, "c.yaml")
-
-
-@pytest.mark.spec("replay:C1")
-@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="this PyYAML was built without its C parser")
-def test_files_are_read_and_written_without_the_slow_parser(monkeypatch):
-    """
-    The one in Python takes ten times as long.
-    """
-
-    def slow(*_):
-        raise AssertionError("the parser in Python was asked")
-
-    monkeypatch.setattr(yaml.reader.Reader, "__init__", slow)
-    monkeypatch.setattr(yaml.emitter.Emitter, "__init__", slow)
-    written = dump_cassette([talk({"n": 1}, {"text": "one\ntwo"})])
-
-    assert [{"text": "one\ntwo"}] == [json.loads(i.response.body) for i in parse_cassette(written, "c.yaml")]
 
 
 def test_every_prefix_of_a_file_is_read_or_refused():
@@ -264,11 +237,10 @@ def mutant(data: bytes, random: Random) -> bytes:
 
 
 @pytest.mark.spec("replay:C1", "reliability:R22")
-@pytest.mark.parametrize("chunk", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, 15)]])
-def test_a_changed_file_round_trips_or_is_refused_by_name(chunk):
+def test_a_changed_file_round_trips_or_is_refused_by_name():
     base = dump_cassette([talk({"n": n, "text": "one\ntwo"}, {"n": n}) for n in range(2)])
     refusals, read = [], 0
-    for number in range(chunk * 250, (chunk + 1) * 250):
+    for number in range(250):
         try:
             found = parse_cassette(mutant(base, Random(number)), "c.yaml")
         except DataError as error:
@@ -400,24 +372,6 @@ def test_compressed_bodies_keep_their_header_and_decompressed_ones_lose_it():
     assert ((("content-encoding", "gzip"),), packed) == (one(binary).response.headers, one(binary).response.body)
 
 
-@pytest.mark.spec("replay:C3")
-def test_extras_stand_beside_request_and_response_where_vcrpy_ignores_them(tmp_path):
-    """
-    Plain vcrpy loads a file with extras; ours come back.
-    """
-    from vcr.persisters.filesystem import FilesystemPersister
-    from vcr.serializers import yamlserializer
-
-    interaction = Interaction(talk(1, 2).request, talk(1, 2).response, {"chunks": [1, 2]})
-    path = Cassette([interaction]).save(tmp_path / "c.yaml")
-
-    requests, responses = FilesystemPersister.load_cassette(path, yamlserializer)
-
-    assert (1, 1) == (len(requests), len(responses))
-    assert {"chunks": [1, 2]} == Cassette.load(path).interactions[0].extras
-    assert {"request", "response", "x_stepengine"} == set(yaml.safe_load(path.read_text())["interactions"][0])
-
-
 @pytest.mark.spec("replay:C5")
 def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     """
@@ -437,17 +391,6 @@ def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     assert [path] == list(path.parent.iterdir())
 
 
-@pytest.mark.spec("replay:C5")
-def test_saving_twice_gives_equal_bytes(tmp_path):
-    """
-    Load and save is a fixed point, so that recording again shows only what changed.
-    """
-    first = Cassette([talk({"b": 1, "a": [1.0, "ä\n"]}, {"z": 1})]).save(tmp_path / "a.yaml")
-    second = Cassette.load(first).save(tmp_path / "b.yaml")
-
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_saving_needs_a_path_and_loading_needs_a_file(tmp_path):
     """
     Both faults are told at once.
@@ -459,9 +402,7 @@ def test_saving_needs_a_path_and_loading_needs_a_file(tmp_path):
 
 
 @pytest.mark.spec("replay:C2")
-@pytest.mark.parametrize(
-    "error", [IncompleteRead(b"half of \xff", 20), IncompleteRead(b""), TimeoutError("slow"), OSError(111, "no")]
-)
+@pytest.mark.parametrize("error", [IncompleteRead(b"half of \xff", 20), IncompleteRead(b""), OSError(111, "no")])
 def test_a_recorded_error_reads_as_the_program_met_it(error: Exception, tmp_path: Path) -> None:
     told = {"error": error_to_json(error)}
     request = RecordedRequest("GET", "http://h.test/")

@@ -133,9 +133,7 @@ def test_an_unknown_part_of_a_message_is_shown_as_json(tmp_path, url, body):
 
 
 @pytest.mark.spec("replay:Y34")
-@pytest.mark.parametrize(
-    "messages", [[None], [5, True], ["text"], [{}], [{"role": 5}], [{"role": "king", "content": []}]]
-)
+@pytest.mark.parametrize("messages", [[None], [5, True], ["text"], [{"role": 5}], [{"role": "king", "content": []}]])
 def test_a_message_of_another_type_is_shown_as_json(tmp_path, messages):
     step = step_of(tmp_path, CHAT, {"model": "m", "messages": messages})
 
@@ -322,11 +320,13 @@ def test_a_reply_that_cannot_be_continued_is_shown_as_json(tmp_path):
     assert json.loads(part["shows"]) == click
 
 
+BODIES = [b"", b"[]", b"null", b"{}", b"[1]", b'{"choices": 5}', b"<html>", b"\xff", b"data: {", b"[" * 500]
+
+
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"null", b"{}", b"[1]", b'{"choices": 5}', b"<html>", b"\xff", b"data: {", b"[" * 500]
+    ("body", "status"), [*[(body, 200) for body in BODIES], (b"", 302), (b"<html>", 429), (b"{}", 500)]
 )
-@pytest.mark.parametrize("status", [200, 302, 429, 500])
 def test_no_reply_is_an_error_of_the_reader(tmp_path, body, status):
     exchanges = [
         exchange(CHAT, {"model": "m", "messages": [USER]}, body, status),

@@ -110,11 +110,6 @@ class ReadsFromTheStart(Bytes):
         return self.stored.get(self.run, b"")
 
 
-class ReplacesByAppending(Bytes):
-    def replace_bytes(self, data: bytes) -> None:
-        self.stored[self.run] = self.stored.get(self.run, b"") + data
-
-
 class ReplacesInTwoSteps(Bytes):
     def replace_bytes(self, data: bytes) -> None:
         self.stored[self.run] = b""
@@ -147,7 +142,6 @@ class RemembersLettersTwice(Bytes):
         (LosesTheLastBytes, "append"),
         (AppendsAnywhere, "foreign bytes"),
         (ReadsFromTheStart, "follow"),
-        (ReplacesByAppending, "replace"),
         (ReplacesInTwoSteps, "replace"),
         (ReadsAllForEachStep, "growth"),
         (SharesNames, "names"),
@@ -159,15 +153,6 @@ def test_a_broken_promise_is_named_and_can_be_checked_alone(kind: type[Bytes], p
         check_journal(make_of(kind), only=promise, processes=False)
 
     assert f"check_journal(make, only={promise!r})" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "promise"),
-    [(SharesNames, "names"), pytest.param(RemembersLettersTwice, "mailbox", marks=pytest.mark.deep)],
-)
-def test_a_check_of_all_promises_names_the_broken_one(kind: type[Bytes], promise: str) -> None:
-    with pytest.raises(AssertionError, match=f"broken promise '{promise}'"):
-        check_journal(make_of(kind), processes=False)
 
 
 class LosesUncommitted(FileJournal):

@@ -5,7 +5,6 @@ Transports of httpx2 that a program made itself are recorded and played, or run 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from stepengine.testing import CassetteMiss, record_program, replay_program
+from stepengine.testing import CassetteMiss
 from stepengine.testing.recordings import CassetteFixture
 from tests.http_programs.odd_server import OddServer, odd_server
 
@@ -151,34 +150,6 @@ def test_another_request_of_an_own_transport_is_a_miss(tmp_path: Path) -> None:
     with pytest.raises(CassetteMiss):
         replay(tmp_path / "c.yaml", lambda: post(other, "b"))
     assert 0 == other.count
-
-
-PROGRAM = """
-import httpx2
-
-class Counting(httpx2.BaseTransport):
-    count = 0
-
-    def handle_request(self, request):
-        self.count += 1
-        return httpx2.Response(200, text=f"reply {self.count}")
-
-with httpx2.Client(transport=Counting()) as client:
-    print([client.get(f"http://own.example/{path}").text for path in "ab"])
-"""
-
-
-@pytest.mark.deep
-def test_a_program_with_an_own_transport_is_recorded_and_replayed(tmp_path: Path) -> None:
-    program, file = tmp_path / "program.py", tmp_path / "c.yaml"
-    program.write_text(PROGRAM)
-
-    recorded = record_program(file, [sys.executable, str(program)])
-    program.write_text(PROGRAM.replace('"ab"', '"ba"'))
-    replayed = replay_program(file, [sys.executable, str(program)])
-
-    assert (0, 2) == (recorded.exit_code, len(recorded.cassette.interactions))
-    assert (0, [], ()) == (replayed.exit_code, replayed.cassette.misses, replayed.cassette.unused)
 
 
 def test_an_application_in_the_process_is_part_of_the_program(tmp_path: Path) -> None:

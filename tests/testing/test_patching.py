@@ -60,24 +60,6 @@ def openai_stream(prompt: str) -> str:
         return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
 
-def openai_async(prompt: str) -> str:
-    from openai import AsyncOpenAI
-
-    async def ask() -> str:
-        async with AsyncOpenAI() as client:
-            return (await client.responses.create(model="m", input=prompt)).output_text
-
-    return asyncio.run(ask())
-
-
-def anthropic_stream(prompt: str) -> str:
-    from anthropic import Anthropic
-
-    asked: Any = [{"role": "user", "content": prompt}]
-    with Anthropic() as client, client.messages.stream(model="m", max_tokens=9, messages=asked) as stream:
-        return stream.get_final_text()
-
-
 def anthropic_async(prompt: str) -> str:
     from anthropic import AsyncAnthropic
 
@@ -89,13 +71,6 @@ def anthropic_async(prompt: str) -> str:
             return str(reply.content[0].text)
 
     return asyncio.run(ask())
-
-
-def google_sync(prompt: str) -> str:
-    from google import genai
-
-    client = genai.Client()
-    return client.models.generate_content(model="m", contents=prompt).text or ""
 
 
 def google_async(prompt: str) -> str:
@@ -130,7 +105,7 @@ def bedrock_stream(prompt: str) -> str:
 
 
 PROGRAMS: list[Callable[[str], str]] = [
-    openai_sync, openai_stream, openai_async, anthropic_stream, anthropic_async, google_sync, google_async, bedrock, bedrock_stream,
+    openai_sync, openai_stream, anthropic_async, google_async, bedrock, bedrock_stream,
 ]  # fmt: skip
 
 

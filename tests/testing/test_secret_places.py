@@ -56,7 +56,7 @@ def send(transport: httpx2.BaseTransport, name: str, secret: str) -> list[httpx2
 
 
 @pytest.mark.spec("replay:K3", "replay:K4")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["token", "AWS_SECRET_ACCESS_KEY", "user[password]"])
 def test_no_place_stores_a_secret_and_another_secret_replays(name: str, tmp_path: Path) -> None:
     cassette, path = Cassette(), tmp_path / "c.yaml"
     live = send(RecordTransport(httpx2.MockTransport(echo), cassette), name, CANARY)

@@ -4,10 +4,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import attrs
 import pytest
 
@@ -33,7 +29,6 @@ from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DataError, StepEngineError
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.testing.faults import FAULTS
-from stepengine.testing.invariants import find_unpaired
 
 
 def everything(ctx):
@@ -245,51 +240,6 @@ def test_an_invalid_fault_is_refused():
         simulate(KID, faults=["boom"])
     with pytest.raises(DataError, match="not a kind of fault"):
         Fault(1, "boom")
-
-
-def test_pairing_is_judged_without_the_machine():
-    from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
-
-    def calling(*ids):
-        return AssistantMessage([ToolCallPart(i, "t", {}) for i in ids])
-
-    def result(call_id):
-        return ToolMessage(call_id, "t", ())
-
-    user = UserMessage("x")
-    assert find_unpaired([user, calling("a", "b"), result("a"), result("b"), user]) is None
-    for wrong in (
-        [calling("a")],
-        [calling("a"), user],
-        [calling("a", "b"), result("b"), result("a")],
-        [result("a")],
-        [calling("a"), result("a"), result("a")],
-        [calling("a"), result("a"), calling("a"), result("a")],
-        [calling("a", "a"), result("a"), result("a")],
-    ):
-        assert find_unpaired(wrong)
-
-
-def test_the_kit_stays_light():
-    """
-    Importing the kit loads no SDK, no pydantic and no engine.
-    """
-    heavy = (
-        "pydantic",
-        "httpx2",
-        "yaml",
-        "anthropic",
-        "openai",
-        "google",
-        "google.genai",
-        "stepengine.engine",
-        "genai_prices",
-        "pytest",
-        "vcr",
-    )
-    code = f"import json, sys, stepengine.testing; print(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [] == json.loads(ran.stdout)
 
 
 made = iter(range(1_000))

@@ -4,14 +4,11 @@ vcrpy as the judge of the file format, both ways, and as a recorder beside us: w
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import io
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +22,7 @@ from vcr.request import Request
 from vcr.serialize import deserialize, serialize
 from vcr.serializers import yamlserializer
 
-from stepengine.testing import Cassette, CassetteMiss, CassetteUnused, RecordTransport, ReplayTransport, vcr_config
+from stepengine.testing import Cassette, CassetteMiss, RecordTransport, ReplayTransport, vcr_config
 from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
@@ -110,67 +107,7 @@ def test_our_files_have_the_shape_that_vcrpy_loads() -> None:
     assert responses[1]["body"]["string"] == b"\x00\xff"
 
 
-@pytest.mark.spec("replay:C5")
-def test_vcrpy_accepts_a_cut_file_and_we_never_leave_one(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "c.yaml"
-    Cassette([talk({"n": 1}), talk({"n": 2})], path=path).save()
-    whole = path.read_bytes()
-    theirs = serialize(
-        dict(zip(("requests", "responses"), deserialize(whole.decode(), yamlserializer), strict=True)), yamlserializer
-    )
-    cut = theirs[: theirs.index("- request:", theirs.index("- request:") + 1)]
-    assert len(deserialize(cut, yamlserializer)[0]) == 1
-
-    def fails(*args: Any) -> None:
-        raise OSError(28, "no space")
-
-    monkeypatch.setattr("os.fsync", fails)
-    with pytest.raises(OSError, match="no space"):
-        Cassette([talk({"n": 3})], path=path).save()
-    assert (path.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (whole, ["c.yaml"])
-
-
 # --- playing the same file ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def taped(server: str, tmp_path: Path) -> tuple[str, Path]:
-    """A file that vcrpy recorded: three questions to one address, the last two of them the same."""
-    path = tmp_path / "theirs.yaml"
-    with vcr.use_cassette(path):
-        for body in ("one", "two", "two"):
-            post(f"{server}/ask", body)
-    return f"{server}/ask", path
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:C8", "replay:C9", "replay:C14")  # fmt: skip
-def test_we_give_the_right_reply_or_none_where_vcrpy_errs(taped: Any) -> None:
-    url, path = taped
-    with vcr.use_cassette(path, record_mode="none") as theirs:
-        assert post(url, "two").json() == {"to": '"one"'}
-        assert post(url, "never asked").json() == {"to": '"two"'}
-    assert not theirs.all_played
-
-    ours = Cassette.load(path)
-    replay = ReplayTransport(ours)
-    assert post(url, "two", replay).json() == {"to": '"two"'}
-    assert post(url, "one", replay).json() == {"to": '"one"'}
-    with pytest.raises(CassetteMiss, match="is not in"):
-        post(url, "never asked", replay)
-    with pytest.raises(CassetteUnused, match="1 of 3 interactions"):
-        ours.assert_all_used()
-    post(url, "two", replay)
-    with pytest.raises(CassetteMiss) as used_up:
-        post(url, "two", replay)
-    assert used_up.value.reason == "used_up"
-    with (
-        vcr.use_cassette(path, record_mode="none", match_on=vcr_config()["match_on"]),
-        pytest.raises(vcr.errors.CannotOverwriteExistingCassetteException) as theirs_used,
-    ):
-        for _ in range(3):
-            post(url, "two")
-    assert theirs_used.value.reason == "already_played"
 
 
 @pytest.mark.spec("replay:C4", "replay:C13")
@@ -238,39 +175,6 @@ def test_vcrpy_and_our_transports_do_not_see_each_other(server: str, tmp_path: P
         assert post(f"{server}/ask", "theirs").json() == {"to": '"theirs"'}
         assert len(theirs) == 1
     assert not held.unused
-
-
-@pytest.mark.spec("replay:C11")
-async def test_cassettes_in_parallel_threads_and_tasks_never_mix(server: str, tmp_path: Path) -> None:
-    """
-    Two recordings and then two replays at once, in threads and in tasks, closed in another order than opened.
-    """
-    barrier = threading.Barrier(2, timeout=20)
-
-    def record(name: str) -> Path:
-        held = Cassette()
-        with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
-            barrier.wait()
-            for n in range(10):
-                client.post(f"{server}/ask", json=f"{name}{n}")
-        return held.save(tmp_path / f"{name}.yaml")
-
-    with ThreadPoolExecutor(2) as pool:
-        files = list(await asyncio.to_thread(lambda: list(pool.map(record, "ab"))))
-    for name, file in zip("ab", files, strict=True):
-        asked = [json.loads(i.request.body) for i in Cassette.load(file).interactions]
-        assert asked == [f"{name}{n}" for n in range(10)]
-
-    async def play(name: str) -> list[str]:
-        async with httpx2.AsyncClient(transport=ReplayTransport(Cassette.load(tmp_path / f"{name}.yaml"))) as client:
-            answers = []
-            for n in range(10):
-                answers.append((await client.post(f"{server}/ask", json=f"{name}{n}")).json()["to"])
-                await asyncio.sleep(0)
-            return answers
-
-    both = await asyncio.gather(play("a"), play("b"))
-    assert both == [[f'"{name}{n}"' for n in range(10)] for name in "ab"]
 
 
 # --- vcrpy for the HTTP of tools ----------------------------------------------------------------------------------------
@@ -397,11 +301,7 @@ FORM = "application/x-www-form-urlencoded"
     ("kind", "body"),
     [
         (FORM.title(), f"password={CANARY}"),
-        (FORM, f"grant_type=jwt-bearer&assertion={CANARY}"),
         ("application/json", f'\ufeff{{"password": "{CANARY}"}}'),
-        ("application/json", f'\n  {{"password": "{CANARY}"}}'),
-        ("application/json", f'{{"passwords": 1, "password": ["{CANARY}"]}}'),
-        ("application/json", f'{{"credentials": {{"password": "{CANARY}"}}}}'),
         ("application/x-ndjson", f'{{"a": 1}}\n{{"password": "{CANARY}"}}\n'),
         (
             "Multipart/Form-Data; boundary=b",
@@ -420,8 +320,7 @@ def test_a_secret_member_of_any_body_is_not_stored(kind: str, body: str) -> None
 
 
 @pytest.mark.spec("replay:C42")
-@pytest.mark.parametrize("query", ["a[token]=X", "jwt=X", "TOKEN[]=X", "otp=X"])
-@pytest.mark.parametrize("where", ["?", "#"])
+@pytest.mark.parametrize(("query", "where"), [("a[token]=X", "?"), ("jwt=X", "#")])
 def test_a_secret_in_an_address_is_not_stored(query: str, where: str) -> None:
     address = f"https://example.test/back{where}{query.replace('X', CANARY)}"
     reply = {"headers": {"Location": [address]}, "body": {"string": b""}}

@@ -187,6 +187,9 @@ def test_a_step_accepts_words_of_the_model_or_a_state():
         (STEP, (tool_call("t"),)),
         (STEP, ({"a": 1},)),
         (Perform(double, 2), ({1, 2},)),
+        (Ask("ok?"), ()),
+        (AgentCall("kid"), (ValueError("x"),)),
+        (Parallel(Ask("ok?")), ([ValueError("x")],)),
     ],
     ids=named,
 )
@@ -312,31 +315,6 @@ def test_an_exception_for_a_parallel_member_is_its_failure():
     assert RunStatus.COMPLETED is run.status
     assert [True, "failed", "Burst", None, True, "HandlerError"] == walk.returned[1]
     assert run.output == walk.returned == run_with(leaky, [(Parallel, [error, error, error, 4])])
-
-
-def test_errors_of_a_run_stay_unchanged_as_failures_of_members():
-    spent, lost = LimitExceeded("no tokens left", kind="tokens"), PerformError("gone", kind="OSError")
-    walk = Walk(lambda ctx: (yield Parallel(AgentCall("kid"), Perform(double, 2))).value).send([spent, lost])
-    child, performed = walk.returned
-
-    assert (RunStatus.FAILED, True, True) == (child.status, spent is child.error, lost is performed)
-
-
-def test_sending_nothing_where_a_value_is_needed_is_refused():
-    def handle_steps(ctx):
-        yield from Ask("Which size?")
-
-    with pytest.raises(DataError, match=r"^nothing is no answer to "):
-        Walk(handle_steps).send()
-
-
-@pytest.mark.parametrize(("asked", "answer"), [(AgentCall("kid"), Burst("x")), (Parallel(Ask("ok?")), [Burst("x")])])
-def test_an_exception_is_no_output_and_no_answer(asked, answer):
-    def handler(ctx):
-        yield asked
-
-    with pytest.raises(DataError, match="is no answer to"):
-        Walk(handler).send(answer)
 
 
 def test_lambdas_created_again_do_not_prevent_a_fork():
