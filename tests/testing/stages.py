@@ -176,13 +176,11 @@ class Voice(Provider):
 @attrs.define
 class Deeds:
     """
-    What was done for real: how often each effect began, which requests were sent, how many children ran at once.
+    What was done for real: how often each effect began, and how many requests were sent.
     """
 
     begun: Counter[tuple[str, int]] = attrs.field(factory=Counter)
     requests: int = 0
-    at_once: Counter[str] = attrs.field(factory=Counter)
-    most: int = 0
 
     def wrap(self, inner: Any) -> Any:
         return _Counting(self, inner)
@@ -200,17 +198,10 @@ class _Counting:
 
     async def perform(self, item: Any, io: Any) -> Any:
         deeds, effect = self.deeds, item.effect
-        if isinstance(effect, Spawn):
-            deeds.at_once[item.path] += 1
-            deeds.most = max(deeds.most, deeds.at_once[item.path])
-        elif not isinstance(effect, AskPerson):
+        if not isinstance(effect, AskPerson | Spawn):
             deeds.begun[(item.path, effect.seq)] += 1
         deeds.requests += isinstance(effect, CallModel)
-        try:
-            outcome = await self.inner.perform(item, io)
-        finally:
-            deeds.at_once[item.path] -= isinstance(effect, Spawn)
-        return outcome
+        return await self.inner.perform(item, io)
 
 
 class Stage(Engine):

@@ -10,9 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Sleep, Start, Wait
-from stepengine.data.state import RunStatus
-from stepengine.journal import MemoryJournal
+from stepengine import AgentDefinition, Engine, Parallel, Sleep
 from stepengine.testing import Clock
 
 HOUR = timedelta(hours=1)
@@ -85,43 +83,6 @@ async def test_another_thread_may_let_time_pass():
         result = await running
 
     assert result.output == [at(clock, seconds=5), at(clock, seconds=10)]
-
-
-@pytest.mark.spec("waiting:WT24")
-async def test_near_sleeps_wait_in_process_and_far_ones_suspend():
-    clock, journal = Clock(waits=True), MemoryJournal()
-    async with Engine([sleeper("both", 30, 3600)], clock=clock) as engine:
-        running = asyncio.create_task(engine.run("both", "go", journal=journal))
-        await clock.asleep()
-        clock.advance(seconds=30)
-        result = await running
-        assert (result.status, result.wakes_at) == (RunStatus.SUSPENDED, clock.now() + HOUR)
-        clock.advance(hours=3)
-        again = await engine.resume(journal)
-
-    assert again.output == [at(clock, seconds=30), at(clock, hours=3, seconds=30)]
-
-
-@pytest.mark.spec("waiting:WT24")
-async def test_background_children_end_in_the_order_they_wake():
-    clock = Clock(waits=True)
-    sleepers = [sleeper(f"for-{s}", s) for s in (30, 10, 20)]
-
-    def handle_steps(ctx):
-        refs = yield from Start(*[AgentCall(one) for one in sleepers])
-        return [child.agent_id for child in (yield from Wait(*refs)).done]
-
-    async with Engine(
-        [AgentDefinition("parent", handle_steps=handle_steps, spawnable_agents=sleepers)], clock=clock
-    ) as engine:
-        running = asyncio.create_task(engine.run("parent", "go"))
-        await clock.asleep(3)
-        for _ in range(3):
-            clock.advance(seconds=10)
-            await asyncio.sleep(0.02)
-        result = await running
-
-    assert result.output == ["for-10", "for-20", "for-30"]
 
 
 @pytest.mark.spec("waiting:WT24")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,29 +180,6 @@ def test_a_second_patch_is_refused_and_nested_transports_record_once(server, tmp
     assert [1, 1] == [len(patch.fresh.complete), len(other.fresh.complete)]
     with other.patch():
         pass
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:Y20", "replay:C9")
-def test_threads_and_tasks_get_their_own_replies(server, tmp_path):
-    def in_threads() -> list[str]:
-        with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(openai_sync, map(str, range(20))))
-
-    def in_tasks() -> list[str]:
-        from openai import AsyncOpenAI
-
-        async def ask() -> list[str]:
-            async with AsyncOpenAI() as client:
-                replies = [client.responses.create(model="m", input=str(n)) for n in range(20)]
-                return [reply.output_text for reply in await asyncio.gather(*replies)]
-
-        return asyncio.run(ask())
-
-    for number, program in enumerate((in_threads, in_tasks)):
-        file = tmp_path / f"{number}.yaml"
-        expected = [f"You said: {n}" for n in range(20)]
-        assert expected == record(file, program) == replay(file, program)
 
 
 @pytest.mark.spec("replay:Y20", "replay:Y10")

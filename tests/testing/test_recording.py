@@ -283,9 +283,11 @@ def test_somebody_elses_recording_is_cleaned_when_it_is_saved_again(tmp_path):
     assert [] == [secret for secret in (KEY, PASSWORD) if secret in written]
 
 
-@pytest.mark.parametrize("size", [1, 3, 20, 1_000])
-@pytest.mark.parametrize("text", [f"K={KEY} and {KEY}.", json.dumps({"cmd": f"a\n{KEY}\nb"}), f"{PASSWORD}!"])
-def test_a_secret_split_over_pieces_is_removed(server, tmp_path, size, text):
+TEXTS = (f"K={KEY} and {KEY}.", json.dumps({"cmd": f"a\n{KEY}\nb"}), f"{PASSWORD}!")
+
+
+@pytest.mark.parametrize(("size", "text"), [(1, TEXTS[0]), (20, TEXTS[0]), (3, TEXTS[1]), (3, TEXTS[2])])
+def test_a_secret_split_over_pieces_is_removed(tmp_path, size, text):
     """
     Texts at one place of a stream's events are looked at joined; every event stays.
     """
@@ -306,7 +308,7 @@ def test_a_secret_split_over_pieces_is_removed(server, tmp_path, size, text):
     assert (len(events), stream.count(b"\r\n\r\n")) == (len(lines), kept.response.body.count(b"\r\n\r\n"))
 
 
-@pytest.mark.parametrize("body", [KEY, json.dumps({"a": [KEY]}), json.dumps({KEY: 1}), f"data: {KEY}"])
+@pytest.mark.parametrize("body", [KEY, json.dumps({KEY: 1})])
 def test_the_final_scan_refuses_to_write_a_missed_secret(tmp_path, monkeypatch, body):
     """
     A hit writes nothing and names the place and the rule, not the value.

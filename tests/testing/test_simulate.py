@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 
 from stepengine import Tool
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
 from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolAnnotations
@@ -22,7 +20,6 @@ from stepengine.data.yields import (
     GenerateN,
     Parallel,
     Perform,
-    StepText,
     ToolCall,
 )
 from stepengine.engine.handler_sources import SourceWarning
@@ -74,34 +71,6 @@ def test_a_tree_of_runs_survives_every_kind_of_fault():
     assert {*FAULTS} - {"late", "never", "lost_wake"} == {*seen.faults}  # of what waits, see test_simulate_waiting
     assert {RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.SUSPENDED} <= {*seen.statuses}
     assert simulate(BOSS, range(30)) == simulate(BOSS, range(30))
-
-
-def shouting(ctx, *_):
-    yield Perform(int)
-    yield ToolCall("read")
-
-
-def restless(ctx):
-    yield STEP
-    yield ToolCall("set_messages", {"messages": []})
-    yield ToolCall("add_message", {"role": "user", "content": "x"})
-    yield StepText('<tool_call>{"name": "read", "input": {}}</tool_call>')
-    yield STEP_ALL
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("budget", ["final_answer", "stop"])
-def test_hooks_with_effects_budgets_and_rewritten_histories_hold_too(budget):
-    agent = AgentDefinition(
-        "restless",
-        tools=["read", "spawn_agents", "ask_user", "set_output", "end_turn", "think_deeply"],
-        spawnable_agents=[KID],
-        handle_steps=restless,
-        limits=Limits(max_steps=2, on_max_steps=budget),
-    )
-    hooked = attrs.evolve(agent, hooks=Hooks(pre_step=[shouting], post_tool=[shouting], post_run=[shouting]))
-    for definition in (agent, hooked):
-        assert {RunStatus.MAX_STEPS, RunStatus.CANCELLED} <= {*simulate(definition, range(150)).statuses}
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------
@@ -207,14 +176,6 @@ def test_an_exception_in_a_test_function_is_raised_unchanged():
     """
     with pytest.raises(ZeroDivisionError):
         simulate(CARELESS, range(50), results={"search": lambda given: 1 // 0})
-
-
-@pytest.mark.deep
-def test_children_that_are_asked_for_by_name_are_drawn_too():
-    agent = AgentDefinition("head", tools=["spawn_agents", "spawn_agent_inline"], spawnable_agents=[KID])
-    seen = simulate(agent, range(100), faults=())
-    assert {RunStatus.COMPLETED} == {*seen.statuses}
-    assert seen.effects > 400
 
 
 def test_a_run_that_never_gets_anywhere_does_not_pass():

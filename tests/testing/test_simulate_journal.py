@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from stepengine.data.state import RunStatus
-from stepengine.errors import JournalError, UnknownOutcome
-from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.errors import UnknownOutcome
+from stepengine.journal import MemoryJournal, check
 from stepengine.journal.encoding import changes_world_again
 from stepengine.testing.invariants import find_unpaired
 from tests.testing.stages import ANSWERS, CAST, Stage
@@ -99,62 +99,3 @@ async def test_a_run_resumes_from_every_record_and_every_torn_one(agent):
             result, unsure = await resumed(agent, lines[:size], cut)
             assert unsure or told(result) == told(expected)
         await replayed(agent, cut, result)
-
-
-@pytest.mark.anyio
-@pytest.mark.spec("reliability:I11")
-@pytest.mark.parametrize(
-    "name", ["careful", *[pytest.param(name, marks=pytest.mark.deep) for name in ("batching", "leading")]]
-)
-async def test_a_run_that_crashes_while_resuming_still_ends(name):
-    agent, journal = CAST[name], MemoryJournal()
-    expected = await recorded(agent, journal)
-    lines = journal.lines()
-    for size in range(START, len(lines), 7):
-        cut = MemoryJournal(lines[:size])
-        _, unsure = await resumed(agent, lines[:size], cut)
-        longer = cut.lines()
-        for second in range(size, len(longer) + 1, 3):
-            result, also = await resumed(agent, longer[:second], MemoryJournal(longer[:second]))
-            assert unsure or also or told(result) == told(expected)
-
-
-@pytest.mark.anyio
-@pytest.mark.spec("reliability:I11", "reliability:JR02")
-@pytest.mark.parametrize("every", [1_009, pytest.param(293, marks=pytest.mark.deep)])
-async def test_files_with_a_torn_last_write_resume(tmp_path, every):
-    agent, path = CAST["batching"], tmp_path / "run.jsonl"
-    expected = await recorded(agent, FileJournal(path))
-    whole = path.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    ends = [len(b"".join(lines[:size])) for size in range(len(lines) + 1)]
-    for size in range(ends[START], len(whole), every):
-        path.write_bytes(whole[:size])
-        kept = max(number for number, end in enumerate(ends) if end <= size)
-        result, unsure = await resumed(agent, lines[:kept], FileJournal(path))
-        assert unsure or told(result) == told(expected)
-        async with Stage(agent) as stage:
-            again = await stage.replay(path, agent=agent)
-        assert b"".join(again.journal.lines()) == path.read_bytes()
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("size", range(START))
-async def test_a_journal_in_which_no_run_has_begun_says_so(size):
-    journal = MemoryJournal()
-    await recorded(CAST["careful"], journal)
-    async with Stage(CAST["careful"]) as stage:
-        with pytest.raises(JournalError):
-            await stage.resume(MemoryJournal(journal.lines()[:size]))
-
-
-@pytest.mark.anyio
-@pytest.mark.spec("reliability:I8")
-@pytest.mark.parametrize("most", [1, 2, 3])
-async def test_no_more_children_run_at_once_than_are_allowed(most):
-    limits = attrs.evolve(CAST["leading"].limits, max_concurrent_children=most)
-    agent = attrs.evolve(CAST["leading"], limits=limits)
-    async with Stage(agent) as stage:
-        result = await stage.run(agent, "go")
-        assert RunStatus.COMPLETED is result.status
-        assert most == stage.deeds.most
