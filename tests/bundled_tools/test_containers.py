@@ -109,24 +109,8 @@ async def test_a_container_sees_no_host_data_and_has_no_network(
     assert "from there\n" == (tmp_path / "project" / "a.txt").read_text()
 
 
-@pytest.mark.spec("reliability:FS26", "reliability:WS1")
-def test_mounting_the_home_folder_as_root_needs_allow_wide_root(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "project").mkdir()
-    with make(mounts={tmp_path: "/workspace"}) as place:
-        with pytest.raises(DefinitionError, match="allow_wide_root"):
-            file_tools(place)
-        file_tools(place, allow_wide_root=True)
-    with make(mounts={tmp_path / "project": "/workspace"}) as place:
-        file_tools(place)
-
-
 ATTACKS = {
     "a fork bomb": "import os\nwhile True:\n try: os.fork()\n except OSError: raise SystemExit('no more processes')",
-    "memory": "x = []\nwhile True: x.append(bytearray(1 << 24))",
-    "endless output": "while True: print('y' * 65_536)",
     "killing all": "import os\nos.kill(-1, 9)",
 }
 

@@ -213,7 +213,7 @@ async def test_git_command_that_writes_keeps_the_filters_of_the_repository(forei
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.spec("reliability:PM14")
-@pytest.mark.parametrize("problem", ["broken", "endless", "many"])
+@pytest.mark.parametrize("problem", ["broken", pytest.param("endless", marks=pytest.mark.deep), "many"])
 async def test_read_only_git_command_is_refused_if_configuration_is_unreadable(
     foreign: Foreign, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

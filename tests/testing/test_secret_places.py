@@ -117,15 +117,6 @@ def test_random_user_in_the_address_of_a_variable_is_redacted() -> None:
     assert CANARY * 2 in find_environment_secrets({"REMOTE": f"https://{CANARY}{CANARY}@h.test/a.git"})
 
 
-@pytest.mark.spec("replay:K6")
-@pytest.mark.parametrize(
-    "value",
-    ["/home/someone", "mailto:someone123@h.test", "git@github.com:org/reponame1", '{"user": "somebody1"}', "a=verylongvalue1 b=2", "https://someuser@h/x", "PWD=/home/someone"],
-)  # fmt: skip
-def test_an_ordinary_variable_holds_no_secret(value: str) -> None:
-    assert {} == find_environment_secrets({"PLAIN": value})
-
-
 @pytest.mark.spec("replay:K4")
 @pytest.mark.parametrize("name", ORDINARY)
 def test_a_member_that_only_sounds_secret_stays(name: str) -> None:

@@ -86,16 +86,13 @@ LIES = {
     "endless before it begins": "\nwhile True: out.write(b'welcome ' * 1000)",
     "zeros": "begin(); out.write(b'\\0' * 100000); out.flush(); time.sleep(300)",
     "a huge frame": "begin(); out.write(b'\\xff' * 8); out.flush(); time.sleep(300)",
-    "no JSON": "begin(); say(b'{'); time.sleep(300)",
     "no object": "begin(); say(b'[1]'); time.sleep(300)",
     "JSON a mile deep": "begin(); say(b'[' * 500000 + b']' * 500000); time.sleep(300)",
     "a number a mile long": "begin(); say(b'{\"id\": ' + b'9' * 500000 + b'}'); time.sleep(300)",
-    "no text": "begin(); say(b'\\xff\\xfe{}'); time.sleep(300)",
     "another id": "begin(); n = asked()['id']; say({'id': n + 1, 'info': INFO}); time.sleep(300)",
     "an id that is true": "begin(); n = asked()['id']; say({'id': True, 'info': INFO}); time.sleep(300)",
     "an answer twice": "begin(); n = asked()['id']; [say({'id': n, 'info': INFO}) for _ in range(3)]; time.sleep(300)",
     "news of a program that was not started": "begin(); asked(); say({'on': 1, 'from': 'out'}, b'x'); time.sleep(300)",
-    "no info": "begin(); say({'id': asked()['id']}); time.sleep(300)",
     "info of texts": "begin(); say({'id': asked()['id'], 'info': ['x'] * 8, 'real': '/there', 'wide': False}); time.sleep(300)",
     "info of huge numbers": "begin(); say({'id': asked()['id'], 'info': [10**400] * 8, 'real': '/there', 'wide': False}); time.sleep(300)",
     "no path": "begin(); say({'id': asked()['id'], 'info': INFO, 'real': 7, 'wide': False}); time.sleep(300)",
@@ -141,7 +138,9 @@ def test_any_protocol_violation_raises_a_typed_error(lie: str, tmp_path: Path, m
 
 @pytest.mark.memory
 @pytest.mark.spec("reliability:WS6")
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    "lie", ["endless before it begins", "zeros", "a huge frame", "JSON a mile deep", "more for ever"]
+)
 def test_any_protocol_violation_takes_little_memory(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refusal(lie, tmp_path, monkeypatch)
