@@ -94,9 +94,6 @@ def test_an_argument_above_its_maximum_is_clamped_and_reported(root: Path, name:
 
 
 def test_a_clamped_argument_gets_the_maximum_of_the_schema(root: Path) -> None:
-    """
-    The bound holds, and what the schema shows to models says it.
-    """
     read = asked(root, "read_url", {"url": "https://a.example", "max_chars": 99_000}, "handler").data
     (schema,) = [tool.spec.input_schema for tool in web_tools(fetch=Docs()) if tool.name == "read_url"]
 

@@ -142,9 +142,6 @@ async def test_a_hostile_gitignore_freezes_no_tool(tmp_path: Path, name: str, pr
 
 
 async def test_an_exhausted_ignore_budget_hides_everything(tmp_path: Path) -> None:
-    """
-    With its budget spent, a walk shows nothing that might be ignored.
-    """
     (tmp_path / ".gitignore").write_text("secret\n")
     root = Root(tmp_path, PathPolicy())
     spent = Ignore(root, WalkBudget(seconds=-1))

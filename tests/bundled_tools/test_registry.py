@@ -158,9 +158,6 @@ def test_bundled_tools_are_described_with_examples_and_limits(tmp_path: Path) ->
 
 @pytest.mark.spec("requirements:F1")
 async def test_file_tools_use_the_root_they_were_made_with(tmp_path: Path) -> None:
-    """
-    Two sets of tools with two roots serve two agents of one engine; a definition has no place to name one.
-    """
     agents = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -69,9 +69,6 @@ async def test_run_without_session_id_starts_one_named_by_run_id():
 
 
 async def test_engine_and_hooks_share_a_session():
-    """
-    A conversation that hooks began goes on in an engine with sessions, and the other way round.
-    """
     store, plain = MemorySessions(), AgentDefinition("bot", model="scripted/m")
     await talk(store, [text("one")], "1")
     async with Engine([plain], models=ScriptedModel([text("two")]), sessions=store) as engine:
@@ -203,9 +200,6 @@ def look(text: str) -> str:
 @pytest.mark.spec("requirements:H16")
 @pytest.mark.parametrize("by_name", [False, True])
 async def test_permission_rules_are_a_hook_of_one_agent(by_name):
-    """
-    The hook knows the tools of its agent by itself, whether the agent holds them or names them.
-    """
     policy = Policy([Rule.deny_tool("look"), Rule.allow_category("write")])
     agent = AgentDefinition(
         "bot",

@@ -85,9 +85,6 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
     ],
 )  # fmt: skip
 def test_ignored_parts_of_a_request_do_not_prevent_a_match(recorded, now):
-    """
-    Query order, secrets, default ports, boundaries and headers may differ.
-    """
     assert 0 == played(cassette_of(recorded), now)
 
 
@@ -164,9 +161,6 @@ def test_a_lookup_costs_as_much_in_a_long_cassette():
 
 @pytest.mark.spec("replay:C9")
 def test_equal_requests_are_answered_in_recorded_order_each_once():
-    """
-    With `repeat_last` the last one goes on.
-    """
     once, again = (cassette_of(ask(1), ask(2), ask(1), repeat_last=repeat) for repeat in (False, True))
 
     assert [0, 2] == [played(once, ask(1)) for _ in range(2)]
@@ -194,9 +188,6 @@ def test_equal_requests_are_answered_in_recorded_order_each_once():
     ],
 )  # fmt: skip
 def test_a_miss_names_its_reason_and_a_likely_cause(recorded: Sequence[RecordedRequest], now, reason, cause):
-    """
-    Reasons are a closed list of words; the cause is for people.
-    """
     miss = missed(cassette_of(*recorded), now)
 
     assert reason == miss.reason
@@ -205,9 +196,6 @@ def test_a_miss_names_its_reason_and_a_likely_cause(recorded: Sequence[RecordedR
 
 @pytest.mark.spec("replay:C14")
 def test_a_cassette_without_its_file_says_so(tmp_path):
-    """
-    That is another reason than an empty file.
-    """
     assert "no_file" == missed(Cassette(path=tmp_path / "none.yaml"), ask(1)).reason
 
 
@@ -222,9 +210,6 @@ def messages(result: str, **more: object) -> dict:
 
 @pytest.mark.spec("replay:C14")
 def test_a_miss_shows_the_nearest_interactions_and_their_differences():
-    """
-    The message has a fixed form: where, how much is used, the nearest with their differing fields, a cause, a command.
-    """
     far = ask({"model": "other", "prompt": "x" * 50, **{f"f{n}": n for n in range(20)}})
     cassette = cassette_of(
         far, ask(messages("src/parser.py")), ask(messages("src/parser.py")), ask(messages("src/parser.py", stop="x")),
@@ -255,9 +240,6 @@ POST https://api.anthropic.com/v1/messages is not in tests/cassettes/test_two_st
 
 @pytest.mark.spec("replay:C14")
 def test_long_values_are_cut_around_their_first_difference_without_secrets():
-    """
-    At most 8 fields per candidate and 200 characters per value; what looks like a key is replaced.
-    """
     long = "a" * 5_000
     secret = "sk-ant-api03-0123456789abcdefABCDEF"
     cassette = cassette_of(ask({"text": f"{long} X {long}", **{f"f{n}": n for n in range(20)}}))
@@ -275,9 +257,6 @@ def test_long_values_are_cut_around_their_first_difference_without_secrets():
 
 @pytest.mark.spec("replay:C14")
 def test_every_miss_is_kept_also_when_somebody_swallowed_it():
-    """
-    `assert_all_used` raises a swallowed miss; it is no `Exception`.
-    """
     cassette = cassette_of(ask(1))
     first, second = missed(cassette, ask(2)), missed(cassette, ask(3))
     cassette.take(ask(1))
@@ -290,9 +269,6 @@ def test_every_miss_is_kept_also_when_somebody_swallowed_it():
 
 
 def test_unused_interactions_fail_and_are_listed():
-    """
-    Each with its index, method and URL.
-    """
     cassette = cassette_of(ask(1), ask(2), ask(3), path="c.yaml")
     cassette.take(ask(2))
 

@@ -89,9 +89,6 @@ def test_every_known_form_of_a_body_is_read(written, bytes_):
 
 @pytest.mark.spec("replay:C1")
 def test_headers_are_read_in_every_form_and_case():
-    """
-    Values may be text, bytes or lists of both; names are compared in lower case; repeated values stay apart.
-    """
     data = file_of().replace(
         b"headers: {}", b"headers: {X-One: a, X-Two: [b, !!binary Yw==], set-cookie: !!binary ZA==}", 1
     )
@@ -108,9 +105,6 @@ def test_headers_are_read_in_every_form_and_case():
     ],
 )
 def test_tags_of_any_language_are_refused(tagged):
-    """
-    Neither executing tags nor those that vcrpy's own loader accepts are read.
-    """
     with pytest.raises(DataError, match=r"c\.yaml cannot be read as plain YAML"):
         parse_cassette(file_of(request=f"body: {tagged}"), "c.yaml")
 
@@ -133,18 +127,12 @@ def bomb(levels: int, width: int) -> bytes:
     ids=["deep", "aliases", "expanding", "endless"],
 )
 def test_a_file_that_would_exhaust_stack_or_memory_is_refused(data, what):
-    """
-    Depth, aliases and their expansion are bounded.
-    """
     with pytest.raises(DataError, match=what):
         parse_cassette(data, "c.yaml")
 
 
 @pytest.mark.spec("replay:C1")
 def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
-    """
-    The cap counts bytes of the file.
-    """
     data = file_of()
     monkeypatch.setattr("stepengine.testing.cassette_files.MAX_BYTES", len(data) - 1)
 
@@ -186,17 +174,11 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
     ],
 )
 def test_an_invalid_cassette_is_refused_with_file_interaction_and_key(data, message):
-    """
-    The error leads to the spot.
-    """
     with pytest.raises(DataError, match=f"c.yaml.*{message}"):
         parse_cassette(data, "c.yaml")
 
 
 def test_every_prefix_of_a_file_is_read_or_refused():
-    """
-    A torn file gives a `DataError` or fewer interactions, never another exception.
-    """
     data = dump_cassette([talk({"n": n}, {"ä": "b\n"}) for n in range(2)])
 
     for end in range(len(data)):
@@ -255,9 +237,6 @@ def test_a_changed_file_round_trips_or_is_refused_by_name():
 
 @pytest.mark.spec("replay:C2")
 def test_json_bodies_are_written_one_member_per_line():
-    """
-    A body is a literal block with its keys in their own order, characters as they are, and long lines unbroken.
-    """
     line = "ein langer Satz mit ä und — und 語, " * 20
 
     plain = Interaction(RecordedRequest("POST", URL, (), line.encode()), RecordedResponse(200))
@@ -333,9 +312,6 @@ def test_written_files_read_back_equal_here_and_in_vcrpy(asked, answered):
 @pytest.mark.spec("replay:C1")
 @given(bodies, bodies)
 def test_files_of_plain_vcrpy_are_read_the_same(asked, answered):
-    """
-    Binary and compressed bodies, repeated headers and text come out as vcrpy itself gives them.
-    """
     from vcr.request import Request
     from vcr.serialize import deserialize, serialize
     from vcr.serializers import yamlserializer
@@ -374,9 +350,6 @@ def test_compressed_bodies_keep_their_header_and_decompressed_ones_lose_it():
 
 @pytest.mark.spec("replay:C5")
 def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
-    """
-    When writing fails half-way the old file stands as it was and nothing is left beside it.
-    """
     path = Cassette([talk(1, 2)]).save(tmp_path / "deep" / "c.yaml")
     before = path.read_bytes()
 
@@ -392,9 +365,6 @@ def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
 
 
 def test_saving_needs_a_path_and_loading_needs_a_file(tmp_path):
-    """
-    Both faults are told at once.
-    """
     with pytest.raises(DataError, match="give one to save"):
         Cassette().save()
     with pytest.raises(FileNotFoundError):

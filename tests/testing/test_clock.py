@@ -25,9 +25,6 @@ def chatty(**policy):
 @pytest.mark.spec("generator-contract:P4", "requirements:P4")
 @pytest.mark.parametrize(("minutes", "count"), [(45, 2), (25, 3)])
 def test_the_prompt_cache_expires_after_45_minutes_of_the_clock(minutes, count):
-    """
-    After 45 minutes the second request holds a summary and what the user said; after 25 it holds the conversation.
-    """
     clock = Clock()
     model = ScriptedModel([text("We sell apples. " * 500), text("Yes, bread too.")])
     agent = chatty(cold_after=timedelta(minutes=30), assistant_tool_budget=100)

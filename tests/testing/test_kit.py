@@ -14,9 +14,6 @@ import stepengine.testing
 
 
 def test_every_public_name_is_there_and_no_other():
-    """
-    Late names are listed and found like the others; an unknown one is an `AttributeError`.
-    """
     for name in stepengine.testing.__all__:
         assert getattr(stepengine.testing, name).__module__.startswith(
             ("stepengine.testing.", "stepengine.models.scripted")
@@ -27,9 +24,6 @@ def test_every_public_name_is_there_and_no_other():
 
 
 def test_the_kit_stays_light():
-    """
-    Importing the kit loads no SDK, no pydantic and no engine.
-    """
     heavy = (
         "pydantic", "httpx2", "yaml", "anthropic", "openai", "google", "google.genai", "stepengine.engine", "genai_prices", "pytest", "vcr",
     )  # fmt: skip

@@ -203,9 +203,6 @@ def test_a_miss_swallowed_in_a_thread_is_remembered(server, tmp_path):
 
 @pytest.mark.spec("replay:Y20")
 def test_requests_and_urllib3_traffic_is_recorded(server, tmp_path):
-    """
-    Whole, streamed and preloaded.
-    """
     url = f"{server.url}/v1/chat/completions"
 
     def program() -> list[Any]:
@@ -281,9 +278,6 @@ def test_reports_to_tracing_services_are_answered_and_never_recorded(tmp_path):
 
 @pytest.mark.spec("replay:Y20", "replay:C22")
 def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_path):
-    """
-    `request`, `get`, `post` and the function of the module; streams arrive in pieces, and one that is left early is not recorded.
-    """
     aiohttp = pytest.importorskip(
         "aiohttp", reason="aiohttp is not installed: .ci/deep has an environment of its own for this"
     )

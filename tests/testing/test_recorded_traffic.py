@@ -289,9 +289,6 @@ def no_sockets(monkeypatch):
 @pytest.mark.parametrize("chunks", ["events", "random"])
 @pytest.mark.parametrize("folder", FOLDERS)
 async def test_every_sdk_replays_its_recorded_traffic_sync_and_async(folder, chunks, no_sockets):
-    """
-    Each recorded request is found by method, URL and body; statuses are those recorded; nothing is left and no socket opened.
-    """
     sent = 0
     for interactions in sdk_interactions(folder):
         held = Cassette([*interactions, *interactions])
@@ -316,9 +313,6 @@ RETRIES = {"anthropic": {"max_retries": 2}, "openai-chat": {"max_retries": 2}, "
 @pytest.mark.spec("replay:C14")
 @pytest.mark.parametrize("folder", ["anthropic", "openai-responses", "openai-chat", "google-gla"])
 async def test_a_miss_passes_through_every_sdk_without_retries(folder):
-    """
-    One request, no retry, the same object at the caller, sync and async.
-    """
     interactions = sdk_interactions(folder)[0]
     held = Cassette()
     sync_client, async_client, send = clients(ReplayTransport(held), interactions[0].request.url)

@@ -140,9 +140,6 @@ def test_pieces_of_a_stream_pass_on_as_they_arrive(server, gate):
 
 @pytest.mark.spec("replay:C6")
 def test_a_stream_left_early_is_saved_only_on_request(server, gate, tmp_path):
-    """
-    Then it says that it is not complete.
-    """
     gate.set()
     held = Cassette()
     transport = RecordTransport(httpx2.HTTPTransport(), held)
@@ -172,9 +169,6 @@ def test_passing_outages_are_recorded_only_on_request(server, status):
 
 
 async def test_an_async_client_records_through_an_async_transport(server):
-    """
-    A transport of the wrong kind is refused by name.
-    """
     held = Cassette()
     async with httpx2.AsyncClient(transport=RecordTransport(httpx2.AsyncHTTPTransport(), held)) as client:
         reply = await client.post(f"{server}/echo", json={"n": 1})
@@ -188,9 +182,6 @@ async def test_an_async_client_records_through_an_async_transport(server):
 
 @pytest.mark.spec("replay:C5")
 def test_interactions_stand_in_the_order_in_which_requests_started(server, gate):
-    """
-    A slow stream that started first comes first, although its end comes last.
-    """
     held = Cassette()
     transport = RecordTransport(httpx2.HTTPTransport(), held)
     with httpx2.Client(transport=transport) as client, client.stream("POST", f"{server}/stream") as slow:
@@ -213,9 +204,6 @@ def forms(secret: str) -> list[str]:
 @pytest.mark.spec("replay:K3", "replay:K4", "reliability:R11", "replay:K8")
 @pytest.mark.parametrize("key", [KEY, "PLANT-3-no-known-shape"])
 def test_no_secret_of_a_request_reaches_the_file(server, tmp_path, key):
-    """
-    Planted in headers, query, userinfo, telling members and text, and echoed by the server: none is written.
-    """
     held = Cassette()
     user = f"me:{PASSWORD}@"
     body = {
@@ -249,9 +237,6 @@ def test_no_secret_of_a_request_reaches_the_file(server, tmp_path, key):
 
 @pytest.mark.spec("replay:K8")
 def test_somebody_elses_recording_is_cleaned_when_it_is_saved_again(tmp_path):
-    """
-    Entries that were loaded and kept pass the same cleaning as new ones, whatever the form and case of their headers.
-    """
     theirs = tmp_path / "theirs.yaml"
     theirs.write_text(
         f"interactions:\n- request:\n    method: POST\n    uri: https://u:{PASSWORD}@api.example.com/v1?key={KEY}\n"
@@ -292,9 +277,6 @@ def test_a_secret_split_over_pieces_is_removed(tmp_path, size, text):
 
 @pytest.mark.parametrize("body", [KEY, json.dumps({KEY: 1})])
 def test_the_final_scan_refuses_to_write_a_missed_secret(tmp_path, monkeypatch, body):
-    """
-    A hit writes nothing and names the place and the rule, not the value.
-    """
     monkeypatch.setattr(Cleaner, "response", lambda _, response: response)
     held = cassette_of(RecordedResponse(200, "OK", (), body.encode()))
 
@@ -356,9 +338,6 @@ PLANTED = [*[(rule, "text") for rule in SECRETS], *[("provider-key", place) for 
 
 @pytest.mark.parametrize(("rule", "place"), PLANTED)
 def test_values_that_look_like_keys_are_replaced_in_the_file(tmp_path, rule, place):
-    """
-    In plain text, JSON inside JSON, member names and events.
-    """
     kind, body = PLACES[place]
     held = cassette_of(RecordedResponse(200, "OK", kind, body(SECRETS[rule]).encode()))
 
@@ -369,9 +348,6 @@ def test_values_that_look_like_keys_are_replaced_in_the_file(tmp_path, rule, pla
 
 
 def test_text_that_only_resembles_a_key_is_left_alone(tmp_path):
-    """
-    Words and base64 that hold the letters of a key are nobody's secret.
-    """
     blob = base64.b64encode(b"x" * 40).decode()
     harmless = f"{blob}sk-0123456789abcdef0123456789/{blob} task-type-0123456789-ignored sk-learn-is-a-library-of-words max_tokens"
 
@@ -436,10 +412,6 @@ def test_a_service_that_hands_out_credentials_is_never_recorded(host):
 
 @pytest.mark.spec("replay:K15")
 def test_a_signed_model_call_is_recorded_without_its_signature(server, tmp_path):
-    """
-    Another signature and another session find it again.
-    """
-
     def headers(word: str) -> dict[str, str]:
         signature = f"AWS4-HMAC-SHA256 Credential=AKIA{word}/20260101, Signature={word * 8}"
         return {

@@ -172,9 +172,6 @@ def with_token(token: str, user: str = "") -> RecordedRequest:
 
 @pytest.mark.spec("replay:K4", "replay:D3")
 def test_requests_with_other_secrets_get_their_own_replies(tmp_path: Path) -> None:
-    """
-    In any order; a secret that is not in the recording stands for the same one each time.
-    """
     ours = [with_token("ada-secret-1", "ada-key-123"), with_token("bob-secret-2", "bob-key-456")]
     cassette = loaded(recorded(*ours, *ours), tmp_path)
     others = [with_token("eve-secret-3", "eve-key-789"), with_token("dan-secret-4", "dan-key-012")]
@@ -194,9 +191,6 @@ def test_one_key_may_be_another_one_in_a_replay() -> None:
 
 @pytest.mark.spec("replay:K4")
 def test_a_secret_from_a_reply_is_known_in_later_requests(tmp_path: Path) -> None:
-    """
-    Two users log in, and each asks with what it was given.
-    """
     cassette = Cassette()
     login = RecordedRequest("POST", f"{URL}/login", {"content-type": "application/json"}, b'{"user": "%s"}')
     for user, token in ((b"ada", "ada-token-1"), (b"bob", "bob-token-2")):

@@ -45,9 +45,6 @@ async def deltas_of(model: ScriptedModel, request: ModelRequest) -> list:
 
 @pytest.mark.spec("requirements:P4")
 async def test_replies_come_in_order_in_every_form():
-    """
-    Strings, replies and functions of the request all become replies, one per request, for every model string.
-    """
     model = ScriptedModel(
         ["one", text("two"), lambda request: f"you said {request.messages[0].text}", lambda _: text("4")]
     )
@@ -63,9 +60,6 @@ async def test_replies_come_in_order_in_every_form():
 
 
 def test_the_helpers_write_replies():
-    """
-    Each helper gives an ordinary `ModelReply` with the stop reason that its content implies, unless told otherwise.
-    """
     usage = Usage(input_tokens=3, output_tokens=1, requests=1)
 
     assert ModelReply("hi") == text("hi")
@@ -83,9 +77,6 @@ def test_the_helpers_write_replies():
 
 @pytest.mark.spec("requirements:P4")
 async def test_a_request_beyond_the_script_is_shown_and_not_retried():
-    """
-    The error says how many replies there were and ends with the last messages of the request.
-    """
     model = ScriptedModel(["only"])
     await model.complete(asking())
 
@@ -103,9 +94,6 @@ async def test_a_request_beyond_the_script_is_shown_and_not_retried():
 
 @pytest.mark.spec("requirements:P4")
 def test_unused_replies_fail_and_are_listed():
-    """
-    `assert_complete` names every reply that is left.
-    """
     model = ScriptedModel([text("a"), tool_call("add", {"a": 1}), failure(ValueError("boom"))])
     asyncio.run(model.complete(asking()))
 
@@ -118,9 +106,6 @@ def test_unused_replies_fail_and_are_listed():
 
 
 async def test_a_scripted_failure_is_raised_after_the_streamed_text():
-    """
-    `failure(exc)` raises that very object; with `after=` a stream shows text first.
-    """
     error = ModelError("overloaded", retryable=True)
     model = ScriptedModel([failure(error), failure(error, after="half a w"), lambda _: failure(error)])
 
@@ -147,9 +132,6 @@ parts = st.one_of(
 
 @given(st.lists(parts, max_size=5), st.integers(1, 9))
 def test_a_stream_gives_small_pieces_and_ends_with_the_reply(content, chunk):
-    """
-    Joined deltas are the reply's text, thinking and arguments; the last delta, and only that, is the reply.
-    """
     reply = ModelReply(content)
 
     seen = asyncio.run(deltas_of(ScriptedModel([reply], chunk=chunk), asking()))
@@ -174,9 +156,6 @@ def joined(deltas: list, kind: type) -> str:
 
 
 def test_threads_share_a_script_without_losing_or_doubling_replies():
-    """
-    Every request gets one reply of its own, and `calls` holds every request.
-    """
     model = ScriptedModel([str(i) for i in range(100)])
 
     with ThreadPoolExecutor(8) as pool:
@@ -204,9 +183,6 @@ async def later(_):
     ],
 )
 async def test_an_invalid_item_of_a_script_is_refused_with_advice(item, hint):
-    """
-    An item is refused when the script is written, what a function returns when it is asked.
-    """
     with pytest.raises(DataError, match=r"item 1 of the script is .*failure\(exc\)") as written:
         ScriptedModel(["fine", item])
     assert written.value.message.endswith(f"a request to one of these{hint}")
@@ -238,10 +214,6 @@ async def test_a_coroutine_from_a_plain_function_is_refused_and_closed():
 
 @pytest.mark.spec("requirements:P4")
 async def test_one_function_answers_every_request():
-    """
-    It is asked anew each time, streamed or not; what it answers with may differ, and nothing can be left over.
-    """
-
     def parrot(request):
         said = request.messages[0].text
         return failure(ValueError(said)) if said == "boom" else f"you said {said}"
@@ -295,9 +267,6 @@ def add(a: int, b: int = 0) -> int:
 @pytest.mark.spec("requirements:P4")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_survives_unreadable_arguments(stream):
-    """
-    The call is answered with an error, the model is asked again, and the cost of the replies is that of the run.
-    """
     script = [
         tool_calls(
             "Let me see.", tool_call(add, '{"a": 1,'), "Or so:", tool_call(add, '{"a": 1}'), "There.", cost="0.5"

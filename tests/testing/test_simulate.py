@@ -171,9 +171,6 @@ def test_a_non_repeatable_effect_is_unknown_after_a_crash():
 
 
 def test_an_exception_in_a_test_function_is_raised_unchanged():
-    """
-    It is neither the agent's nor the machine's, so nothing is shrunk and nothing else is said.
-    """
     with pytest.raises(ZeroDivisionError):
         simulate(CARELESS, range(50), results={"search": lambda given: 1 // 0})
 

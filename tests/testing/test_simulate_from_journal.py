@@ -109,9 +109,6 @@ def test_a_correct_agent_survives_every_fault_at_each_effect() -> None:
 
 @pytest.mark.spec("evaluation:JG83")
 def test_the_world_repeats_the_recorded_answers() -> None:
-    """
-    With nothing that goes wrong the run is the recorded one, chance and answers included.
-    """
     desk = Desk()
     journal = desk.recorded()
     outputs: list[Any] = []
@@ -153,9 +150,6 @@ def test_a_broken_invariant_is_reported_with_its_single_fault(flaw: Any, kind: s
 
 @pytest.mark.spec("evaluation:JG83")
 def test_an_invariant_is_checked_before_each_effect_with_earlier_events() -> None:
-    """
-    Of root and child, and at their ends; events only grow.
-    """
     desk = Desk()
     journal = desk.recorded()
     places: list[tuple[str, int]] = []
@@ -172,9 +166,6 @@ def test_an_invariant_is_checked_before_each_effect_with_earlier_events() -> Non
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG83")
 def test_places_in_a_long_run_are_sampled_deterministically() -> None:
-    """
-    More than forty effects: two hundred worlds beside the calm one.
-    """
     work = Tool(name="work", description="Work.", input_schema=SCHEMA, run=lambda given: "done", in_thread=False)
     agent = AgentDefinition("long", model="t/m", tools=[work])
     journal = MemoryJournal()
@@ -189,9 +180,6 @@ def test_places_in_a_long_run_are_sampled_deterministically() -> None:
 
 @pytest.mark.spec("evaluation:JG83", "evaluation:JG119")
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Any) -> None:
-    """
-    What cannot be read says so before anything is run.
-    """
     (tmp_path / "bad.jsonl").write_text("{}\n")
     with pytest.raises(JournalError):
         simulate(Desk().agent, from_journal=tmp_path / "bad.jsonl")

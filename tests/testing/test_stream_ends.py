@@ -92,9 +92,6 @@ def record(body: bytes, *, read: int | None = None, clean: bool = True, packed: 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages", "google"])
 def test_no_stream_left_at_a_random_point_is_recorded_whole(wire):
-    """
-    Where the connection breaks, where a proxy ends the body properly, and where the client stops reading.
-    """
     whole = streams()[wire]
     last = whole.decode().rstrip()
     random = Random(wire)
@@ -117,9 +114,6 @@ def test_no_stream_left_at_a_random_point_is_recorded_whole(wire):
     ("wire", "packed"), [("chat", True), ("chat", False), ("responses", False), ("messages", False), ("google", True)]
 )
 def test_whole_streams_are_recorded_at_any_cut(wire, packed):
-    """
-    Also where the client stops at the last event, or the connection breaks behind it, and where the body is compressed.
-    """
     body = streams()[wire]
     pieces = -(-len(gzip.compress(body) if packed else body) // 16)
     for held in (

@@ -32,9 +32,6 @@ def pieces_of(cassette: Cassette, *args: object, **options: object) -> list[byte
 
 @pytest.mark.spec("replay:C12")
 async def test_a_response_comes_back_as_it_was_recorded():
-    """
-    Status, reason, headers in their order and spelling, and body; sync equals async.
-    """
     headers = [("Content-Length", "10"), ("X-A", "1"), ("Connection", "close"), ("x-a", "2")]
     recorded = RecordedResponse(418, "Short and stout", headers, b"0123456789")
     transport = ReplayTransport(cassette_of(recorded, times=2))
@@ -54,9 +51,6 @@ async def test_a_response_comes_back_as_it_was_recorded():
 
 @pytest.mark.spec("replay:C4", "replay:C12", "replay:C1")
 def test_compressed_replies_of_foreign_files_are_decoded_by_the_client():
-    """
-    Header and bytes are handed over as they are stored.
-    """
     recorded = RecordedResponse(200, "OK", {"content-encoding": "gzip"}, gzip.compress(b"hello"))
 
     assert b"hello" == httpx2.Client(transport=ReplayTransport(cassette_of(recorded))).get(URL).content
@@ -64,9 +58,6 @@ def test_compressed_replies_of_foreign_files_are_decoded_by_the_client():
 
 @pytest.mark.spec("replay:C13")
 def test_a_stream_is_cut_into_events_or_as_configured():
-    """
-    However it is cut, the bytes are the same; `random` repeats with its seed and also cuts inside characters.
-    """
     held = cassette_of(RecordedResponse(200, "OK", SSE, STREAM), times=300, chunks=[5, 7])
     split = STREAM.index("ä".encode()) + 1
 
@@ -88,9 +79,6 @@ def test_a_stream_is_cut_into_events_or_as_configured():
 
 @pytest.mark.spec("replay:C13")
 def test_a_body_that_is_no_stream_is_one_piece():
-    """
-    Blank lines inside JSON cut nothing.
-    """
     recorded = RecordedResponse(200, "OK", {"content-type": "application/json"}, b'{\n\n"a": 1}')
 
     assert [b'{\n\n"a": 1}'] == pieces_of(cassette_of(recorded))
@@ -99,9 +87,6 @@ def test_a_body_that_is_no_stream_is_one_piece():
 @pytest.mark.spec("replay:C16")
 @pytest.mark.parametrize("chunks", ["events", "whole", 3, "random"])
 def test_a_stream_can_end_early_or_break_at_any_byte(chunks):
-    """
-    `cut` ends it cleanly, `reset_after` breaks the connection, both after exactly so many bytes.
-    """
     held = cassette_of(RecordedResponse(200, "OK", SSE, STREAM), times=2 * len(STREAM) + 2)
 
     for n in range(len(STREAM) + 1):
@@ -115,9 +100,6 @@ def test_a_stream_can_end_early_or_break_at_any_byte(chunks):
 
 
 async def test_a_miss_passes_a_gathering_caller_and_is_still_known():
-    """
-    Captured by `gather(return_exceptions=True)`, it is kept in `misses`.
-    """
     held = Cassette()
     async with httpx2.AsyncClient(transport=ReplayTransport(held)) as client:
         (result,) = await asyncio.gather(client.get(URL), return_exceptions=True)

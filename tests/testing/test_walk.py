@@ -59,9 +59,6 @@ def planner(ctx):
 
 @pytest.mark.spec("requirements:P5")
 def test_a_handler_can_be_stepped_by_hand_and_forked():
-    """
-    Sends chain; two forks of one walk go on differently without touching each other or the walk.
-    """
     walk = Walk(planner, "it").send("first a, then b").send(["a.py", "b.py"])
 
     tests_ok, tests_bad = walk.fork(), walk.fork()
@@ -141,9 +138,6 @@ FAILED = PerformError("no", kind="ValueError")
     ids=named,
 )
 def test_a_short_answer_means_the_full_step_result(asked, short, full):
-    """
-    Each yieldable takes its natural value; the full `StepResult` does the same.
-    """
     assert (
         [full]
         == Walk(echo(asked), state=STATE).send(short).returned
@@ -152,9 +146,6 @@ def test_a_short_answer_means_the_full_step_result(asked, short, full):
 
 
 def test_a_step_accepts_words_of_the_model_or_a_state():
-    """
-    Text becomes the last message of the state that later answers carry; whether the turn ended follows from the reply.
-    """
     walk = Walk(echo(STEP, STEP, STEP_ALL, StepWith(model="m")), state=STATE)
     later = AgentState(agent_id="later")
 
@@ -194,9 +185,6 @@ def test_a_step_accepts_words_of_the_model_or_a_state():
     ids=named,
 )
 def test_invalid_answer_is_rejected_and_changes_nothing(asked, answer):
-    """
-    The walk still waits at the same yield afterwards.
-    """
     walk = Walk(echo(asked))
 
     with pytest.raises(DataError):
@@ -206,10 +194,6 @@ def test_invalid_answer_is_rejected_and_changes_nothing(asked, answer):
 
 
 def test_yield_from_gives_values_and_raises_failures():
-    """
-    The typed side of every yieldable works as in a run.
-    """
-
     def handler(ctx):
         value = yield from Perform(double, 1)
         try:
@@ -232,10 +216,6 @@ def test_yield_from_gives_values_and_raises_failures():
 
 @pytest.mark.spec("requirements:P5")
 def test_a_thrown_error_arrives_at_the_yield_and_in_forks():
-    """
-    Errors and the limit signal can be thrown; a fork throws the same ones again, also when one ended the handler.
-    """
-
     def handler(ctx):
         try:
             yield STEP
@@ -255,9 +235,6 @@ def test_a_thrown_error_arrives_at_the_yield_and_in_forks():
 
 
 def test_a_handler_with_hidden_inputs_cannot_be_forked():
-    """
-    The error names both yields and the place of the new one.
-    """
     count = itertools.count()
 
     def handler(ctx):
@@ -301,9 +278,6 @@ def leaky(ctx):
 
 @pytest.mark.spec("requirements:P5")
 def test_an_exception_for_a_parallel_member_is_its_failure():
-    """
-    Tool, child and `Perform` each fail within their own entry; the handler sees in a walk what it sees in a run.
-    """
     kid = AgentDefinition("kid", model="test/model", handle_steps=lambda ctx: (burst(), (yield STEP))[1])
     look = Tool("look", "Look.", {}, burst)
     agent = AgentDefinition("leaky", tools=[look], spawnable_agents=[kid], handle_steps=leaky)
@@ -341,10 +315,6 @@ class Params(pydantic.BaseModel):
 
 
 def test_the_context_of_a_walk_is_complete_and_deterministic():
-    """
-    Prompt, params, state and model are those given; time ticks by answers, chance repeats, notes are kept.
-    """
-
     def handler(ctx):
         ctx.logger.warning("looking", depth=ctx.params.depth)
         ctx.notify("hello", {"n": 1})
@@ -369,10 +339,6 @@ def params_of(ctx):
 
 
 def test_a_foreign_yield_is_thrown_back_at_the_handler():
-    """
-    It is a `BadYield` with the place of the yield, which the handler may catch as in a run.
-    """
-
     def careless(ctx):
         yield STEP
         yield "STEP"
@@ -405,8 +371,5 @@ async def not_a_generator(ctx):
     ],
 )
 def test_only_handlers_can_be_walked(handler, said):
-    """
-    An async function, a plain function, an agent without a handler and an id are refused with a reason.
-    """
     with pytest.raises(DefinitionError, match=said):
         Walk(handler)
