@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from stepengine import Engine, tool
+from stepengine import tool
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DefinitionError, ToolNotAvailable
-from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import (
     SafeFetcher,
@@ -154,19 +153,3 @@ def test_bundled_tools_are_described_with_examples_and_limits(tmp_path: Path) ->
 
     assert [] == [(t.spec.name, word) for t in tools for word in words if f"\n{word}:" not in t.spec.description]
     assert [] == [(tool_name, name) for tool_name, name, one in parameters if not one.get("description")]
-
-
-@pytest.mark.spec("requirements:F1")
-async def test_file_tools_use_the_root_they_were_made_with(tmp_path: Path) -> None:
-    agents = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_text(f"kept in {name}")
-        tools = [each for each in file_tools(tmp_path / name) if each.spec.name == "read_files"]
-        agents.append(AgentDefinition(name, model="t/m", tools=tools))
-    replies = [tool_call("read_files", {"paths": ["a.txt"]}), "read"]
-    results = [await Engine(models=ScriptedModel(replies)).run(agent, "go") for agent in agents]
-
-    for result, mine, other in zip(results, ("one", "two"), ("two", "one"), strict=True):
-        assert f"kept in {mine}" in result.tool_calls[0].result.text
-        assert f"kept in {other}" not in result.tool_calls[0].result.text

@@ -599,7 +599,7 @@ async def test_a_command_inherits_no_descriptors(root: Path) -> None:
 @LINUX
 @pytest.mark.spec("generator-contract:T15", "reliability:HP3", "reliability:SH12")
 async def test_core_dumps_are_off_and_configured_limits_are_enforced(root: Path) -> None:
-    show = "sh -c 'ulimit -c; ulimit -f; ulimit -t; ulimit -v'"  # bash has another unit for -f
+    show = "sh -c 'ulimit -c; ulimit -f; ulimit -t; ulimit -v'; ulimit -u"  # bash has another unit for -f
     before = resource.getrlimit(resource.RLIMIT_CORE)
     if before[1] == 0:
         pytest.skip(
@@ -610,10 +610,11 @@ async def test_core_dumps_are_off_and_configured_limits_are_enforced(root: Path)
         free = (await Sh(root, shell="bash").out(show)).split()
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
-    bound = Sh(root, shell="bash", limits={"file_bytes": 51_200, "cpu_seconds": 7, "memory_bytes": 2**30})
+    limits = {"file_bytes": 51_200, "cpu_seconds": 7, "memory_bytes": 2**30, "processes": 2_000}
+    bound = Sh(root, shell="bash", limits=limits)
 
     assert free[0] == "0"
-    assert (await bound.out(show)).split() == ["0", "100", "7", str(2**20)]
+    assert (await bound.out(show)).split() == ["0", "100", "7", str(2**20), "2000"]
     large = await bound("head -c 100000 /dev/zero > large")
     assert large.data["exit_code"] or large.data.get("signal")
     assert (root / "large").stat().st_size == 51_200

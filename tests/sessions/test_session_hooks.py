@@ -118,17 +118,6 @@ async def test_previous_state_replaces_the_stored_history():
     assert ["1", "one", "3", "three"] == said(store.load("u:1").messages)
 
 
-async def test_a_replay_needs_no_store_and_saves_nothing():
-    store, journal = MemorySessions(), MemoryJournal()
-    await talk(store, [text("one")], "1")
-    await talk(store, [text("two")], "2", journal=journal)
-    empty = MemorySessions()
-    again = await Engine([bot(empty)]).replay(journal)
-
-    assert ["1", "one", "2", "two"] == said(again.state.message_history)
-    assert [] == empty.list()
-
-
 async def test_children_have_no_session():
     store = MemorySessions()
     child = AgentDefinition("child", description="Helps.", hooks=session_hooks(store))

@@ -10,7 +10,6 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, Hooks, Perform, RateLimit
 from stepengine.context import prune_to_summary
-from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import Clock, ScriptedModel, text
 
@@ -59,33 +58,6 @@ def test_start_and_duration_of_a_run_come_from_the_clock():
 
     assert ["2030-05-06T07:00:00+00:00", "2030-05-06T09:00:00.500000+00:00"] == [*first]
     assert "2030-05-07T09:00:00.500000+00:00" == second[0]
-
-
-def test_a_waiting_run_resumes_at_the_time_of_the_clock():
-    """
-    Its record says when it began, and the clock how long the answer took.
-    """
-    clock, journal = Clock(), MemoryJournal()
-
-    def handle_steps(ctx):
-        before = ctx.now()
-        yield from Perform.idempotent(stop)
-        return str(ctx.now() - before)
-
-    stops = iter([KeyboardInterrupt, None])
-
-    def stop():
-        error = next(stops)
-        if error is not None:
-            raise error
-
-    with Engine([AgentDefinition("slow", handle_steps=handle_steps)], clock=clock) as engine:
-        with pytest.raises(KeyboardInterrupt):
-            engine.run_sync("slow", journal=journal)
-        clock.advance(minutes=45)
-        assert "0:45:00" == engine.resume_sync(journal).output
-        clock.advance(days=2)
-        assert "0:45:00" == engine.replay_sync(journal).output
 
 
 def test_a_rate_limit_follows_the_clock():

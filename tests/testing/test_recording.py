@@ -90,32 +90,6 @@ def server(gate: threading.Event) -> Iterator[str]:
         gate.set()
 
 
-@pytest.mark.deep
-@pytest.mark.spec("replay:C2", "replay:C4", "replay:C5", "replay:C40")
-def test_traffic_recorded_over_a_socket_replays_and_loads_in_vcrpy(server, tmp_path):
-    """
-    Replies are stored decompressed, requests in the order they started, and another key finds them again.
-    """
-    from vcr.persisters.filesystem import FilesystemPersister
-    from vcr.serializers import yamlserializer
-
-    held = Cassette()
-    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
-        live = [client.post(f"{server}/echo", json={"n": n}, headers={"x-api-key": KEY}) for n in range(3)]
-    path = held.save(tmp_path / "c.yaml")
-    again = Cassette.load(path)
-    with httpx2.Client(transport=ReplayTransport(again)) as client:
-        replayed = [client.post(f"{server}/echo", json={"n": n}, headers={"x-api-key": "other-key"}) for n in (2, 0, 1)]
-
-    echoes = [json.loads(r.json()["echo"]) for r in live]
-    assert [{"n": 0}, {"n": 1}, {"n": 2}] == echoes == [json.loads(i.request.body) for i in again.interactions]
-    assert [{"n": 2}, {"n": 0}, {"n": 1}] == [json.loads(r.json()["echo"]) for r in replayed]
-    again.assert_all_used()
-    requests, responses = FilesystemPersister.load_cassette(path, yamlserializer)
-    assert [{"n": 0}, {"n": 1}, {"n": 2}] == [json.loads(r.body) for r in requests]
-    assert ["application/json"] == responses[0]["headers"]["content-type"]
-
-
 @pytest.mark.spec("replay:C40", "replay:C13", "replay:C3")
 def test_pieces_of_a_stream_pass_on_as_they_arrive(server, gate):
     """

@@ -21,7 +21,7 @@ from vcr.request import Request
 from vcr.serialize import deserialize, serialize
 from vcr.serializers import yamlserializer
 
-from stepengine.testing import Cassette, CassetteMiss, RecordTransport, ReplayTransport, vcr_config
+from stepengine.testing import Cassette, RecordTransport, ReplayTransport, vcr_config
 from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
@@ -121,48 +121,6 @@ def test_compressed_replies_and_streams_of_vcrpys_files_play_here(server: str, t
     assert post(f"{server}/zip", "a", replay).json() == {"to": '"a"'}
     with httpx2.Client(transport=replay) as client, client.stream("POST", f"{server}/stream", json="b") as stream:
         assert len(list(stream.iter_raw())) == 4
-
-
-@pytest.mark.spec("replay:C14")
-def test_our_misses_pass_sdks_that_hide_those_of_vcrpy(server: str, tmp_path: Path) -> None:
-    from anthropic import Anthropic, APIConnectionError
-
-    asked: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
-    options: dict[str, Any] = {"api_key": "replay", "base_url": server, "max_retries": 0}
-    with (
-        vcr.use_cassette(tmp_path / "none.yaml", record_mode="none"),
-        Anthropic(**options, http_client=httpx2.Client()) as client,
-        pytest.raises(APIConnectionError, match="Connection error") as hidden,
-    ):
-        client.messages.create(**asked)
-    cause = hidden.value.__cause__
-    assert isinstance(cause, vcr.errors.CannotOverwriteExistingCassetteException)
-    assert cause.reason == "cassette_not_found"
-
-    http = httpx2.Client(transport=ReplayTransport(Cassette(path=tmp_path / "none.yaml")))
-    with Anthropic(**options, http_client=http) as client, pytest.raises(CassetteMiss) as miss:
-        client.messages.create(**asked)
-    assert miss.value.reason == "no_file"
-
-
-@pytest.mark.spec("replay:K3", "replay:C3")
-def test_files_hold_nothing_about_the_machine(server: str, tmp_path: Path) -> None:
-    from anthropic import Anthropic
-
-    def ask(transport: Any) -> None:
-        http = httpx2.Client(transport=transport)
-        with Anthropic(api_key="replay", base_url=server, max_retries=0, http_client=http) as client:
-            client.post("/ask", body={"n": 1}, cast_to=httpx2.Response)
-
-    with vcr.use_cassette(tmp_path / "theirs.yaml"):
-        ask(None)
-    held = Cassette()
-    ask(RecordTransport(httpx2.HTTPTransport(), held))
-    held.save(tmp_path / "ours.yaml")
-    theirs, ours = [(tmp_path / f"{name}.yaml").read_text().lower() for name in ("theirs", "ours")]
-    for told in ("user-agent", "x-stainless-os", "x-stainless-runtime-version"):
-        assert told in theirs
-        assert told not in ours
 
 
 @pytest.mark.spec("replay:V19")

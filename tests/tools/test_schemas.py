@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import Tool
-from stepengine.data.json import freeze, freeze_object
+from stepengine.data.json import freeze_object
 from stepengine.errors import DataError, DefinitionError, ToolInputError
-from stepengine.tools.schemas import JsonSchema
 from tests.strategies import json_values
 
 TREE = {
@@ -208,109 +204,6 @@ def test_a_backtracking_pattern_is_matched_in_linear_time() -> None:
     text = "a" * 5_000 + "b"
 
     assert (False, False) == (fits(made, text), fits(made, {text: 1}))
-
-
-class Author:
-    """Writes schemas of one draft, and values that may fit them."""
-
-    def __init__(self, seed: int, draft: str, without: str = " ") -> None:
-        self._random = random.Random(seed)
-        self._draft = draft
-        self._words = [word for word in WORDS[draft] if without not in word.split()]
-
-    def value(self, depth: int = 3) -> Any:
-        kind = self._random.choice(("scalar", "list", "object")) if depth else "scalar"
-        if kind == "list":
-            return [self.value(depth - 1) for _ in range(self._random.randint(0, 3))]
-        if kind == "object":
-            return {name: self.value(depth - 1) for name in self._names(0)}
-        return self._random.choice((None, True, False, 0, 1, 2, 3, 1.0, 0.5, "", "a", "b", "ab", "b1"))
-
-    def schema(self, depth: int = 3) -> Any:
-        if not depth or self._random.random() < 0.1:
-            return {"type": self._types()} if self._draft == "4" else self._random.choice((True, False, {}))
-        words = self._random.choices(self._words, k=self._random.randint(1, 4))
-        made = {word: self._value_of(word, depth - 1) for part in words for word in part.split()}
-        if isinstance(made.get("items"), bool):  # beside which it fails on additionalItems
-            made.pop("additionalItems", None)
-        return made
-
-    def _value_of(self, word: str, depth: int) -> Any:
-        pick, some = self._random.choice, self._random.randint(1, 3)
-        forms, names = [self.schema(depth) for _ in range(some)], self._names(1)
-        made: dict[str, Callable[[], Any]] = {
-            "type": self._types,
-            "enum": lambda: [
-                *{repr(one).replace("1.0", "1"): one for one in [self.value(1) for _ in range(some)]}.values()
-            ],
-            "const": lambda: self.value(2),
-            "uniqueItems": lambda: pick((True, True, False)),
-            "pattern": lambda: pick(("^a", "b$", "[0-9]", "^$")),
-            "required": lambda: names,
-            "patternProperties": lambda: dict(zip(("^a", "b", "1"), forms, strict=False)),
-            "dependencies": lambda: {name: pick((names, *forms)) for name in names},
-            "dependentRequired": lambda: {name: self._names(0) for name in names},
-            "items": lambda: pick((*forms, *([forms] * (self._draft != "202012")))),
-            "$ref": lambda: pick(("#/$defs/one", "#/$defs/two")),
-            **dict.fromkeys(("properties", "dependentSchemas"), lambda: dict(zip(self._names(3), forms, strict=False))),
-            **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), lambda: forms),
-            **dict.fromkeys(("additionalProperties", "unevaluatedProperties"), lambda: pick((False, forms[0]))),
-            **dict.fromkeys(("additionalItems", "unevaluatedItems"), lambda: pick((False, forms[0]))),
-            **dict.fromkeys(("propertyNames", "contains", "not", "if", "then", "else"), lambda: forms[0]),
-        }
-        return made[word]() if word in made else self._random.randint(int(word == "multipleOf"), 3)
-
-    def _types(self) -> Any:
-        types = ("null", "boolean", "integer", "number", "string", "array", "object")
-        return self._random.choice((self._random.choice(types), self._random.sample(types, 3)))
-
-    def _names(self, fewest: int) -> list[str]:
-        return self._random.sample(("a", "b", "ab", "b1"), self._random.randint(fewest, 3))
-
-
-ALWAYS = (
-    *("type", "enum", "minimum", "maximum", "multipleOf", "minLength", "maxLength", "pattern", "uniqueItems"),
-    *("minItems", "maxItems", "minProperties", "maxProperties", "required", "properties", "patternProperties"),
-    *("additionalProperties", "properties additionalProperties", "patternProperties additionalProperties"),
-    *("items", "allOf", "anyOf", "oneOf", "not"),
-)
-OLD = (*ALWAYS, "items additionalItems", "dependencies")
-SINCE_6 = ("const", "exclusiveMinimum", "exclusiveMaximum", "contains", "propertyNames")
-SINCE_7 = (*SINCE_6, "if then", "if else", "if then else")
-WORDS = {
-    "4": OLD,
-    "6": (*OLD, *SINCE_6),
-    "7": (*OLD, *SINCE_7),
-    "202012": (
-        *(*ALWAYS, *SINCE_7, "dependentRequired", "dependentSchemas", "prefixItems", "prefixItems items", "$ref"),
-        *("contains minContains", "contains minContains maxContains", "contains unevaluatedItems"),
-        *("unevaluatedProperties", "anyOf unevaluatedProperties", "if then else unevaluatedProperties"),
-        *("$ref unevaluatedProperties", "dependentSchemas unevaluatedProperties", "prefixItems unevaluatedItems"),
-        *("anyOf unevaluatedItems", "allOf unevaluatedItems", "$ref unevaluatedItems"),
-    ),
-}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("draft", WORDS)
-def test_validation_agrees_with_the_jsonschema_package(draft: str) -> None:
-    """Its own walk is another one: it knows no bound, follows references by itself and matches with backtracking."""
-    author, inner, verdicts = Author(1, draft), Author(2, draft, without="$ref"), [0, 0]
-    named = {} if draft == "202012" else {"$schema": f"http://json-schema.org/draft-0{draft}/schema#"}
-
-    for _ in range(500):
-        schema = {**named, "allOf": [author.schema()]}
-        if not named:  # the first may refer to the second, and no other way
-            one, two = inner.schema(2), inner.schema(1)
-            schema["$defs"] = {"one": {**one, "$ref": "#/$defs/two"} if isinstance(one, dict) else one, "two": two}
-        theirs = getattr(jsonschema, f"Draft{draft}Validator")(schema)
-        ours = JsonSchema("x", schema)
-        for value in [author.value() for _ in range(8)]:
-            issues = ours.issues(freeze(value))
-            assert theirs.is_valid(value) == (not issues), (schema, value, issues)
-            verdicts[not issues] += 1
-
-    assert min(verdicts) > 500, "one of the two is hardly ever said"
 
 
 def test_one_tool_checks_inputs_on_several_threads_at_once() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import sys
 import threading
 import time
@@ -418,35 +417,6 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
         assert [("gone", None)] == first == second
 
 
-def test_the_wakeup_byte_is_never_written_to_a_reused_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
-        Root(place, PathPolicy())
-        line = place.system.connected()  # type: ignore[union-attr]
-        wakes, write = line._woken, os.write
-        pipes: list[tuple[int, int]] = []
-
-        def slow(fd: int, data: bytes) -> int:
-            """Whoever closes is held up here, as long as the thread can end and its descriptors' numbers become others'."""
-            if fd == wakes and not pipes:
-                os.kill(line._process.pid, signal.SIGKILL)
-                line._thread.join(0.2)
-                pipes.extend([os.pipe() for _ in range(8)])
-            return write(fd, data)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(connection.os, "write", slow)
-            line.close()
-        written = []
-        for read, end in pipes:
-            os.close(end)
-            with os.fdopen(read, "rb") as file:
-                written.append(file.read())
-
-        assert [b""] * 8 == written
-
-
 def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
@@ -469,31 +439,6 @@ def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, mo
         assert line.is_lost
         assert not line._pending
         assert [] == names(root)
-
-
-def test_an_answer_to_a_cancelled_call_is_discarded(tmp_path: Path) -> None:
-    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
-        Root(place, PathPolicy())
-        line = place.system.connected()  # type: ignore[union-attr]
-        number = line.ask("private", seconds=5)
-        pending = line._pending[number]
-
-        class Late(threading.Event):
-            """The answer comes behind a look for it, and before the look whether the call was cancelled."""
-
-            def wait(self, timeout: float | None = None) -> bool:
-                super().wait(20)
-                return False
-
-        pending.settled, settled = Late(), pending.settled
-        if settled.is_set():
-            pending.settled.set()
-        cancelled = threading.Event()
-        cancelled.set()
-        with pytest.raises(WorkspaceLost, match="its call was cancelled"):
-            line.answer(number, seconds=20, cancelled=cancelled)
-
-        assert not line._pending
 
 
 @pytest.mark.deep
