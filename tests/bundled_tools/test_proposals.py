@@ -105,25 +105,6 @@ async def test_a_path_that_cannot_be_written_cannot_be_proposed(folder: Path, pa
     assert all(call.is_error and why in call.result.text for call in result.tool_calls), result.tool_calls
 
 
-@pytest.mark.spec("generator-contract:T8", "generator-contract:T7")
-async def test_a_replacement_that_fails_proposes_nothing(folder: Path) -> None:
-    replies = (
-        replace("a.py", "three", "3"),
-        replace("missing.py", "a", "b"),
-        replace("a.py", "one", "1"),
-        text("done"),
-    )
-    async with engine_with(folder, *replies) as engine:
-        result = await engine.run("proposer", "go")
-
-    failed, missing, worked = [call.result for call in result.tool_calls]
-    assert failed.is_error
-    assert "found 0 times" in failed.text
-    assert missing.is_error
-    assert "use propose_write_file" in missing.text
-    assert not worked.is_error
-
-
 @pytest.mark.spec("generator-contract:T8", "reliability:FP5")
 async def test_proposals_have_a_size_limit(folder: Path) -> None:
     big = [tool_call("propose_write_file", {"path": f"{n}.txt", "content": "é" * 1_500_000}) for n in range(3)]

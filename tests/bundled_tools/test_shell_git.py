@@ -295,13 +295,6 @@ async def test_git_identity_of_the_repository_overrides_that_of_the_user(person:
 
 
 @pytest.mark.spec("reliability:HP2")
-async def test_author_variables_override_the_git_configuration(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_AUTHOR_NAME", "Countess")
-
-    assert (await committed(person))[0] == "Countess <ada@example.com> Ada Lovelace <ada@example.com>"
-
-
-@pytest.mark.spec("reliability:HP2")
 async def test_without_a_user_name_git_gets_no_author(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)

@@ -189,14 +189,6 @@ async def test_a_program_that_cannot_execute_is_named_in_the_error(
     assert not (root / "canary").exists()
 
 
-@pytest.mark.spec("reliability:SH10")
-async def test_an_unknown_program_is_named_in_the_error(root: Path) -> None:
-    missing = await Sh(root)(["no-such-program-at-all"])
-
-    assert missing.is_error
-    assert "'no-such-program-at-all' could not be executed" in missing.text
-
-
 @pytest.mark.spec("reliability:FS26", "reliability:HP2")
 async def test_programs_are_found_with_the_system_as_root(elsewhere: Any) -> None:
     elsewhere.needs_the_whole_system()

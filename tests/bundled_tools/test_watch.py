@@ -225,18 +225,6 @@ async def test_a_killed_watch_resumes_polling_and_notifies_once(tmp_path, nothin
 
 
 @pytest.mark.spec("waiting:WT11")
-async def test_a_denied_watch_command_starts_nothing(tmp_path):
-    model = ScriptedModel([watch(["rm", "-r", "x"]), text("I may not.")])
-    policy = Policy([Rule("deny", Command(CommandForm(["rm"])))], mode="bypass")
-    async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model, permissions=policy) as engine:
-        result = await engine.run("lead", "go")
-
-    assert result.text == "I may not."
-    assert result.tool_calls[0].result.is_error
-    assert not result.children
-
-
-@pytest.mark.spec("waiting:WT11")
 async def test_rules_bind_each_poll_as_they_bound_the_call(tmp_path):
     polls = []
 
