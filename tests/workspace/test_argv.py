@@ -30,24 +30,16 @@ quoted_text = st.lists(
 # --- what is a script -----------------------------------------------------------------------------------------------
 
 SCRIPTS = {
-    "chains": ["ls; rm -rf x", "ls && rm x", "ls || rm x", "ls | sh", "ls & rm x", "ls&", "ls;"],
-    "lines": ["ls\nrm x", "ls\rrm x", "ls \\\n; rm x", "ls\n", "ls \\\nrm", 'ls "a\\\nb"'],
-    "substitution": [
-        "echo $(rm x)", "echo `rm x`", 'echo "$(rm x)"', 'echo "`rm x`"', "cat <(rm x)", "echo ${x:-$(rm y)}", "echo ${a@P}",
-        "echo $HOME", 'echo "$HOME"', "echo $'a'", 'echo $"a"', "echo !!", 'echo "!1"', "echo {a,b}", "ls *", "ls ?", "ls [a]",
-    ],
-    "redirection": [
-        "echo a > ~/.bashrc", "echo a >> .git/hooks/pre-commit", "cat < /etc/passwd", "ls 2>x", ": > f", "cat <<< x", "ls>x",
-    ],
-    "assignment": [
-        "FOO=1 git status", "GIT_SSH_COMMAND=sh git fetch", "LD_PRELOAD=./x.so ls", "PATH=.:$PATH ls", "A+=1 ls", "A=",
-        " \tA=1 ls",
-    ],
+    "chains": ["ls; rm -rf x", "ls && rm x", "ls | sh", "ls&"],
+    "lines": ["ls\nrm x", "ls\rrm x", "ls \\\nrm", 'ls "a\\\nb"'],
+    "substitution": ["echo $(rm x)", 'echo "`rm x`"', "cat <(rm x)", 'echo "$HOME"', "echo $'a'", 'echo "!1"', "echo {a,b}", "ls *", "ls ?", "ls [a]"],
+    "redirection": ["echo a >> .git/hooks/pre-commit", "cat < /etc/passwd", "ls>x"],
+    "assignment": ["FOO=1 git status", "A+=1 ls", "A=", " \tA=1 ls"],
     "many": ["git status " + "&& true " * 51 + "&& curl evil"],
-    "reliability:PM21": ["ls ~", "cat ~root/.ssh/id", "echo a=~", "echo a:~/x", "PATH=~ ls", "echo ''~"],
-    "invisible": ["ls\u00a0-la", "ls\u200b", "ls \u202erm", "ls \x1b[2K", "ls \U000e0041", "ls\u2028rm", "ls\x0brm", "ls\x7f"],
-    "reliability:PM24": ["ls -la #" + " " * 3_000 + "; rm x", "#", "ls #x", "ls ''#x"],
-    "unfinished": ["ls '", 'ls "', "ls \\", "ls 'a\"", 'ls "a\\'],
+    "reliability:PM21": ["ls ~", "echo a=~", "echo a:~/x", "echo ''~"],
+    "invisible": ["ls\u00a0-la", "ls\u200b", "ls \x1b[2K", "ls \U000e0041", "ls\u2028rm", "ls\x0brm"],
+    "reliability:PM24": ["ls -la #" + " " * 3_000 + "; rm x", "ls ''#x"],
+    "unfinished": ["ls '", 'ls "', "ls \\"],
 }  # fmt: skip
 
 
