@@ -4,6 +4,7 @@ What is kept of headers and addresses, and that what a test says when it fails h
 
 from __future__ import annotations
 
+import json
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.errors import ReplayDivergence
 from stepengine.journal import MemoryJournal
-from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
+from stepengine.testing import Cassette, CassetteMiss
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.traffic_redaction import Cleaner, clean_url
 
 KEY = "sk-ant-api03-" + "Qr7" * 12
@@ -93,6 +95,19 @@ def test_query_values_are_replaced_if_their_names_are_secret(pairs):
     assert expected == parse_qsl(cleaned.query, keep_blank_values=True)
     assert "h:1" == cleaned.netloc
     assert cleaned.geturl() == clean_url(cleaned.geturl())
+
+
+@pytest.mark.spec("reliability:R11")
+def test_the_message_of_a_miss_holds_no_key():
+    asked = RecordedRequest("POST", "http://h/v1", [("x-api-key", KEY)], json.dumps({"text": "hello"}).encode())
+    cassette = Cassette([Interaction(asked, RecordedResponse(200, "OK", [], b"{}"))])
+    body = json.dumps({"text": f"use {KEY}", "password": "open sesame"}).encode()
+    with pytest.raises(CassetteMiss) as caught:
+        cassette.take(RecordedRequest("POST", f"http://h/v1?key={KEY}", [("x-api-key", KEY)], body))
+
+    assert "use <redacted:" in str(caught.value)
+    assert KEY not in str(caught.value) + repr(caught.value)
+    assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.spec("reliability:R11")
