@@ -107,7 +107,7 @@ async def test_watch_observes_output_and_exit_status(tmp_path, asked, then):
 
 
 @pytest.mark.spec("waiting:WT11")
-@pytest.mark.parametrize(("every", "seconds", "polls"), [(50, 400, 9), (400, 1_200, 4)])
+@pytest.mark.parametrize(("every", "seconds", "polls"), [(50, 800, 17), (400, 1_200, 4)])
 async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every, seconds, polls):
     clock, journal = Clock(waits=True), MemoryJournal()
 

@@ -80,7 +80,7 @@ def test_a_run_too_long_for_exhaustion_is_refused():
 
 
 @pytest.mark.spec("reliability:I11")
-@pytest.mark.parametrize(("first", "second"), zip(CRASHES, (*CRASHES[1:], CRASHES[0]), strict=True))
+@pytest.mark.parametrize(("first", "second"), [*zip(CRASHES, (*CRASHES[1:], CRASHES[0]), strict=True)])
 def test_crashes_around_and_inside_a_child_are_simulated(first, second):
     faults = [Fault(0, first, "2"), Fault(2, second), Fault(3, first)]
     seen = simulate(SHORT, [0, 1, 2], replies=REPLIES, faults=faults)

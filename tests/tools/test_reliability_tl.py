@@ -84,7 +84,9 @@ async def test_a_tool_error_is_reported_by_its_own_message(error: ToolError) -> 
 
 
 @pytest.mark.spec("requirements:X59")
-@pytest.mark.parametrize(("kind", "error"), zip(KINDS, [KeyboardInterrupt, SystemExit, KeyboardInterrupt], strict=True))
+@pytest.mark.parametrize(
+    ("kind", "error"), [*zip(KINDS, (KeyboardInterrupt, SystemExit, KeyboardInterrupt), strict=True)]
+)
 def test_an_interrupt_is_not_a_tool_error(kind: str, error: type[BaseException]) -> None:
     with pytest.raises(error):
         asyncio.run(run(raising(kind, error())))
@@ -115,7 +117,9 @@ async def test_a_real_cancellation_ends_the_task() -> None:
 
 
 @pytest.mark.spec("reliability:TL03")
-@pytest.mark.parametrize(("kind", "error"), zip(KINDS, [GeneratorExit, StopIteration, StopAsyncIteration], strict=True))
+@pytest.mark.parametrize(
+    ("kind", "error"), [*zip(KINDS, (GeneratorExit, StopIteration, StopAsyncIteration), strict=True)]
+)
 async def test_generator_exit_and_stop_iteration_are_error_results(kind: str, error: type[BaseException]) -> None:
     result = await run(raising(kind, error("x")))
 
