@@ -8,8 +8,8 @@ import pytest
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import ToolResult
-from stepengine.data.yields import STEP, STEP_ALL, AgentCall, Ask, Complete, Parallel, Perform, ToolCall
-from stepengine.errors import DataError, DefinitionError, PerformError, ToolError
+from stepengine.data.yields import STEP, STEP_ALL, AgentCall, ToolCall
+from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.testing import run_with
 
 
@@ -84,19 +84,11 @@ def test_a_scripted_error_arrives_at_the_yield_with_the_exchange():
     assert "came:\n  the handler raised ToolError('no such folder')" in failed.value.__notes__[0]
 
 
-def test_every_member_of_a_batch_is_answered_in_short_form():
-    def handler(ctx):
-        plan = yield from Complete("plan")
-        both = yield from Parallel([AgentCall("helper"), Ask("Which?")])
-        broken = yield Perform(int, "x")
-        return plan.text, both[0].output, both[1], broken.value.kind
-
+def test_an_assertion_of_the_handler_comes_with_the_exchange():
     def asserting(ctx):
         yield STEP
         assert not ctx.prompt, "the handler's own"
 
-    script = [(Complete("plan"), "p"), (Parallel, ["out", "a"]), (Perform(int, "x"), PerformError("bad", kind="E"))]
-    assert ("p", "out", "a", "E") == run_with(handler, script)
     with pytest.raises(AssertionError, match="the handler's own") as failed:
         run_with(asserting, [STEP], "x")
     assert "exchange so far" in failed.value.__notes__[0]

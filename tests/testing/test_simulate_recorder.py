@@ -86,19 +86,6 @@ def another_outcome(monkeypatch):
     monkeypatch.setattr(Replayer, "answer", mutant)
 
 
-def wrong_result_recorded(monkeypatch):
-    """
-    The journal is given another result than the run.
-    """
-    append = RunWriter.append
-
-    def mutant(run, record):
-        is_result = isinstance(record, Result) and isinstance(record.given, ToolResult)
-        append(run, attrs.evolve(record, given=ToolResult.text("another")) if is_result else record)
-
-    monkeypatch.setattr(RunWriter, "append", mutant)
-
-
 def wrong_result_sent(monkeypatch):
     """
     The run is sent another result than what it did gave.
@@ -133,13 +120,6 @@ def done_twice(monkeypatch):
     monkeypatch.setattr(record_player, "is_repeatable", lambda item: True)
 
 
-def never_begun(monkeypatch):
-    """
-    Nobody remembers what was begun.
-    """
-    monkeypatch.setattr(Replayer, "was_begun", lambda replayer, address: False)
-
-
 def all_unknown(monkeypatch):
     """
     What can be done again is called unknown.
@@ -158,11 +138,9 @@ def forgotten_input(monkeypatch):
 CRASH = Fault(4, "crash")
 WRONG = {
     another_outcome: ("I3", [CRASH]),
-    wrong_result_recorded: ("I3", [CRASH]),
     wrong_result_sent: ("R1", []),
     nothing_recorded: ("I11", [CRASH]),
     done_twice: ("R3", [CRASH]),
-    never_begun: ("R3", [CRASH]),
     all_unknown: ("R1", [Fault(1, "crash")]),
     forgotten_input: ("I3", [Fault(0, "duplicate"), CRASH]),
 }
