@@ -86,65 +86,32 @@ ACTIONS = Failed("LimitExceeded", "asked for more than 60 actions")
 IMPORTS = given(
     "imports",
     ("subprocess", "import subprocess", Refused("there is no module 'subprocess'", 1)),
-    ("socket", "import socket", Refused("there is no module 'socket'", 1)),
-    ("importlib", "import importlib", Refused("there is no module 'importlib'", 1)),
-    ("ctypes", "import ctypes", Refused("there is no module 'ctypes'", 1)),
-    ("builtins", "import builtins", Refused("there is no module 'builtins'", 1)),
     (
         "caught",
         "try:\n    import urllib.request\nexcept ImportError:\n    pass",
         Refused("there is no module 'urllib.request'", 2),
     ),
-    ("from_star", "from os import *", Refused("does not say what is used", 1)),
-    ("the_engine", "import stepengine", Refused("write `from stepengine import ...`", 1)),
     (
         "inner_floor",
         "from stepengine.sandbox import code_mode",
         Refused("there is no module 'stepengine.sandbox'", 1),
     ),
-    ("engine_class", "from stepengine import Engine", Refused("'Engine' cannot be used in the sandbox", 1)),
-    ("perform", "from stepengine import Perform", Refused("it runs any function of the host", 1)),
-    ("hooks", "from stepengine import Hooks", Refused("hooks are code of whoever runs the agent", 1)),
     ("parent", "from .. import secrets", Refused("there is no module '..'", 1)),
-    ("sibling", "from .neighbour import helper", Refused("a file in the sandbox stands alone", 1)),
     ("dunder", 'return __import__("os").getcwd()', Refused("there is no `__import__`", 1)),
     ("in_exec", 'exec("import subprocess")', raised("ModuleNotFoundError", "No module named 'subprocess'")),
     ("in_eval", "return eval(\"__import__('os')\")", Gives("<coroutine external_future(1)>")),
     ("environment", 'import os\nreturn os.getenv("ATTACKED")', raised("RuntimeError", "'os.getenv' is not supported")),
     (
-        "environ",
-        "import os\nreturn getattr(os, 'environ')",
-        raised("TypeError", "getattr(): attribute is not a simple value"),
-    ),
-    ("system", 'import os\nreturn os.system("id")', Refused("`os` has no `system`", 2)),
-    (
         "system_late",
         'import os\nreturn getattr(os, "sys" + "tem")("id")',
         raised("AttributeError", "module 'os' has no attribute 'system'"),
     ),
-    ("list_root", 'import os\nreturn os.listdir("/")', Failed("ToolError", "Permission denied: '/'")),
-    ("chdir", 'import os\nos.chdir("/etc")\nreturn os.listdir(".")', Failed("ToolError", "Permission denied: '/etc'")),
     ("open", "return open('/etc/passwd').read()", Failed("ToolError", "Permission denied: '/etc/passwd'")),
     ("open_write", "open('canary', 'w').write('reached')", Failed("ToolError", "Permission denied")),
     ("open_descriptor", "return open(0).read()", raised("TypeError", "expected str, bytes")),
     (
-        "path",
-        "from pathlib import Path\nreturn Path('/etc/passwd').read_text()",
-        Failed("ToolError", "Permission denied: '/etc/passwd'"),
-    ),
-    (
         "path_write",
         "from pathlib import Path\nPath('canary').write_text('reached')",
-        Failed("ToolError", "Permission denied"),
-    ),
-    (
-        "path_home",
-        "from pathlib import Path\nreturn str(Path.home())",
-        raised("AttributeError", "type object 'PosixPath' has no attribute 'home'"),
-    ),
-    (
-        "path_up",
-        "from pathlib import Path\nreturn Path('../../../../proc/self/environ').read_bytes()",
         Failed("ToolError", "Permission denied"),
     ),
     (
@@ -153,58 +120,32 @@ IMPORTS = given(
         raised("RuntimeError", "'os.getenv' is not supported"),
     ),
     (
-        "expandvars",
-        "from os.path import expandvars\nreturn expandvars('$ATTACKED')",
-        raised("RuntimeError", "'os.environ' is not supported"),
-    ),
-    (
         "modules",
         "import sys\nreturn str(getattr(sys, 'modules'))",
         raised("AttributeError", "module 'sys' has no attribute 'modules'"),
     ),
-    (
-        "frames",
-        "import sys\nreturn sys._getframe(0)",
-        raised("AttributeError", "module 'sys' has no attribute '_getframe'"),
-    ),
     ("argv", "import sys\nreturn [sys.argv, sys.executable, sys.prefix]", Gives([["program.py"], "", ""])),
-    ("stdout", "import sys\nsys.stdout.write('x')", Failed("HandlerError", "")),
     ("own_place", "return [__file__, __name__]", Gives(["/program.py", "__main__"])),
-    ("builtins_dict", "return __builtins__", Refused("there is no `__builtins__`", 1)),
     ("input", "return input('password: ')", Refused("programs have no `input`", 1)),
-    ("breakpoint", "breakpoint()", Refused("programs have no `breakpoint`", 1)),
-    ("csv_field", "import csv\nreturn csv.reader.__self__", raised("AttributeError", "")),
 )
 WALKS = given(
     "walks",
     ("class", "return ().__class__", raised("AttributeError", "'tuple' object has no attribute '__class__'")),
-    ("bases", "return ().__class__.__bases__[0].__subclasses__()", raised("AttributeError", "")),
-    ("mro", "return type(1).__mro__", raised("AttributeError", "")),
     ("subclasses", "return type.__subclasses__(type)", raised("AttributeError", "")),
     (
         "globals",
         "return handle.__globals__ if (handle := (lambda: 0)) else 0",
         raised("AttributeError", "'function' object has no attribute '__globals__'"),
     ),
-    ("code", "return (lambda: 0).__code__", raised("AttributeError", "")),
-    ("closure", "return (lambda: 0).__closure__", raised("AttributeError", "")),
     ("builtin_self", "return print.__self__", raised("AttributeError", "")),
     ("getattr", "return getattr((), '__cla' + 'ss__')", raised("AttributeError", "")),
-    ("dict", "class A: pass\nreturn str(A().__dict__)", raised("AttributeError", "")),
-    (
-        "format",
-        'return "{0.__class__}".format(1)',
-        raised("AttributeError", "'int' object has no attribute '__class__'"),
-    ),
     ("format_ctx", 'return "{0.agent_state.__class__.__init__.__globals__}".format(ctx)', raised("AttributeError", "")),
     ("f_string", 'return f"{ctx.__class__}"', Gives("<class 'StepContext'>")),
-    ("percent", 'return "%(a.__class__)s" % {"a.__class__": 1}', Gives("1")),
     (
         "traceback",
         "try:\n    1 / 0\nexcept Exception as e:\n    return e.__traceback__",
         raised("AttributeError", "'ZeroDivisionError' object has no attribute '__traceback__'"),
     ),
-    ("context", "try:\n    1 / 0\nexcept Exception as e:\n    return e.__context__", raised("AttributeError", "")),
     (
         "host_error",
         "try:\n    ctx.random.sample([1], 5)\nexcept Exception as e:\n    return [str(e), hasattr(e, '__traceback__')]",
@@ -215,26 +156,9 @@ WALKS = given(
         'try:\n    yield from ToolCall("danger", {})\nexcept Exception as e:\n    return [type(e) is OSError, hasattr(e, "__cause__"), hasattr(e, "tb_frame")]',
         Gives([False, False, False]),
     ),
-    ("coroutine", "async def f(): pass", Refused("handlers are not async", 1)),
     ("generator_frame", "return (x for x in [1]).gi_frame", raised("AttributeError", "")),
     ("reduce", "return [].__reduce_ex__(2)", raised("AttributeError", "")),
-    (
-        "init_subclass",
-        "class A:\n    def __init_subclass__(cls): pass\nclass B(A): pass",
-        Refused("classes have no bases", 3),
-    ),
     ("del", "class A:\n    def __del__(self): open('canary', 'w')\nA()\nreturn 1", Gives(1)),
-    (
-        "descriptor",
-        "class D:\n    def __get__(self, a, b): return open('canary', 'w')\nclass A:\n    x = D()\nreturn type(A().x) is D",
-        Gives(True),
-    ),
-    (
-        "class_getattr",
-        "class A:\n    def __getattr__(self, name): return open\nreturn A().system('id')",
-        Failed("HandlerError", ""),
-    ),
-    ("object", "return object()", raised("TypeError", "cannot create 'object' instances")),
 )
 DOUBLED = "a = [1]\nfor _ in range(45): a = [a, a]\n"
 """Written out it would have no end; in memory it is small."""
@@ -243,23 +167,14 @@ TOO_LARGE = raised("ValueError", "a value of more than 8,388,608 bytes")
 TRICKS = given(
     "text that runs",
     ("eval", "return eval('1 + 1')", Gives(2)),
-    ("eval_walk", "return eval('().__class__')", raised("AttributeError", "")),
     ("exec", "exec('x = 3')\nreturn eval('1')", Gives(1)),
-    ("compile", "return compile('1', 'x', 'eval')", Refused("programs have no `compile`", 1)),
     ("type", "X = type('X', (), {})\nreturn X()", Gives({})),
     (
         "type_tool",
         "X = type('ToolCall', (), {})\nx = X()\nx.tool, x.input = 'danger', {}\nyield from x",
         Failed("ToolNotAvailable", "'danger' is not available"),
     ),
-    ("metaclass", "class A(metaclass=type): pass", Refused("classes have no bases", 1)),
     ("deep_eval", "return eval('(' * 5000 + '1' + ')' * 5000)", raised("SyntaxError", "Source is too deeply nested")),
-    ("deep_exec", "exec('[' * 100000)", raised("SyntaxError", "Source is too deeply nested")),
-    (
-        "own_yield",
-        'eval("_se_yield(1)")\nyield STEP',
-        Failed("HandlerError", "it waits for '_se_yield'"),
-    ),
     (
         "own_many",
         'for _ in range(200): eval("_se_from(1)")\nyield STEP',
@@ -283,7 +198,6 @@ TRICKS = given(
     ("host_kind", "eval(\"_se_host('context', {'a': 1})\")", raised("ValueError", "")),
     ("host_log", "eval(\"_se_host('log', 'info', 'x', [1])\")", raised("ValueError", "")),
     ("host_level", "eval(\"_se_host('log', '__class__', 'x', {})\")\nreturn 1", Gives(1)),
-    ("host_notify", "eval(\"_se_host('notify')\")", raised("ValueError", "")),
     (
         "host_begin",
         "return sorted(eval(\"_se_host('begin')\"))",
@@ -293,11 +207,6 @@ TRICKS = given(
         "host_chance",
         "eval(\"_se_host('random', '__reduce__', [])\")",
         raised("ValueError", "the chance of a run has no '__reduce__'"),
-    ),
-    (
-        "host_seed",
-        "eval(\"_se_host('random', 'seed', [1])\")",
-        raised("ValueError", "the chance of a run has no 'seed'"),
     ),
     (
         "host_sample",
@@ -310,10 +219,8 @@ TRICKS = given(
         raised("ValueError", "at most 100,000 places are drawn at once"),
     ),
     ("host_doubled_text", DOUBLED + "ctx.logger.info(a)", TOO_LARGE),
-    ("host_doubled_news", DOUBLED + "ctx.notify(a)", TOO_LARGE),
     ("host_doubled_name", f"exec({DOUBLED + '_se_host(a)'!r})", TOO_LARGE),
     ("host_doubled_level", f"exec({DOUBLED_LEVEL!r})", TOO_LARGE),
-    ("host_kwargs", "eval(\"_se_host(what='begin')\")", raised("ValueError", "not enough values to unpack")),
     ("loop_of_asyncio", "import asyncio\nreturn asyncio.run(3)", Failed("HandlerError", "")),
     ("sleeps", "import asyncio\neval('asyncio.sleep(1)')\nyield STEP", Failed("HandlerError", "")),
 )
@@ -326,41 +233,15 @@ REWRITER = given(
         Gives(["yield from x", "yield\n    yield from ("]),
     ),
     ("continuation", "r = yield \\\n    from \\\n    " + NOTED + "\nreturn r.is_error", Gives(False)),
-    ("tab", "r = yield\t" + NOTED + "\nreturn r.steps_complete", Gives(False)),
     ("tab_from", "r = yield\t from\t" + NOTED + "\nreturn r.is_error", Gives(False)),
-    ("form_feed", "r = yield\f" + NOTED + "\nreturn 1", Gives(1)),
     ("form_feed_from", "r = yield\ffrom " + NOTED, Refused("write `yield from` on one line", 1)),
-    ("nested", "r = ((((yield ((" + NOTED + "))))))\nreturn r.steps_complete", Gives(False)),
     ("in_yield", "r = yield (yield " + NOTED + ") and " + NOTED + "\nreturn r.steps_complete", Gives(False)),
-    (
-        "f_string",
-        "return f\"{(yield ToolCall('note', {'text': 'a'})).steps_complete}\"",
-        Refused("this stands inside of an f-string", 1),
-    ),
     ("f_string_ours", "return f\"{eval('_se_fields')}\"", Gives("{}")),
     ("default", "def g(x=(yield " + NOTED + ")): return x\nreturn g().steps_complete", Gives(False)),
-    ("decorated", "@print\ndef g():\n    yield 1", Refused("'g' yields and has a decorator", 2)),
     ("decorator_yields", "@(yield STEP)\ndef g(): return 1\nreturn 1", Failed("HandlerError", "")),
-    ("walrus", "if (r := (yield " + NOTED + ")):\n    return r.steps_complete", Gives(False)),
-    (
-        "match",
-        "match (yield from " + NOTED + ").is_error:\n    case False: return 'no'\n    case _: return 'yes'",
-        Gives("no"),
-    ),
-    ("lambda", "return (lambda: (yield))()", Refused("a lambda cannot yield in the sandbox", 1)),
     ("comprehension", "return [r.steps_complete for r in [(yield " + NOTED + ")]]", Gives([False])),
     ("class_body", "class A:\n    x = (yield STEP)", Refused("cannot yield in the sandbox", 2)),
-    ("method", "class A:\n    def go(self):\n        yield STEP", Refused("a method cannot yield in the sandbox", 3)),
-    (
-        "passed_on",
-        "def g(): yield STEP\nreturn list(g())",
-        Refused("'g' yields: its call stands only directly after `yield from`", 2),
-    ),
     ("alias", "def g(): yield STEP\nh = g\nyield from h()", Refused("'g' yields: its call stands only", 2)),
-    ("twice", "def g(): yield STEP\ndef g(): return 1\nreturn g()", Refused("two functions are called 'g'", 1)),
-    ("await", "r = await 3", Refused("handlers are not async", 1)),
-    ("name", "_se_host('begin')", Refused(OURS, 1)),
-    ("attribute", "return ctx.agent_state._se_number", Refused(OURS, 1)),
     ("argument", "def g(_se_got): return 1", Refused(OURS, 1)),
     ("keyword", "return dict(_se_got=1)", Refused(OURS, 1)),
     ("caught", "try:\n    1 / 0\nexcept ZeroDivisionError as _se_got:\n    pass", Refused(OURS, 3)),
@@ -378,7 +259,6 @@ REWRITER = given(
         "def handle_\u017fteps(x): return x",
         Refused("two functions are called 'handle_steps'", -1),
     ),
-    ("normalised_value", "\U0001d4ce = yield from " + NOTED + "\nreturn y.is_error", Gives(False)),
     ("by_attribute", "r = yield from " + NOTED + "\nreturn getattr(r, '_se' + '_number', 0)", Gives(0)),
     (
         "by_setattr",
@@ -396,17 +276,11 @@ TEXTS = given(
     ("null", "agent = 1\0\n", Refused("null bytes", 1)),
     ("surrogate", "agent = '\ud800'\n", Refused("lone surrogate", 1)),
     ("empty", "", Refused("expected `agent = AgentDefinition(...)`", 1)),
-    ("syntax", "agent = (\n", Refused("syntax error", 1)),
     ("large", "agent = 1\n" + "#" * 70_000, Refused("at most 65,536 are read", 1)),
-    ("parentheses", "agent = " + "(" * 150 + "1" + ")" * 150 + "\n", Refused("found 1", 1)),
     ("too_deep", "agent = " + "-" * 20_000 + "1\n", Refused("nested too deeply", 1)),
-    ("attributes", "agent = x" + ".a" * 20_000 + "\n", Refused("nested too deeply", 1)),
-    ("sums", "agent = 1" + " + 1" * 15_000 + "\n", Refused("nested too deeply", 1)),
     ("coding", "# coding: utf-7\nagent = 1\n", Refused("expected `AgentDefinition(...)` of stepengine, found 1", 2)),
     ("crlf", CRLF, Gives(False)),
     ("cr", CRLF.replace("\n", ""), Gives(False)),
-    ("both", "agent = 1\nagents = []\n", Refused("it holds both `agent` and `agents`", 2)),
-    ("outside", "yield 1\nagent = 1\n", Refused("`yield` stands outside of a function", 1)),
     ("lines", "agent = 'a\u2028b\x0bc\x85'\nimport socket\n", Refused("there is no module 'socket'", 2)),
     is_file=True,
 )
@@ -414,21 +288,11 @@ DEFINE = "from stepengine import AgentDefinition, Limits, ModelSettings, STEP, T
 FORGED = "class AgentDefinition:\n    def __init__(self):\n        self.id = 'x'\n        self.fields = "
 DEFINITIONS = given(
     "definitions",
-    (
-        "hooks",
-        DEFINE + "agent = AgentDefinition('x', hooks=3)\n",
-        Refused("hooks are code of whoever runs the agent", 2),
-    ),
     ("permissions", DEFINE + "agent = AgentDefinition('x', permissions='all')\n", Refused("takes no 'permissions'", 2)),
     (
         "tool_object",
         DEFINE + "class T:\n    name = 'danger'\nagent = AgentDefinition('x', tools=[T()])\n",
         Refused("tools is text, a number or JSON", 4),
-    ),
-    (
-        "tool_function",
-        DEFINE + "agent = AgentDefinition('x', tools=[open])\n",
-        Refused("tools is text, a number or JSON", 2),
     ),
     ("id_path", DEFINE + "agent = AgentDefinition('../../etc/passwd')\n", Refused("an id is lower-case letters", 2)),
     (
@@ -436,7 +300,6 @@ DEFINITIONS = given(
         FORGED + "{}\nx = AgentDefinition()\nx.id = ['x']\nagent = x\n",
         Refused("an id is lower-case letters", 7),
     ),
-    ("id_control", DEFINE + "agent = AgentDefinition('x\\n\\x1b[2J')\n", Refused("an id is lower-case letters", 2)),
     (
         "own_class",
         "class AgentDefinition: pass\nagent = AgentDefinition()\n",
@@ -448,17 +311,6 @@ DEFINITIONS = given(
         Refused("expected `AgentDefinition(...)` of stepengine", 5),
     ),
     ("own_keys", FORGED + "{3: 4}\nagent = AgentDefinition()\n", Refused("takes no '3'", 5)),
-    (
-        "namedtuple",
-        "from collections import namedtuple\nN = namedtuple('N', 'attributes name')\nagent = N({'id': 'x', 'fields': {}}, 'AgentDefinition')\n",
-        Refused("expected `AgentDefinition(...)` of stepengine", 3),
-    ),
-    ("class_itself", DEFINE + "agent = AgentDefinition\n", Refused("expected `AgentDefinition(...)` of stepengine", 2)),
-    (
-        "many",
-        DEFINE + "agents = [AgentDefinition(f'a{n}') for n in range(10_000)]\n",
-        Refused("it holds more than 200 agents", 2),
-    ),
     ("same", DEFINE + "agents = [AgentDefinition('a')] * 2\n", Refused("two agents of the id 'a'", 2)),
     ("no_agents", "agents = []\n", Refused("`agents` is empty", 1)),
     (
@@ -473,11 +325,6 @@ DEFINITIONS = given(
         Refused("a value", 5),
     ),
     (
-        "schema_function",
-        DEFINE + "agent = AgentDefinition('x', input_schema={'type': 'object', 'properties': {'a': open}})\n",
-        Refused("input_schema is text, a number or JSON", 2),
-    ),
-    (
         "schema_forged",
         DEFINE + "class S: pass\ns = S()\ns.name = ['x']\nagent = AgentDefinition('x', output_schema=s)\n",
         Refused("not an object of the class S", 5),
@@ -489,41 +336,14 @@ DEFINITIONS = given(
         Refused("'check' is code, which is not run here", 6),
     ),
     (
-        "schema_default",
-        DEFINE
-        + "from pydantic import BaseModel\nclass P(BaseModel):\n    a: int = open('canary', 'w')\nagent = AgentDefinition('x', input_schema=P)\n",
-        Refused("a call of 'open' is no value", 4),
-    ),
-    (
-        "schema_annotation",
-        DEFINE
-        + "from pydantic import BaseModel\nclass P(BaseModel):\n    a: open('canary', 'w')\nagent = AgentDefinition('x', input_schema=P)\n",
-        Refused("a call of 'open' is no type", 4),
-    ),
-    (
         "settings_headers",
         DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(extra={'headers': {'host': 'evil'}}))\n",
         Refused("has no 'extra'", 2),
     ),
     (
-        "settings_tools",
-        DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(server_tools=['web_fetch']))\n",
-        Refused("has no 'server_tools'", 2),
-    ),
-    (
-        "settings_foreign",
-        DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(api_key='x'))\n",
-        Refused("takes no 'api_key'", 2),
-    ),
-    (
         "settings_dict",
         DEFINE + "agent = AgentDefinition('x', settings={'temperature': 1})\n",
         Refused("settings is ModelSettings(...)", 2),
-    ),
-    (
-        "limits_text",
-        DEFINE + "agent = AgentDefinition('x', limits=Limits(max_steps='many'))\n",
-        Refused("whole number", 2),
     ),
     (
         "limits_nan",
@@ -542,29 +362,9 @@ DEFINITIONS = given(
         Refused("the name of a function of this file that yields", 4),
     ),
     (
-        "handler_host",
-        DEFINE + "agent = AgentDefinition('x', handle_steps='sandboxed')\n",
-        Refused("the name of a function of this file that yields", 2),
-    ),
-    (
-        "handler_lambda",
-        DEFINE + "agent = AgentDefinition('x', handle_steps=lambda ctx: (yield))\n",
-        Refused("a lambda cannot yield", 2),
-    ),
-    (
-        "prompt_object",
-        DEFINE + "class P:\n    def render(self, ctx): return 'x'\nagent = AgentDefinition('x', system_prompt=P())\n",
-        Refused("system_prompt is text, a number or JSON", 4),
-    ),
-    (
         "huge_prompt",
         DEFINE + "agent = AgentDefinition('x', system_prompt='a' * 9_000_000)\n",
         Refused("a value of more than 8,388,608 bytes", 2),
-    ),
-    (
-        "loads_work",
-        "import asyncio\nagent = asyncio.sleep(1)\n",
-        Refused("expected `AgentDefinition(...)` of stepengine", 2),
     ),
     ("memory_load", "agent = 'x' * 10**9\n", Refused("MemoryError", 1)),
     ("printed_load", "print('x' * 10**6)\nagent = 1\n", Refused("it printed more than 100,000 characters", 1)),
@@ -599,19 +399,12 @@ FORGERIES = given(
         "class Perform: pass\nyield Perform()",
         Failed("BadYield", "an object of the class 'Perform' cannot be yielded"),
     ),
-    (
-        "compute",
-        "class Compute: pass\nyield Compute()",
-        Failed("BadYield", "an object of the class 'Compute' cannot be yielded"),
-    ),
     ("step_result", "class StepResult: pass\nyield StepResult()", Failed("BadYield", "cannot be yielded")),
-    ("definition", "yield AgentDefinition('x')", Failed("BadYield", "cannot be yielded")),
     (
         "call_by_definition",
         "r = yield from AgentCall(AgentDefinition('admin', tools=['danger']))\nreturn r.status",
         Failed("ChildError", "agent 'stranger' may not spawn 'admin'"),
     ),
-    ("function", "yield open", Failed("BadYield", NO_JSON)),
     ("class", "yield ToolCall", Failed("BadYield", "yielded")),
     ("text", "yield 'STEP'", Failed("BadYield", "Yield the sentinel, not its name")),
     ("sentinel", "STEP.name = 'Perform'\nyield STEP", Failed("BadYield", "")),
@@ -643,11 +436,6 @@ FORGERIES = given(
         Failed("ToolInputError", "unknown type 'SystemMessage'"),
     ),
     (
-        "stored_class",
-        "m = UserMessage('a')\nsetattr(m, '_se' + '_stored', {'type': 'AgentDefinition', 'id': 'x'})\nyield from ToolCall('set_messages', {'messages': [m]})",
-        Failed("ToolInputError", "unknown type 'AgentDefinition'"),
-    ),
-    (
         "stored_result",
         "m = UserMessage('a')\nsetattr(m, '_se' + '_stored', {'type': 'tool_message', 'tool_call_id': 'c', 'tool_name': 'danger', 'result': {}})\nyield from ToolCall('set_messages', {'messages': [m]})",
         Failed("ToolInputError", "unknown member of 'tool_message'"),
@@ -656,11 +444,6 @@ FORGERIES = given(
         "system_message",
         "yield from ToolCall('set_messages', {'messages': [{'role': 'system', 'content': 'evil'}]})",
         Failed("ToolInputError", "a transcript holds no system message"),
-    ),
-    (
-        "orphan_result",
-        "yield from ToolCall('set_messages', {'messages': [{'role': 'tool', 'tool_call_id': 'x', 'content': 'evil'}]})",
-        Failed("ToolInputError", "stands beside no call"),
     ),
     (
         "add_system",
@@ -672,23 +455,15 @@ FORGERIES = given(
         "yield Complete([{'type': 'AgentDefinition', 'id': 'x'}])",
         Failed("DataError", "unknown type 'AgentDefinition'"),
     ),
-    ("complete_numbers", "yield Complete([3])", Failed("DataError", "a message needs role")),
     ("complete_object", "yield Complete(3)", Failed("BadYield", "Complete")),
     ("calls_text", "p = Parallel()\np.calls = 'ab'\nyield p", Failed("BadYield", "expected a list")),
-    ("calls_missing", "p = Parallel()\np.calls = None\nyield p", Failed("BadYield", "expected a list")),
     ("in_itself", "p = Parallel()\np.calls.append(p)\nyield p", Failed("BadYield", "")),
     ("cycle", "a = []\na.append(a)\nreturn a", Failed("HandlerError", "it contains itself")),
-    ("cycle_dict", "a = {}\na['x'] = [a]\nreturn a", Failed("HandlerError", "it contains itself")),
     ("no_cycle", "a = ['[...]']\nreturn [a, a, '{...}']", Gives([["[...]"], ["[...]"], "{...}"])),
     (
         "deep",
         "a = []\nfor _ in range(100_000): a = [a]\nreturn a",
         Failed("HandlerError", "nested deeper than 200 levels"),
-    ),
-    (
-        "deep_call",
-        "a = []\nfor _ in range(500): a = {'a': a}\nyield ToolCall('note', {'text': a})",
-        Failed("BadYield", "nested deeper than 200 levels"),
     ),
     (
         "deep_parallel",
@@ -701,24 +476,13 @@ FORGERIES = given(
         Failed("HandlerError", "a value of more than 8,388,608 bytes"),
     ),
     (
-        "doubling_call",
-        "a = [1]\nfor _ in range(45): a = [a, a]\nyield ToolCall('note', {'text': a})",
-        Failed("BadYield", "a value of more than 8,388,608 bytes"),
-    ),
-    (
         "doubling_note",
         "a = [1]\nfor _ in range(45): a = [a, a]\nctx.notify('x', {'a': a})",
         raised("ValueError", "a value of more than 8,388,608 bytes"),
     ),
     ("nan", "return float('nan')", Failed("HandlerError", "nan is no JSON")),
     ("inf_call", "yield ToolCall('note', {'text': float('inf')})", Failed("BadYield", "inf is no JSON")),
-    ("nan_sleep", "yield Sleep(float('nan'))", Failed("BadYield", "nan is no JSON")),
     ("huge_number", "return 2 ** 100_000", Failed("HandlerError", "a number of more than 4,300 digits is no JSON")),
-    (
-        "huge_number_call",
-        "yield ToolCall('note', {'text': 10 ** 5000})",
-        Failed("BadYield", "a number of more than 4,300 digits is no JSON"),
-    ),
     ("surrogate", "return '\\ud800'", Gives("\ufffd")),
     (
         "keys",
@@ -728,37 +492,23 @@ FORGERIES = given(
     ("key_tuple", "return {(1, 2): 3}", Failed("HandlerError", "a key of type tuple is no JSON")),
     ("key_nan", "return {float('nan'): 3}", Gives({"NaN": 3})),
     ("set", "return {1, 2}", Failed("HandlerError", "a value of type set is no JSON")),
-    ("bytes", "return b'abc'", Failed("HandlerError", "a value of type bytes is no JSON")),
     ("exception", "return ValueError('x')", Failed("HandlerError", NO_JSON)),
-    ("exception_class", "return ValueError", Failed("HandlerError", NO_JSON)),
-    ("decimal", "import decimal\nreturn decimal.Decimal('NaN')", Failed("HandlerError", NO_JSON)),
     (
         "own_type",
         "class A:\n    def __init__(self): self.type = 'AgentDefinition'\nreturn A()",
         Gives({"type": "AgentDefinition"}),
     ),
-    ("named_like_ours", "return {'object': 'ToolCall', 'has': {}}", Gives({"object": "ToolCall", "has": {}})),
     ("wrong", "yield {'wrong': 'x'}", Failed("BadYield", "")),
     ("raises_ours", "raise eval('LimitExceeded')('forged')", Failed("LimitExceeded", "forged")),
     ("raises_system_exit", "raise SystemExit('x')", raised("RuntimeError", "SystemExit: x")),
-    ("raises_interrupt", "raise KeyboardInterrupt('x')", raised("RuntimeError", "KeyboardInterrupt: x")),
-    ("raises_base", "raise BaseException('x')", raised("RuntimeError", "BaseException: x")),
-    ("raises_stop", "raise StopIteration('x')", raised("RuntimeError", "StopIteration: x")),
     ("raises_decode", "b'\\xff'.decode()", raised("RuntimeError", "UnicodeDecodeError: 'utf-8' codec")),
-    ("raises_memory", "raise MemoryError('x')", raised("MemoryError", "x")),
     ("raises_terminal", "raise ValueError('\\x1b[2J' + '\\ud800')", raised("ValueError", "")),
-    ("set_in_note", "ctx.notify('x', {'b', 'a'})", raised("ValueError", "")),
     ("nan_in_note", "ctx.notify('x', {'a': float('nan')})", raised("ValueError", "nan is no JSON")),
     ("function_in_log", "ctx.logger.info(open)", raised("ValueError", "a value of type MontyStdTypeProxy is no JSON")),
 )
 PRIVILEGES = given(
     "privileges",
     ("tool_not_given", "yield from ToolCall('danger', {})", Failed("ToolNotAvailable", "'danger' is not available")),
-    (
-        "tool_bundled",
-        "yield from ToolCall('run_terminal_command', {'command': 'touch canary'})",
-        Failed("ToolNotAvailable", "is not available"),
-    ),
     (
         "hidden",
         "yield from ToolCall('danger', {}, include_tool_call=False)",
@@ -767,11 +517,6 @@ PRIVILEGES = given(
     (
         "hidden_parallel",
         "yield from Parallel([ToolCall('danger', {}, include_tool_call=False)])",
-        Failed("ToolNotAvailable", "'danger' is not available"),
-    ),
-    (
-        "hidden_race",
-        "yield from Race([ToolCall('danger', {}, include_tool_call=False)])",
         Failed("ToolNotAvailable", "'danger' is not available"),
     ),
     (
@@ -805,30 +550,13 @@ PRIVILEGES = given(
         "r = yield Parallel([ToolCall('denied', {})] * 3)\nreturn [one.status for one in r.tool_results]",
         Gives(["denied"] * 3),
     ),
-    ("denied_race", "r = yield Race([ToolCall('denied', {})])\nreturn 1", Gives(1)),
-    ("denied_text", "r = yield StepText('<denied></denied>')\nreturn 1", Gives(1)),
     ("denied_for_ever", "while True: yield ToolCall('denied', {})", Failed("LimitExceeded", "max_denials is 10")),
-    (
-        "hidden_truth",
-        "yield ToolCall('note', {'text': 'a'}, include_tool_call='no')",
-        Failed("BadYield", "include_tool_call is True or False"),
-    ),
     ("offers_danger", "yield StepWith(tools=['danger'])", Failed("ToolNotAvailable", "'danger' is not available")),
     ("chooses_danger", "r = yield StepWith(tool_choice='danger')\nreturn r.text", Gives("Hello.")),
     (
         "settings_extra",
         "yield StepWith(settings=ModelSettings(extra={'headers': {'host': 'evil'}}))",
         Failed("BadYield", "has no 'extra'"),
-    ),
-    (
-        "settings_server",
-        "yield StepWith(settings=ModelSettings(server_tools=['web_fetch']))",
-        Failed("BadYield", "has no 'server_tools'"),
-    ),
-    (
-        "settings_dict",
-        "yield StepWith(settings={'extra': {'headers': {}}})",
-        Failed("BadYield", "settings are ModelSettings(...)"),
     ),
     (
         "complete_settings",
@@ -848,11 +576,6 @@ PRIVILEGES = given(
         Failed("ToolError", "agent 'stranger' may not spawn 'admin'"),
     ),
     (
-        "spawn_self",
-        "r = yield from AgentCall('stranger', 'x')\nreturn r.status",
-        Failed("ChildError", "agent 'stranger' may not spawn 'stranger'"),
-    ),
-    (
         "start_admin",
         "r = yield from Start(AgentCall('admin', 'x'))\nreturn 1",
         Failed("AgentError", "agent 'stranger' may not spawn 'admin'"),
@@ -862,17 +585,7 @@ PRIVILEGES = given(
         "from stepengine import load_agent\nr = yield from AgentCall(load_agent('admin'), 'x')\nreturn r.status",
         Failed("ChildError", "agent 'stranger' may not spawn 'admin'"),
     ),
-    (
-        "load_path",
-        "from stepengine import load_agent\nr = yield from AgentCall(load_agent('/etc/passwd'), 'x')\nreturn r.status",
-        Failed("ChildError", "agent 'stranger' may not spawn '/etc/passwd'"),
-    ),
     ("start_tool", "yield Start(ToolCall('danger', {}))", Failed("BadYield", "")),
-    (
-        "own_tool",
-        "def tool(f): return f\n@tool\ndef mine(): return 1\nyield ToolCall(mine, {})",
-        Failed("ToolNotAvailable", "is not available"),
-    ),
     (
         "state",
         "ctx.agent_state.credits_used = -10**6\nctx.agent_state.steps_remaining = 10**9\nr = yield from "
@@ -881,7 +594,6 @@ PRIVILEGES = given(
         Gives("stranger"),
     ),
     ("model_of_context", "ctx.model = 'evil/model'\nr = yield STEP\nreturn r.text", Gives("Hello.")),
-    ("asks_as_system", "r = yield from Ask(3)\nreturn r", Failed("BadYield", "")),
 )
 LIMITS = given(
     "limits",
@@ -891,7 +603,6 @@ LIMITS = given(
         raised("RecursionError", "maximum recursion depth exceeded"),
     ),
     ("memory_text", "s = 'x'\nwhile True: s += s", raised("MemoryError", "memory limit exceeded")),
-    ("memory_list", "a = []\nwhile True: a.append('x' * 1000)", raised("MemoryError", "memory limit exceeded")),
     (
         "memory_swallowed",
         "a = []\nwhile True:\n    try:\n        while True: a.append('x' * 100_000)\n    except BaseException: break\nreturn 1",
@@ -899,29 +610,19 @@ LIMITS = given(
     ),
     ("range", "return list(range(10**12))", raised("MemoryError", "memory limit exceeded")),
     ("power", "return 10 ** 10 ** 9", raised("MemoryError", "memory limit exceeded")),
-    ("text_times", "return 'x' * 10**12", raised("MemoryError", "memory limit exceeded")),
     ("output", "return 'x' * (9 * 1024 * 1024)", Failed("HandlerError", "a value of more than 8,388,608 bytes")),
-    (
-        "input",
-        "yield ToolCall('note', {'text': 'x' * (9 * 1024 * 1024)})",
-        Failed("BadYield", "a value of more than 8,388,608 bytes"),
-    ),
     ("print", "print('x' * 10**6)", Failed("HandlerError", "it printed more than 100,000 characters")),
     ("log", "for _ in range(2000): ctx.logger.info('x')", raised("ValueError", "more than 1,000 lines are logged")),
-    ("notify", "for _ in range(2000): ctx.notify('x')", raised("ValueError", "more than 1,000 lines are logged")),
     (
         "notify_large",
         "s = 'x' * 5_000_000\nfor _ in range(1000): ctx.notify(s)",
         raised("ValueError", "more than 8,388,608 characters are logged"),
     ),
     ("bits", "return ctx.random.getrandbits(10**12)", raised("ValueError", "getrandbits takes 0 to 4096 bits")),
-    ("bits_negative", "return ctx.random.getrandbits(-1)", raised("ValueError", "getrandbits takes 0 to 4096 bits")),
     ("sample", "return len(ctx.random.sample(range(10**6), 200_000))", Failed("HandlerError", "")),
     ("yields", "while True: yield " + NOTED, ACTIONS),
-    ("yields_wrong", "while True:\n    try: yield 3\n    except BaseException: pass", ACTIONS),
     ("swallows", "while True:\n    try: yield " + NOTED + "\n    except BaseException: pass", ACTIONS),
     ("swallows_steps", "while True:\n    try: yield STEP\n    except BaseException: pass", Failed("max_steps", "")),
-    ("steps", "while True: yield STEP", Failed("max_steps", "")),
     (
         "finally",
         "try:\n    yield ToolCall('note', {})\nfinally:\n    yield STEP\n    yield STEP",
@@ -932,9 +633,7 @@ LIMITS = given(
         "r = yield Parallel([ToolCall('note', {'text': 'a'})] * 200)\nreturn len(r.tool_results)",
         Gives(200),
     ),
-    ("many_children", "r = yield Parallel([AgentCall('helper', 'x')] * 200)\nreturn len(r.tool_results)", Gives(0)),
     ("regex", "import re\nreturn re.match('(a+)+$', 'a' * 40 + 'b')", Gives(None)),
-    ("sleep_negative", "yield Sleep(-1)", Failed("BadYield", "how long to Sleep")),
 )
 SLOW = given(
     "endless",
@@ -942,14 +641,10 @@ SLOW = given(
     ("loop_swallowed", "while True:\n    try:\n        while True: pass\n    except BaseException: pass", LONG),
     ("print", "while True: print('x')", Failed("HandlerError", "")),
     ("chance", "while True: ctx.random.random()", LONG),
-    ("clock", "while True: ctx.now()", LONG),
     ("own_clock", "from datetime import datetime\nwhile True: datetime.now()", LONG),
     # Each turn of these takes a little memory, and it depends on the machine which limit comes first.
     ("names", "while True:\n    try: eval('nobody')\n    except NameError: pass", Failed("HandlerError", "")),
-    ("calls", "while True: eval('nobody()')", Failed("HandlerError", "")),
     ("history", "while True: ctx.agent_state.message_history", LONG),
-    ("history_anew", "while True:\n    ctx.agent_state.message_history\n    ctx.prompt_messages", LONG),
-    ("files", "while True:\n    try: open('x')\n    except BaseException: pass", LONG),
     ("finally", "try:\n    yield ToolCall('note', {})\nfinally:\n    while True: pass", LONG),
     ("generator", "def g():\n    while True: pass\n    yield\nyield from g()", LONG),
     ("iterator", "import itertools\nreturn sum(itertools.count())", LONG),
@@ -958,22 +653,12 @@ SLOW = given(
         "import hashlib\nreturn hashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**9).hex()",
         Failed("HandlerError", ""),
     ),
-    (
-        "permutations",
-        "import itertools\nreturn len(list(itertools.permutations(range(12))))",
-        Failed("HandlerError", ""),
-    ),
     ("factorial", "import math\nreturn math.factorial(10**7) % 10", Failed("HandlerError", "")),
     is_slow=True,
 )
 ENDLESS_FILES = given(
     "endless",
     ("endless_load", "while True:\n    pass\nagent = 1\n", Refused("it computed for more than 0.5 s", 1)),
-    (
-        "endless_host",
-        "from datetime import datetime\nwhile True:\n    datetime.now()\nagent = 1\n",
-        Refused("it computed for more than 0.5 s", 1),
-    ),
     is_file=True,
     is_slow=True,
 )

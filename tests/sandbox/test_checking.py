@@ -30,26 +30,15 @@ MOST_FALSE = 0.01
 WRONG = {
     # what cannot be read
     "x = 1\ny = = 2": 2,
-    "def f(:\n    pass": 1,
-    "if True:\nprint(1)": 2,
-    "x = (1,\n": 1,
     "x = 1\nbreak": 2,
-    "def f():\n    continue": 2,
-    "def f(a, b, a):\n    pass": 1,
-    "def f():\n    nonlocal n\n    n = 1": 2,
     "x = '\x00'": 1,
     # names
     "rows = await query('t')\nprint(row)": 2,
-    "print(json.dumps({}))": 1,
-    "def f(x):\n    return y\n\nf(1)": 2,
     "[zz for zz in range(3)]\nprint(zz)": 2,
     "class A:\n    n = 1\n\n    def f(self):\n        return n": 5,
-    "def f(a):\n    return a\n\nprint(a)": 4,
-    "f = lambda q: q\nq": 2,
     "print(callable(print))": 1,
     "x = {}\nprint(globals())": 2,
     "try:\n    x = nope\nexcept ValueError:\n    pass": 2,
-    "await read_fil('x')": 1,
     "from math import sqrt as root\nsqrt(2)": 2,
     # imports: those that there are not
     "import numpy as np\nnp.mean([1])": 1,
@@ -63,15 +52,12 @@ WRONG = {
     # calls that nobody awaits
     "book('fig', 1)\nprint('booked')": 1,
     "value = lookup('x')['values']": 1,
-    "print(lookup('x'))": 1,
     "for r in query('t'):\n    pass": 1,
     "total = 1 + add(1, 2)": 1,
     "x = 1\n[book(i, 1) for i in ('a', 'b')]": 2,
-    "n = [r for r in query('t')]": 1,
     "text = f'{price(\"fig\")}'": 1,
     "import asyncio\nasyncio.gather(lookup('a'))": 2,
     "async def main():\n    return 1\n\nmain()": 4,
-    "book('a', 1) if True else None": 1,
     # arguments
     "await price()": 1,
     "x = 1\nawait price('a', 'EUR', 3)": 2,
