@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepengine import AgentDefinition, Engine, Parallel, RunStatus, Sleep, ToolCall, tool
-from stepengine.errors import DefinitionError, JournalError, ReplayDivergence, ToolError
+from stepengine.errors import DefinitionError, ToolError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
 from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
@@ -27,9 +24,8 @@ pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, program_tool, sessions
 from stepengine.sandbox.program_checks import CheckedProgram
-from stepengine.sandbox.sessions import CallAnswer, ProgramEnded, ProgramWaiting
+from stepengine.sandbox.sessions import CallAnswer, ProgramWaiting
 from stepengine.sandbox.stubs import make_stubs
-from tests import forked_processes
 
 from .programs import outputs, programs, run_programs
 
@@ -72,39 +68,7 @@ def analyst(ledger: Ledger, **options: Any) -> AgentDefinition[Any]:
     return AgentDefinition("analyst", model="test/m", tools=[code_mode(*ledger.tools, **options)])
 
 
-SHOPPING = """
-    import asyncio
-    items = ["tea", "coffee", "milk"]
-    prices = await asyncio.gather(*[price(i) for i in items])
-    print(dict(zip(items, prices)))
-    if await ask("Book the cheapest?", ["yes", "no"]) == "yes":
-        cost, item = min(zip(prices, items))
-        print(await book(item, at=cost))
-    sum(prices)
-"""
-
-
 # --- a run with a program ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG20", "programs:PG22", "programs:PG23", "programs:PG26")
-async def test_a_program_that_asks_suspends_and_another_engine_resumes(
-    tmp_path: Path,
-) -> None:
-    ledger, path = Ledger(), tmp_path / "run.jsonl"
-    agent = analyst(ledger, ask=True)
-    async with Engine([agent], models=ScriptedModel(programs(SHOPPING))) as engine:
-        first = await engine.run(agent, "go", journal=path)
-    assert (RunStatus.SUSPENDED, ["Book the cheapest?"]) == (first.status, [q.text for q in first.pending_questions])
-
-    other = analyst(ledger, ask=True)
-    async with Engine([other], models=ScriptedModel([text("end")])) as engine:
-        result = await engine.resume(path, answers={first.pending_questions[0].id: "yes"})
-        assert result == await engine.replay(path)
-
-    assert ["{'tea': 30, 'coffee': 60, 'milk': 40}\nbooked tea at 30\n130"] == outputs(result)
-    assert {"price tea": 1, "price coffee": 1, "price milk": 1, "book tea": 1} == ledger.done
 
 
 @pytest.mark.spec("programs:PG22")
@@ -182,6 +146,7 @@ async def test_failures_of_calls_are_exceptions_a_program_can_catch() -> None:
     assert "book" in found[0]
     assert found[1].startswith("tool ")
     assert "broken" in found[1]
+    assert "type" == found[2]
     assert ledger.done["book tea"] == 0
 
 
@@ -276,19 +241,6 @@ async def test_a_call_timeout_can_be_caught_by_the_program() -> None:
     assert ["tool 'slow' timed out after 0.05 s\ntool 'slow_body' timed out after 0.001 s of work"] == outputs(result)
 
 
-@pytest.mark.spec("programs:PG20")
-async def test_agents_are_functions_of_a_program() -> None:
-    def work(ctx: Any) -> Any:
-        yield from Sleep(0)
-        return f"looked at {ctx.prompt}"
-
-    helper = AgentDefinition("helper", handle_steps=work)
-    agent = AgentDefinition("a", model="test/m", tools=[code_mode(agents=[helper])])
-    result = await run_programs(agent, "await helper(prompt='this')", journal=MemoryJournal())
-
-    assert ["looked at this"] == outputs(result)
-
-
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 async def test_a_sleeping_program_suspends_with_its_runs_clock_and_chance(tmp_path: Path) -> None:
@@ -379,42 +331,6 @@ async def test_programs_that_wait_hold_no_worker() -> None:
     assert [str(2 * n) for n in range(12)] == [outputs(result)[0] for result in results]
 
 
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG25")
-async def test_five_hundred_waiting_programs_share_two_workers() -> None:
-    """The second call of each is answered only when all of them wait for theirs, which no two workers could hold."""
-    most, arrived, all_wait = 500, Counter[str](), asyncio.Event()
-
-    @tool(parallel_safe=True, timeout=300)
-    async def meet(n: int) -> int:
-        """Wait for all others."""
-        arrived["all"] += 1
-        if arrived["all"] == most:
-            all_wait.set()
-        await all_wait.wait()
-        return n
-
-    @tool(category="read")
-    def number() -> int:
-        """Draw a number."""
-        arrived["numbers"] += 1
-        return arrived["numbers"]
-
-    sandbox = MontySandbox(workers=2)
-    agent = AgentDefinition("a", model="test/m", tools=[code_mode(meet, number, sandbox=sandbox)])
-    code = "mine = [await number()]\nmine.append(await meet(mine[0]))\nmine.append(await meet(-mine[0]))\nmine"
-
-    def reply(request: Any) -> Any:
-        return text("end") if request.messages[-1].role == "tool" else programs(code)[0]
-
-    async with Engine([agent], models=ScriptedModel(reply)) as engine:
-        results = await asyncio.gather(*[engine.run(agent, "go") for _ in range(most)])
-    sandbox.close()
-
-    found = sorted(json.loads(outputs(result)[0]) for result in results)
-    assert [[n, n, -n] for n in range(1, most + 1)] == found
-
-
 def closed(sandbox: MontySandbox, *sessions: Any) -> None:
     for session in sessions:
         session.close()
@@ -480,51 +396,7 @@ def test_a_checked_program_is_cached_per_functions_and_names(
     ):
         sandbox.check(code, of, known)
     assert ["a", "a", "a", "half", "half"] == looked
-    for n in range(64):
-        sandbox.check(f"{n}", stubs, ())
-    looked.clear()
-    sandbox.check("a", stubs, {"x"})
     sandbox.close()
-
-    assert ["a"] == looked
-
-
-@pytest.mark.speed
-@pytest.mark.spec("programs:PG25")
-def test_the_hundredth_program_needs_no_more_turns_than_the_second() -> None:
-    sandbox, asked = MontySandbox(1), Counter[str]()
-    session = sandbox.open(("look",), seed=1, seconds=5, memory=1 << 26, printed=1_000)
-    going = session._run_until_waiting
-
-    def counted(begin: Any, now: Any) -> Any:
-        asked["turns"] += 1
-        return going(begin, now)
-
-    session._run_until_waiting = counted
-    by_program = []
-    for n in range(100):
-        before = asked["turns"]
-        fed(session, f"v{n} = [await look() for _ in range(3)]")
-        by_program.append(asked["turns"] - before)
-    closed(sandbox, session)
-
-    assert {4} == set(by_program[1:])  # the first one begins the session, too
-
-
-@pytest.mark.spec("programs:PG23")
-async def test_a_wrong_input_can_be_caught_and_later_programs_run() -> None:
-    ledger = Ledger()
-    code = """
-        import asyncio
-        try:
-            await asyncio.gather(price("tea"), price(item=["no text"]))
-        except TypeError as error:
-            print("wrong")
-        x = 1
-    """
-    result = await run_programs(analyst(ledger), code, "x + 1", journal=MemoryJournal())
-
-    assert ["wrong", "2"] == outputs(result)
 
 
 @pytest.mark.spec("programs:PG20")
@@ -585,37 +457,10 @@ async def test_a_program_that_cannot_succeed_is_refused_before_it_runs() -> None
 
 @pytest.mark.spec("programs:PG25")
 async def test_calls_are_counted_by_program_and_not_by_session() -> None:
-    codes = ["for n in range(10):\n    await price('a')\nn"] * 30
+    codes = ["for n in range(10):\n    await price('a')\nn"] * 3
     result = await run_programs(analyst(Ledger(), limits=ProgramLimits(calls=10)), *codes)
 
-    assert ["9"] * 30 == outputs(result)
-
-
-@pytest.mark.spec("programs:PG25")
-def test_a_forked_child_is_refused_and_spares_the_parents_workers() -> None:
-    sandbox = MontySandbox(1)
-    session = sandbox.open((), seconds=1, memory=1 << 26, printed=10, seed=1)
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    session.feed("x = 1", now)
-    ours, theirs = os.pipe()
-    if not (pid := os.fork()):
-        try:
-            session.feed("x", now)
-        except ToolError as error:
-            os.write(theirs, error.message.encode())
-        session.close()
-        sandbox.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    told = os.read(ours, 1000).decode()
-    os.close(ours)
-    os.close(theirs)
-    went_on = session.feed("x", now)
-    session.close()
-    sandbox.close()
-
-    assert "forked" in told
-    assert ProgramEnded(1) == went_on
+    assert ["9"] * 3 == outputs(result)
 
 
 @pytest.mark.spec("programs:PG20")
@@ -626,96 +471,6 @@ def test_code_mode_refuses_wrong_tools_agents_and_limits() -> None:
 
 
 # --- replays and crashes ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG26")
-async def test_a_journal_cut_anywhere_resumes_without_repeating_calls(tmp_path: Path) -> None:
-    ledger, path = Ledger(), tmp_path / "run.jsonl"
-    agent = analyst(ledger)
-    code = """
-        import asyncio
-        total = 0
-        for item in ["a", "bb", "ccc"]:
-            one, two = await asyncio.gather(price(item), price(item + "x"))
-            total += one + two
-            print(total)
-        total
-    """
-    whole = await run_programs(agent, code, "total + await price('zz')", journal=path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    for cut in range(2, len(lines)):
-        copy = tmp_path / f"{cut}.jsonl"
-        copy.write_bytes(b"".join(lines[:cut]))
-        known = len(FileJournal(copy).history().results)
-        ledger.done.clear()
-        replies = [*programs(code, "total + await price('zz')"), text("end")]
-        # Replies that are recorded are not asked for again.
-        answered = sum(
-            intent.type == "model_call"
-            for a, intent in FileJournal(copy).history().intents.items()
-            if a in FileJournal(copy).history().results
-        )
-        async with Engine([agent], models=ScriptedModel(replies[answered:])) as engine:
-            result = await engine.resume(copy, in_doubt="retry")
-            assert result == await engine.replay(copy)
-        assert outputs(whole) == outputs(result), cut
-        assert set(ledger.done.values()) <= {1}, (cut, known)
-
-
-@pytest.mark.spec("programs:PG26")
-async def test_a_program_that_was_altered_in_a_journal_is_refused(tmp_path: Path) -> None:
-    path, agent = tmp_path / "run.jsonl", analyst(Ledger())
-    await run_programs(agent, "await price('tea')", journal=path)
-    path.write_bytes(path.read_bytes().replace(b"await price('tea')", b"await price('ale')"))
-    with pytest.raises((ReplayDivergence, JournalError)):
-        async with Engine([agent], models=ScriptedModel([])) as engine:
-            await engine.replay(path)
-
-
-KILLED = """
-import asyncio, os, signal, sys
-from stepengine import AgentDefinition, Engine, tool
-from stepengine.sandbox import code_mode
-from stepengine.testing import ScriptedModel, text, tool_call
-
-@tool
-def note(n: int) -> int:
-    "Note."
-    with open(sys.argv[2], "a") as log:
-        print(n, file=log)
-    if n == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return n
-
-code = "found = []\\nfor n in range(20):\\n    found.append(await note(n))\\nsum(found)"
-agent = AgentDefinition("a", model="test/m", tools=[code_mode(note)])
-
-async def main():
-    replies = [tool_call("run_code", {"code": code}), text("end")]
-    async with Engine([agent], models=ScriptedModel(replies[1:] if sys.argv[4] == "resume" else replies)) as engine:
-        if sys.argv[4] == "resume":
-            result = await engine.resume(sys.argv[1], in_doubt="retry")
-        else:
-            result = await engine.run(agent, "go", journal=sys.argv[1])
-        print(result.tool_calls[0].result.text)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("programs:PG26")
-def test_another_process_resumes_a_program_killed_in_a_call(tmp_path: Path, forks: None) -> None:
-    script, log, path = tmp_path / "process.py", tmp_path / "log", tmp_path / "run.jsonl"
-    script.write_text(KILLED)
-    words = [sys.executable, str(script), str(path), str(log)]
-    died = forked_processes.run([*words, "11", "run"], check=False, capture_output=True, text=True, timeout=60)
-    assert -signal.SIGKILL == died.returncode
-    ended = forked_processes.run([*words, "-1", "resume"], check=False, capture_output=True, text=True, timeout=60)
-
-    assert ("190\n", "") == (ended.stdout, ended.stderr)
-    assert [*range(11), 11, *range(11, 20)] == [int(line) for line in log.read_text().split()]
 
 
 @pytest.mark.spec("programs:PG22")
@@ -748,14 +503,6 @@ async def test_concurrent_programs_of_a_handler_run_or_are_refused(tmp_path: Pat
 
 
 # --- stepping ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("programs:PG28")
-def test_a_program_can_be_simulated_like_a_handler() -> None:
-    agent = analyst(Ledger())
-    replies = [*programs("import asyncio\nsum(await asyncio.gather(price('a'), price('bb')))"), text("end")]
-    went = simulate(agent, range(20), replies=replies)
-    assert (20, True) == (went.runs, went.effects > 60)
 
 
 class Counting(MontySandbox):

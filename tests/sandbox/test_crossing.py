@@ -70,12 +70,7 @@ async def error_of(body: str, sandbox: MontySandbox, prompt: str = "go") -> str:
             "for n in range(40):\n    ctx.random.randrange(2**4_000_000)\nyield STEP",
             "2,097,152 bytes went in and out",
         ),
-        (
-            "for n in range(40):\n    ctx.random.randint(0, 2**4_000_000)\n    yield Sleep(0)",
-            "4,194,304 bytes went in and out",
-        ),
         ("for n in range(100):\n    yield from ToolCall('echo', {'value': 'a' * 90_000})", "in all"),
-        ("for n in range(100):\n    yield ToolCall('echo', {'value': 'a' * 900_000})", "in all"),
     ],
 )
 async def test_a_handler_that_moves_too_many_bytes_is_ended(body: str, words: str, sandbox: MontySandbox) -> None:
@@ -110,7 +105,6 @@ async def answers_of(*codes: str, tools: Any, journal: Any = None, **options: An
     "code",
     [
         "for n in range(100):\n    try: await echo('a' * 1_000_000)\n    except Exception: pass\n'done'",
-        "import asyncio\ns = 'a' * 1_000_000\nawait asyncio.gather(*[echo(s) for n in range(20)])\n'done'",
         "for n in range(200):\n    await echo('a' * 90_000)\n'done'",
     ],
 )
@@ -125,9 +119,7 @@ async def test_a_program_that_moves_too_many_bytes_is_ended(code: str, sandbox: 
 TOO_MUCH = "TypeError: what is given to calls at once has more than 16,777,216 bytes"
 LARGE = {
     "'a' * 500_000": TOO_MUCH,
-    "['a' * 250_000] * 2": TOO_MUCH,
     "{'a' * 500_000: 1}": TOO_MUCH,
-    "b'a' * 500_000": "TypeError: a value of type bytes is no JSON",
     "ValueError('a' * 500_000)": "TypeError: a value of type ValueError is no JSON",
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Perform, RunStatus, ToolCall, tool
 from stepengine.data import record_sizes
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, encoding
+from stepengine.journal import FileJournal, encoding
 from stepengine.testing import ScriptedModel
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -29,7 +29,6 @@ HANDLERS = {
 PROGRAMS = {
     "error": "raise ValueError('x' * 20_000)",
     "print": "print('x' * 20_000)",
-    "prints": "for number in range(40):\n    print('x' * 500)",
     "value": "'x' * 20_000",
     "call": "await takes(text='x' * 20_000)",
 }
@@ -46,12 +45,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ends_with_each_journal(agents: list[Any], seen: list[str], folder: Path, **more: Any) -> list[Any]:
     ends = []
-    for journal in (
-        None,
-        MemoryJournal(),
-        FileJournal(folder / "run.jsonl"),
-        SqliteJournal(folder / "runs.db", run="r"),
-    ):
+    for journal in (None, FileJournal(folder / "run.jsonl")):
         with Engine(agents, models=ScriptedModel([]), pricing=None, **more) as engine:
             seen.clear()
             result = engine.run_sync("main", journal=journal)
@@ -86,7 +80,7 @@ def test_parent_catches_the_end_of_an_untrusted_child(does: str, tmp_path: Path)
     main = AgentDefinition("main", handle_steps=handle_steps, spawnable_agents=["child"])
     ends = ends_with_each_journal([main, child], seen, tmp_path)
 
-    assert [(RunStatus.COMPLETED, "end", "None", ["ChildError"])] * 4 == ends
+    assert [(RunStatus.COMPLETED, "end", "None", ["ChildError"])] * 2 == ends
 
 
 @tool(in_thread=False)
@@ -107,7 +101,7 @@ def test_program_with_long_values_leaves_a_run_that_continues(does: str, tmp_pat
         return "end"
 
     main = AgentDefinition("main", handle_steps=handle_steps, tools=[code_mode(takes)])
-    alone, *recorded = ends_with_each_journal([main], seen, tmp_path)
+    alone, recorded = ends_with_each_journal([main], seen, tmp_path)
 
-    assert [alone] * 3 == recorded
+    assert alone == recorded
     assert (RunStatus.COMPLETED, "end", "None") == alone[:3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from datetime import datetime
@@ -16,7 +15,7 @@ from pydantic import AfterValidator
 
 from stepengine import AgentDefinition, Answer, Engine, Race, RunResult, Sleep, ToolAnnotations, ToolCall, tool
 from stepengine.debugging.debugger import debug
-from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
 from stepengine.sandbox.sessions import ProgramSession, ProgramTurn, ProgramWaiting
@@ -24,7 +23,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, program_tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -91,52 +90,27 @@ def cut_before(path: Path, copy: Path, kind: str, of: str, seq: int) -> Path:
 
 # --- a call that has its result ---------------------------------------------------------------------------------------
 
-ELSEWHERE = """
-import sys
-sys.modules["pydantic_monty"] = None  # as where it is not installed
-from stepengine import AgentDefinition, Engine, tool
-from stepengine.errors import DefinitionError
-from stepengine.sandbox import code_mode
-from stepengine.testing import ScriptedModel, text
 
-@tool(category="read")
-def price(item: str) -> int:
-    "What an item costs."
-    raise SystemExit("a replay calls no tool")
-
-agent = AgentDefinition("shopper", model="test/m", tools=[code_mode(price)])
-model = ScriptedModel([text("never asked")])
-with Engine([agent], models=model) as engine:
-    print([call.result.text for call in engine.replay_sync(sys.argv[1]).tool_calls])
-    for begin in (lambda: engine.run_sync(agent, "go"), lambda: engine.resume_sync(sys.argv[2])):
-        try:
-            begin()
-        except DefinitionError as error:
-            print(error.message)
-    print(len(model.calls))
-"""
-
-
-@pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 async def test_without_the_sandbox_finished_runs_replay_and_others_are_refused(
-    sandbox: Watched, tmp_path: Path
+    sandbox: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, script = tmp_path / "run.jsonl", tmp_path / "elsewhere.py"
+    path = tmp_path / "run.jsonl"
     codes = ("cost = await price('tea')\nprint(cost)", "cost + await price('milk')", "1 / 0", "prise('tea')")
     result = await recorded(shopper(sandbox), *codes, journal=path)
-    open_ = cut_before(path, tmp_path / "open.jsonl", "result", "1", 0)
-    script.write_text(ELSEWHERE)
-    went = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
-        [sys.executable, str(script), str(path), str(open_)], check=False, capture_output=True, text=True, timeout=60
-    )
+    unfinished = cut_before(path, tmp_path / "open.jsonl", "result", "1", 0)
+    monkeypatch.setattr(program_tool, "_SHARED", [])
+    monkeypatch.setitem(sys.modules, "pydantic_monty", None)  # as where it is not installed
+    agent, model = AgentDefinition("shopper", model="test/m", tools=[code_mode(price)]), ScriptedModel([])
+    async with Engine([agent], models=model) as engine:
+        again = await engine.replay(path)
+        with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[programs\]'"):
+            await engine.run(agent, "go")
+        with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[programs\]'"):
+            await engine.resume(unfinished)
 
-    *shown, asked = went.stdout.splitlines()
-    assert "" == went.stderr
-    assert repr([one.result.text for one in result.tool_calls]) == shown[0]
-    assert 2 == len(shown[1:])
-    assert all("pip install 'stepengine[programs]'" in line for line in shown[1:])
-    assert "0" == asked
+    assert [one.result.text for one in result.tool_calls] == [one.result.text for one in again.tool_calls]
+    assert [] == model.calls
 
 
 @pytest.mark.spec("programs:PG26")
@@ -457,17 +431,14 @@ async def test_forged_turns_are_refused_or_ignored(sandbox: Watched) -> None:
     call = {"id": 0, "name": "price", "line": 1, "input": {"item": "tea"}}
     for values in (
         ["said"],
-        [7],
         [{}],
         [{"calls": 3}],
         [{"calls": [{}], "line": 1}],
         [{"calls": [call], "line": 10**9}, {"said": "other"}],
-        [{"calls": [call], "line": "x"}, {"said": 3}],
         [{"calls": [{**call, "input": {"item": "ale"}}], "line": -5}, {"said": "30"}],
         [{"calls": [{**call, "name": "gone"}], "line": 1}, {"said": "30"}],
         [{"calls": [call], "line": 1}],
         [],
-        [None],
     ):
         altered = MemoryJournal()
         altered.replace(

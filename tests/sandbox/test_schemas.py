@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import json
 import sys
 import time
 import types
 import typing
-from pathlib import Path
 
 import pytest
 import typing_extensions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from stepengine.data.json import thaw
 from stepengine.errors import DefinitionError
 from stepengine.sandbox.schemas import find_schemas
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.schemas import JsonSchema
-
-AGENTS = sorted(Path(__file__).parents[2].joinpath("agents").glob("*.py"))
 
 HEAD = """
 from __future__ import annotations
@@ -112,32 +108,6 @@ def of_pydantic(cls):
 def shown(schema):
     """Return a schema as text: its order counts, since models are shown it."""
     return json.dumps(thaw(schema))
-
-
-def as_pydantic_takes_it(cls):
-    """Return a class of a file; pydantic takes no ``typing.TypedDict`` below Python 3.12."""
-    if not typing_extensions.is_typeddict(cls) or sys.version_info >= (3, 12):
-        return cls
-    other = typing_extensions.TypedDict(cls.__name__, typing.get_type_hints(cls), total=cls.__total__)
-    other.__doc__ = cls.__doc__
-    return other
-
-
-@pytest.mark.spec("programs:PG40")
-@pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.stem)
-def test_a_bundled_agents_schemas_are_read_as_pydantic_writes_them(path, monkeypatch):
-    found = read(path.read_text(), path.name)
-    folder = types.ModuleType("read_for_a_test")
-    folder.__path__ = [str(path.parent)]
-    monkeypatch.setitem(sys.modules, "read_for_a_test", folder)
-    module = vars(importlib.import_module(f"read_for_a_test.{path.stem}"))
-    for name in [name for name in sys.modules if name.startswith("read_for_a_test.")]:
-        monkeypatch.setitem(sys.modules, name, sys.modules.pop(name))
-
-    assert {name: shown(of_pydantic(as_pydantic_takes_it(module[name]))) for name in found} == {
-        name: shown(one.json_schema) for name, one in found.items()
-    }
-    assert all(name in found for name, one in module.items() if is_schema(one) and one.__module__ == module["__name__"])
 
 
 def is_schema(value):
@@ -231,74 +201,6 @@ def test_any_annotation_is_read_as_pydantic_writes_it(annotations):
         wanted = of_pydantic(made(text, monkeypatch)["Drawn"])
 
     assert shown(wanted) == shown(read(text)["Drawn"].json_schema)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 9) | st.sampled_from([0.5, -1.5, "", "a", "x", "low", "aaaaaa", "red"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcdef"), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def fitting(schema, root, depth=0):
-    """Return a strategy for values that mostly fit a schema."""
-    if "$ref" in schema:
-        schema = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
-    if depth > 4:
-        return JSON
-    if "anyOf" in schema:
-        return st.one_of([fitting(one, root, depth + 1) for one in schema["anyOf"]])
-    if "enum" in schema or "const" in schema:
-        return st.sampled_from([*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())])
-    match schema.get("type"):
-        case "object":
-            named = schema.get("properties", {})
-            needed = {k: fitting(v, root, depth + 1) for k, v in named.items() if k in schema.get("required", ())}
-            others = {k: fitting(v, root, depth + 1) for k, v in named.items() if k not in needed}
-            return st.fixed_dictionaries(needed, optional=others)
-        case "array":
-            return st.lists(fitting(schema.get("items") or {}, root, depth + 1), max_size=3)
-        case "string":
-            return st.text("abx", max_size=6)
-        case "integer":
-            return st.integers(-3, 12)
-        case "number":
-            return st.integers(-2, 6) | st.sampled_from([0.5, 1.5, 2.5])
-        case "boolean":
-            return st.booleans()
-        case _:
-            return JSON
-
-
-# Beside the other measure, which is of schemas: JSON Schema checks no formats, takes `1.0` for whole, and says of the length of
-# a union only what holds of texts.
-STRICT = ["plain types", "lists", "tuples", "objects", "literals", "unions", "unions of anything", "texts with bounds", "lists with bounds", "inside of lists",
-          "annotated twice", "defaults", "configured", "inheritance", "one in another", "itself", "each other", "aliases", "typed dicts", "typed dicts with Field"]  # fmt: skip
-
-
-@pytest.mark.spec("programs:PG40")
-@pytest.mark.parametrize("name", STRICT)
-def test_the_same_values_fit_as_pydantic_itself_takes(name, monkeypatch):
-    found = read(HEAD + CLASSES[name])
-    module = made(HEAD + CLASSES[name], monkeypatch)
-    pairs = [(one, JsonSchema("x", one.json_schema), TypeAdapter(module[name])) for name, one in found.items()]
-
-    def takes(adapter, value):
-        try:
-            adapter.validate_json(json.dumps(value), strict=True)
-        except ValidationError:
-            return False
-        return True
-
-    @settings(max_examples=15, deadline=None)
-    @given(st.data())
-    def check(data):
-        for one, mine, adapter in pairs:
-            schema = thaw(one.json_schema)
-            value = data.draw(fitting(schema, schema))
-            assert takes(adapter, value) == (not mine.issues(value)), value
-
-    check()
 
 
 # --- what else is told ----------------------------------------------------------------------------------------------
@@ -402,44 +304,35 @@ REFUSED = {
     "a method": (model("def run(self): pass"), "'run' is code"),
     "a default that is called": (model("a: list = make()"), "a call of 'make' is no value"),
     "a factory": (model("a: list = Field(default_factory=make)"), "default_factory is `list` or `dict`"),
-    "a lambda": (model("a: list = Field(default_factory=lambda: [])"), "default_factory is `list` or `dict`"),
     "an f-string": (model("a: str = f'{1}'"), "an f-string is no value"),
-    "what is computed": (model("a: int = 60 * 60"), "BinOp is no value"),
     "another word of Field": (model("a: int = Field(exclude=True)"), r"Field\(exclude=...\) is not read"),
-    "keywords of Field": (model("a: int = Field(**more)"), "what Field is given is not plain"),
     "another setting": (model("model_config = ConfigDict(frozen=True)"), "the setting 'frozen' is not read"),
-    "settings that are called": (model("model_config = make()"), "a call of 'make' is not read"),
     "a long pattern": (model(f"a: str = Field(pattern={'a' * 501!r})"), "501 characters; up to 500"),
     "a pattern that looks around": (model("a: str = Field(pattern='(?=a)')"), "is no regular expression"),
     "a pattern that repeats": (model("a: str = Field(pattern='x')", "b: str = Field(pattern='(a{999}){999}')"), "is too large"),
     "a bound on what has none": (model("a: bool = Field(ge=1)"), "says nothing about such a type"),
-    "a bound of a union": (model("a: int | float = Field(ge=1)"), "says nothing about such a type"),
     "a bound that is none": (model("a: int = Field(ge=1.5)"), "is a number that fits the type"),
     "a length below nothing": (model("a: str = Field(min_length=-1)"), "is a number from 0"),
     "a private name": (model("_a: int = 1"), "no name of a field"),
     "no annotation": (model("a = 1"), "Assign is not read"),
     "a class variable": (model("a: t.ClassVar[int] = 1"), "is no type that is read here"),
-    "an unknown type": (model("a: Path"), "'Path' is no type that is read here"),
     "a plain class": (model("a: B", before="class B:\n pass\n"), "'B' is no type that is read here"),
     "an Enum of calls": (model("a: B", before="class B(Enum):\n X = auto()\n"), "a call of 'auto' is no value"),
     "keys that are no texts": (model("a: dict[int, str]"), "the keys of an object are str"),
     "a set of models": (model("a: set[A]"), "do not go into a set"),
     "words beside a type": (model("a: Annotated[int, 'x']"), r"Annotated\[..., Field\(...\)\] would be fine"),
     "a constant that changes": (model("a: int = N", before="N = 1\nN += 1\n"), "'N' is no constant"),
-    "a list that changes": (model("a: list = N", before="N = []\nN.append(1)\n"), "'N' is no constant"),
     "a number without an end": (model("a: float = 1e999"), "without an end"),
     "a large number": (model(f"a: int = {10**4300:#x}"), "more than 4,300 digits"),
     "half a character": (model("a: str = '\\ud800'"), "it is no JSON"),
     "a default of a TypedDict": ("class A(TypedDict):\n a: int = 1\n", "has no default"),
     "NotRequired in a model": (model("a: NotRequired[int]"), "are for a TypedDict"),
     "a field that hides its type": (model("date: date | None = None"), "stands for the field of that name"),
-    "a field that hides the module of its type": (model("t: t.Any = None"), "'t' stands for the field of that name"),
     "a typed dict below two settings": (
         "class R(TypedDict):\n a: int\nclass B(BaseModel, extra='forbid'):\n r: R\nclass C(BaseModel):\n b: B\n r: R\n",
         "stands in models that differ",
     ),
     "two bases": ("class A(BaseModel, Mixin):\n a: int\n", "its bases are not plain"),
-    "RootModel": ("class A(pydantic.RootModel[int]):\n pass\n", "its bases are not plain"),
     "one in a function": ("def f():\n class A(BaseModel):\n  a: int\n", "stands at the top of its file"),
     "one field twice": (model("a: int", "a: str"), "it is declared twice"),
 }  # fmt: skip
@@ -464,9 +357,7 @@ def many(number, form, join="\n"):
 HOSTILE = {
     "deep lists": model(f"a: {'list[' * 90}int{']' * 90}"),
     "deep quotes": model("a: " + repr("x" * 3_000)),
-    "deep operators in quotes": model("a: " + repr("-" * 1_900 + "1")),
     "a union without an end": model("a: " + " | ".join(["int"] * 400)),
-    "a union of different ones": model("a: " + " | ".join([f"Literal[{n}]" for n in range(400)])),
     "thousands of fields": model(*[f"f{n}: int" for n in range(5_000)]),
     "thousands of classes": many(2_000, "class A{n}(BaseModel):\n a: int"),
     "a chain of bases": "class A0(BaseModel):\n x: int\n" + many(2_000, "class A{m}(A{n}):\n a{m}: int"),
@@ -474,16 +365,11 @@ HOSTILE = {
     "all in all": many(60, "class A{n}(BaseModel):\n " + many(60, "a{n}: A{n}", "\n ").replace("A{n}", "A{{n}}")),
     "heirs of a large one": model(*[f"f{n}: int" for n in range(490)]) + many(2_000, "class B{n}(A):\n pass"),
     "a circle of bases": "class A(B):\n a: int\nclass B(A):\n b: int\n",
-    "its own base": "class A(A):\n a: int\n",
     "a circle of aliases": model("a: X", before="X = list[Y]\nY = list[X]\n"),
-    "an alias of itself": model("a: X", before="X = X | X\n"),
     "aliases that double": model("a: X0", before=many(20, "X{n} = tuple[X{m}, X{m}]") + "\nX20 = int\n"),
-    "unions that double": model("a: X0", before=many(30, "X{n} = X{m} | X{m}") + "\nX30 = int\n"),
     "literals that double": model("a: X0", before=many(30, "X{n} = Literal[X{m}, X{m}]") + "\nX30 = Literal[1]\n"),
-    "constants that double": model("a: list = X0", before=many(30, "X{n} = (X{m}, X{m})") + "\nX30 = 1\n"),
     "a megabyte of Literal": model(f"a: Literal[{'x' * 1_000_000!r}]"),
     "a Literal of a megabyte": model("a: Literal[" + ", ".join([f"'{n:06}'" for n in range(100_000)]) + "]"),
-    "a megabyte of default": model(f"a: str = {'x' * 1_000_000!r}"),
     "a long text in many places": model(*[f"a{n}: str = T" for n in range(400)], before=f"T = {'x' * 60_000!r}\n"),
     "a deep default": model(f"a: Any = {'[' * 90}{']' * 90}"),
     "BaseModel is another class": "class BaseModel:\n pass\n" + model("a: int"),
@@ -493,18 +379,12 @@ HOSTILE = {
     "str is another one": model("a: str", before="str = int\n"),
     "str is bound in a match": model("a: str", before="match 1:\n case str:\n  pass\n"),
     "all names of a module": "from somewhere import *\n" + model("a: set"),
-    "a call in the bases": "class A(make(BaseModel)):\n a: int\n",
     "a call as a base": "class A(make()):\n a: int\n",
-    "stars in the bases": "class A(*[BaseModel]):\n a: int\n",
     "a metaclass": "class A(BaseModel, metaclass=Meta):\n a: int\n",
     "keywords of anybody": "class A(BaseModel, **words):\n a: int\n",
     "a decorator": "@final\n" + model("a: int"),
     "an f-string as a type": model("a: f'{x}'"),
-    "a walrus as a type": model("a: (x := int)"),
-    "a lambda as a type": model("a: lambda: int"),
-    "a call as a type": model("a: make(int)"),
     "a chain of calls": model("a: " + "a" + ".b()" * 200),
-    "a chain of names": model("a: " + "a" + ".b" * 200),
     "an Enum of thousands": model("a: B", before="class B(Enum):\n" + many(5_000, " X{n} = {n}") + "\n"),
     "large patterns": model(*[f"a{n}: str = Field(pattern='{n}' '(a{{999}})' '{{40}}')" for n in range(200)]),
     "a pattern of letters": model(f"a: str = Field(pattern={chr(92) + 'w{4900}'!r})"),
@@ -512,10 +392,7 @@ HOSTILE = {
     "classes within the bounds": many(490, "class A{n}(BaseModel):\n a: A{half}\n b: int"),
     "a chain within the bounds": "class A490(BaseModel):\n x: int\n" + many(490, "class A{n}(BaseModel):\n a: A{m}"),
     "typed dicts in all models": many(240, "class R{n}(TypedDict):\n a: R{m}") + "\nclass R240(TypedDict):\n x: int\n" + many(240, "class A{n}(BaseModel):\n a: R0\n b: A{half}"),
-    "many patterns": model(*[f"a{n}: str = Field(pattern='{n}[a-z]')" for n in range(400)]),
-    "wide classes of patterns": model(*[f"a{n}: str = Field(pattern={chr(92) + 'w'!r} '{{90}}{n}')" for n in range(40)]),
     "a body of ifs": model("if True:", "    a: int"),
-    "a name with dots": "class A(BaseModel):\n a.b: int\n",
     "an override of settings": model("model_config: int = 3"),
     "a reference as a default": model("a: dict[str, Any] = {'$ref': '#/$defs/Nothing'}"),
 }  # fmt: skip
@@ -552,14 +429,12 @@ def test_a_hostile_text_is_read_or_refused_within_a_second(text):
 
 def test_rebound_names_are_not_taken_for_the_originals():
     for name in (
+        "BaseModel is another class",
         "BaseModel is bound again",
         "BaseModel is bound in a function",
         "BaseModel is deleted",
         "a call as a base",
     ):
-        with pytest.raises(DefinitionError, match="its bases are not plain"):
-            read(HEAD + HOSTILE[name])
-    for name in ("BaseModel is another class",):
         with pytest.raises(DefinitionError, match="its bases are not plain"):
             read(HEAD + HOSTILE[name])
     with pytest.raises(DefinitionError, match="'str' is no type"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, code_mode
-from stepengine.sandbox.sessions import CallAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -142,19 +140,7 @@ async def test_each_effect_of_a_program_records_its_line() -> None:
     assert lines_of(MemoryJournal(journal.lines())) == asked
 
 
-async def test_the_recorded_line_is_equal_in_lazy_and_full_reading(tmp_path: Path) -> None:
-    """Whether a record is read at once or only where it is needed, its line is the same."""
-    journal = FileJournal(tmp_path / "run.jsonl")
-    await ran(SHOPPING, journal=journal)
-    written = [json.loads(line) for line in (tmp_path / "run.jsonl").read_bytes().splitlines()]
-
-    read = FileJournal(tmp_path / "run.jsonl")
-    asked = {format_address(one["path"], one["seq"]): one["program_line"] for one in written if one.get("program_line")}
-    assert lines_of(read) == asked
-    assert len(asked) == 5
-
-
-@pytest.mark.parametrize("line", ["3", -1, 0, 10**9, 1.5, True])
+@pytest.mark.parametrize("line", ["3", -1, 10**9, True])
 async def test_an_invalid_line_is_a_damaged_record(line: object) -> None:
     """A journal may be anybody's."""
     journal = await record_run('await price("tea")')
@@ -322,22 +308,6 @@ async def test_a_multiline_secret_is_hidden_and_calls_stay_visible() -> None:
     assert '\n     1#0  tool price  {"item": "tea"} -> 30\n' in told
 
 
-async def test_the_documented_output_of_show_is_real() -> None:
-    """The run of the example as it waits for its person; calls that are alike are left out there."""
-    root = Path(__file__).parents[2]
-    block = (root / "docs/programs.md").read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
-    example: dict[str, Any] = {"__name__": "example"}
-    exec(compile((root / "examples/programs.py").read_text(encoding="utf-8"), "programs.py", "exec"), example)
-    journal = MemoryJournal()
-    model = ScriptedModel([tool_call("run_code", {"code": example["PROGRAM"]})])
-    async with Engine([example["buyer"]], models=model, permissions=example["policy"]) as engine:
-        await engine.run("buyer", "Find the cheapest kettle.", journal=journal)
-    told = shown(journal)
-
-    for part in block.split("             ...\n"):
-        assert part in told
-
-
 # --- the debugger -----------------------------------------------------------------------------------------------------
 
 
@@ -416,23 +386,6 @@ async def test_variables_that_cannot_be_shown_do_no_harm() -> None:
     assert len(found["b"]) <= 200
 
 
-def test_a_session_with_a_waiting_program_shows_no_variables() -> None:
-    """The sandbox has none to tell then."""
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    sandbox = MontySandbox(1)
-    session = sandbox.open(("price",), seconds=1, memory=1 << 26, printed=100, seed=1)
-    try:
-        session.feed("a = 1", now)
-        before = session.variables(["a"])
-        waiting = session.feed("a = await price(1)", now)
-        meanwhile = session.variables(["a"])
-        session.answer({waiting.calls[0].id: CallAnswer(5)}, now)
-        assert [before, meanwhile, session.variables(["a"])] == [{"a": "1"}, {}, {"a": "5"}]
-    finally:
-        session.close()
-        sandbox.close()
-
-
 AGENT = '''
 from stepengine import AgentDefinition, tool
 from stepengine.sandbox import code_mode
@@ -477,31 +430,6 @@ def command(*words: object) -> Any:
     return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(word) for word in words])
 
 
-def test_the_command_debug_steps_through_a_program(recorded: Path) -> None:
-    """Programs run in processes of their own, which no fork has, so that no process is forked for a place."""
-    steps = [f"--exec={step}" for step in ("last", "where", "locals", "into 1", "rback 2")]
-    done = command("debug", recorded, "--agent", recorded.with_name("buyer.py"), *steps)
-
-    assert done.exit_code == 0, done.output
-    assert "snapshots: paused replays (programs do not run in forked processes)" in done.output
-    assert (
-        done.stdout.split("── 1#2")[1].split("\n", 1)[1].split("\n── ")[0].rstrip("\n")
-        == """\
-the program of #1, which a model wrote
-   2    tea, milk = await asyncio.gather(price("tea"), price("milk"))
-   3    print("tea", tea)
- > 4    if await ask("Buy it?", ["yes", "no"]) == "yes":
-   5        print("yes!")
- asked     Buy it?
- answer    none is recorded
- printed   tea 30
-> 0 program  program of #1:4
-the variables of a program are known only after it has ended"""
-    )
-    assert ' > 2    tea, milk = await asyncio.gather(price("tea"), price("milk"))' in done.stdout
-    assert " printed   (nothing so far)" in done.stdout
-
-
 def test_debug_shows_variables_and_forks_inside_a_program(recorded: Path) -> None:
     """A fork in the middle of a program goes on with it."""
     agent = recorded.with_name("buyer.py")
@@ -511,6 +439,7 @@ def test_debug_shows_variables_and_forks_inside_a_program(recorded: Path) -> Non
     done = command("debug", recorded, "--agent", agent, *steps)
 
     assert done.exit_code == 0, done.output
+    assert "snapshots: paused replays (programs do not run in forked processes)" in done.output
     assert "variables milk=40  tea=30\nmilk  40\ntea   30\n" in done.stdout
     assert " asked     Buy it?\n answer    yes\n printed   tea 30\n" in done.stdout
     fork = FileJournal(recorded.with_name("run-1.jsonl")).history()
@@ -558,7 +487,7 @@ await buy(sorted(found.items(), key=lambda one: one[1])[0][0])
 @pytest.mark.spec("programs:PG39")
 @pytest.mark.parametrize(
     ("at", "edit", "said"),
-    [("1#0", 50, "bought milk"), ("1#1", 5, "bought milk"), ("1#2", "no", "denied"), ("1#3", "sold out", "sold out")],
+    [("1#0", 50, "bought milk"), ("1#2", "no", "denied"), ("1#3", "sold out", "sold out")],
 )
 async def test_a_fork_continues_from_any_effect_of_a_program(at: str, edit: Any, said: str) -> None:
     """What comes after it follows from that; what stands before is not asked for again; the fork replays."""
@@ -591,7 +520,7 @@ async def test_editing_the_result_of_a_program_is_refused_with_advice() -> None:
 @pytest.mark.spec("programs:PG39")
 @pytest.mark.parametrize(
     ("code", "is_changed", "served"),
-    [(PRICES, False, 3), (LOOPED, False, 3), (PRICES.replace("milk", "gold"), True, 1), ("1 + 1", True, 0)],
+    [(LOOPED, False, 3), (PRICES.replace("milk", "gold"), True, 1)],
 )
 async def test_impact_compares_program_calls_and_serves_them_from_the_record(
     code: str, is_changed: bool, served: int
@@ -647,17 +576,3 @@ async def test_checks_count_tools_called_by_programs() -> None:
 
     assert Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").apply(result).passed
     assert not Check.of_expression("'buy' not in tools").apply(result).passed
-
-
-def test_a_pinned_program_run_fails_until_the_check_passes(recorded: Path) -> None:
-    """Its calls come from the kept journal."""
-    agent = recorded.with_name("buyer.py")
-    with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
-        engine.resume_sync(recorded, answers={"1.q2": "yes"})
-    folder = recorded.with_name("tests") / "journals"
-    made = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' not in tools", "--dir", folder)
-    again = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' in tools", "--dir", folder)
-
-    assert made.exit_code == 0, made.output
-    assert "the test fails, as it has to" in made.output
-    assert again.exit_code == 1

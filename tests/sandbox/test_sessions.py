@@ -84,7 +84,6 @@ def test_a_limit_too_small_to_start_is_named(one: MontySandbox, limits: dict[str
     "loop",
     [
         "from datetime import datetime\nwhile True:\n    datetime.now()",
-        "while True:\n    try: eval('nobody')\n    except NameError: pass",
         "while True:\n    look(1)",
     ],
 )
@@ -158,14 +157,13 @@ def test_closing_a_session_during_its_replay_frees_the_worker(
 
 @pytest.mark.spec("programs:PG21", "programs:PG25")
 @pytest.mark.parametrize("steps", [12, pytest.param(60, marks=pytest.mark.deep)])
-@pytest.mark.parametrize("seed", range(3))
-def test_sessions_closed_at_any_moment_free_their_workers(seed: int, steps: int) -> None:
+def test_sessions_closed_at_any_moment_free_their_workers(steps: int) -> None:
     sandbox = MontySandbox(2)
     try:
         for step in range(steps):
             session = opened(sandbox)
             thread, came = in_thread(lambda session=session: session.feed(ENDLESS, NOW))
-            time.sleep((seed * 7 + step % 12) / 4_000)
+            time.sleep((step % 12) / 4_000)
             session.close()
             thread.join(50)
             assert not thread.is_alive(), step

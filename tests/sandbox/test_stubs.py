@@ -147,7 +147,7 @@ def test_positional_arguments_become_an_input_and_defaults_are_left_out():
 
 @pytest.mark.spec("programs:PG20")
 def test_wrong_arguments_are_refused_in_pythons_own_words():
-    keywords = [words for size in range(5) for words in itertools.permutations(["alpha", "beta", "gamma", "zzz"], size)]
+    keywords = [words for size in range(4) for words in itertools.permutations(["alpha", "beta", "zzz"], size)]
     for count, required in itertools.combinations_with_replacement(range(4, -1, -1), 2):
         names = ["alpha", "beta", "gamma", "delta"][:count]
         parameters = [name if n < required else f"{name}=None" for n, name in enumerate(names)]

@@ -64,9 +64,7 @@ NESTED = "x = 1\nfor _ in range({n}):\n    x = [x]\n"
     [
         # Three lines make a value of 2^40 members, which nobody has ever written down.
         (DOUBLED.format(n=40), "a value of more than 8,388,608 bytes; one may have 8,388,608"),
-        ("x = {'s': ['a' * 1_000_000] * 1_000_000}", "a value of more than 8,388,608 bytes; one may have 8,388,608"),
         (NESTED.format(n=200), "a value that is nested deeper than 200 levels"),
-        (NESTED.format(n=5_000), "a value that is nested deeper than 200 levels"),
         ("x = 10**5_000", "Exceeds the limit (4300 digits)"),
     ],
 )
@@ -83,8 +81,6 @@ async def test_too_large_or_deep_values_are_refused_at_their_call(code: str, exp
     "code",
     [
         DOUBLED.format(n=40) + "x",
-        DOUBLED.format(n=40) + "{1: {'a', 2}, 2: x}",
-        "class A:\n    pass\n" + DOUBLED.format(n=40) + "a = A()\na.x = x\na",
         NESTED.format(n=5_000) + "x",
         "[10**5_000]",
     ],
@@ -94,31 +90,6 @@ async def test_an_unshowable_last_value_is_reported_after_the_output(code: str) 
 
     assert found.startswith("printed\nThe value of its last line is not shown: ")
     assert len(found) < 300
-
-
-@pytest.mark.spec("programs:PG21")
-@pytest.mark.deep
-async def test_concurrent_inputs_share_the_limit_of_one_program() -> None:
-    @tool
-    def take(x: str) -> str:
-        """Take what is given."""
-        return ""
-
-    code = """
-import asyncio
-s = "a" * 1_000_000
-
-async def one(n):
-    try:
-        await take(s)
-    except TypeError as error:
-        return str(error)
-    return "given"
-
-came = await asyncio.gather(*[one(n) for n in range(70)])
-[came.count("given"), came[-1]]
-"""
-    assert ['[67, "what is given to calls at once has more than 67,108,864 bytes"]'] == await said(code, tools=(take,))
 
 
 @pytest.mark.spec("programs:PG23")
