@@ -12,7 +12,6 @@ from stepengine.data.events import HandlerNotice, TextCompleted
 from stepengine.data.messages import UserMessage
 from stepengine.data.state import RunStatus
 from stepengine.errors import ModelError
-from stepengine.machine.protocol import LAST
 from tests.machine.world import (
     ADD,
     STEP,
@@ -103,32 +102,6 @@ after <tool_call>{"name": "add"}"""
     assert "not JSON" in played.seen(HandlerNotice)[0].message
 
 
-@pytest.mark.spec("generator-contract:G49")
-@pytest.mark.parametrize(
-    "asked",
-    [
-        y.ToolCall("end_turn", {"message": "bye"}),
-        y.Parallel(y.ToolCall("end_turn")),
-    ],
-    ids=["call", "parallel"],
-)
-def test_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
-    log = []
-
-    def handler(ctx):
-        yield STEP
-        try:
-            yield asked
-            log.append("advanced")
-        finally:
-            log.append("closed")
-
-    played = play(agent(handler, tools=["add"]), World(replies=[reply("text")]), tools=[ADD])
-    assert (log, played.status) == (["closed"], RunStatus.COMPLETED)
-    assert played.history[1].text == "text"
-    assert played.states == {LAST}
-
-
 @pytest.mark.spec("generator-contract:G50")
 @pytest.mark.parametrize("end", ["end_turn", "task_completed"])
 def test_text_that_ends_the_turn_skips_its_later_blocks(end):
@@ -171,23 +144,6 @@ def test_task_completed_and_refused_end_turn_keep_the_run_going():
         return "on"
 
     assert play(agent(handler)).output == "on"
-
-
-@pytest.mark.spec("generator-contract:G8", "generator-contract:G7")
-def test_helper_generators_behave_like_inline_code():
-    def helper(n):
-        total = 0
-        for k in range(n):
-            result = yield from y.ToolCall("add", {"a": total, "b": k})
-            total = result.data
-        return total
-
-    def handler(ctx):
-        return (yield from helper(4))
-
-    played = play(agent(handler, tools=["add"]), World(tools={"add": adding}), tools=[ADD])
-    assert played.output == 6
-    assert [c.input for c in played.calls] == [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 1, "b": 2}, {"a": 3, "b": 3}]
 
 
 @pytest.mark.spec("reliability:GN22")
@@ -243,42 +199,3 @@ class Forgetful(list):
 
     def append(self, value):
         pass
-
-
-@pytest.mark.deep
-@pytest.mark.spec("requirements:B1", "reliability:I5")
-def test_earlier_states_are_unchanged_after_ten_thousand_steps():
-    steps = 10_000
-    kept, seen = [], {}
-
-    def handler(ctx):
-        is_complete = False
-        while not is_complete:
-            result = yield STEP
-            is_complete, state = result.steps_complete, result.agent_state
-            kept.append((state, len(state.message_history), state.message_history[-1], state.usage, state.next_call))
-            if len(kept) % 1_000 == 0:
-                seen[len(kept) - 1] = tuple(state.message_history)
-
-    world = World(replies=lambda k: reply(call("add", a=k)) if k < steps else reply("done"), tools={"add": adding})
-    definition = agent(handler, tools=["add"], limits=limits(max_steps=steps + 1))
-    played = play(definition, world, tools=[ADD])
-    assert len(kept) == steps + 1
-    for state, length, last, usage, next_call in kept:
-        history = state.message_history
-        assert (len(history), state.usage, state.next_call) == (length, usage, next_call)
-        assert history[-1] is last
-    assert all(tuple(kept[index][0].message_history) == messages for index, messages in seen.items())
-    state = played.state
-    assert (played.output, state.step_index, state.steps_remaining, state.next_call) == (
-        "done",
-        steps + 1,
-        0,
-        steps + 1,
-    )
-    assert (len(state.message_history), len(played.tool_calls), state.usage.requests) == (
-        2 + 2 * steps,
-        steps,
-        steps + 1,
-    )
-    assert state.view is state.message_history

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import CallModel, Gather
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
-from stepengine.data.state import AgentState, ChildResult, RunStatus
-from stepengine.data.tools import Action, Asking, Control, Spawning
-from stepengine.data.transcript import Transcript
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import ToolInputError, ToolNotAvailable
-from stepengine.machine import run_agent
-from stepengine.machine.control import HANDLER_ONLY
-from tests.machine.world import KNOWN, STEP, World, agent, call, lines, plan_of, play, play_adding, reply, yielding
+from tests.machine.world import STEP, World, agent, call, lines, play, play_adding, reply
 
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
 
@@ -29,20 +22,6 @@ def test_machine_knows_only_the_tools_it_was_given():
             yield y.ToolCall("end_turn", {})
 
     assert play(agent(handler), known={}).status is RunStatus.COMPLETED
-
-
-def test_control_actions_and_control_tools_match_one_to_one():
-    actions = {name: b.runs.action for name, b in KNOWN.items() if type(b.runs) is Control}
-    assert actions == {name: name for name in get_args(Action)}
-    others = {name: type(b.runs) for name, b in KNOWN.items() if name not in actions}
-    assert others == {"ask_user": Asking, "spawn_agents": Spawning, "spawn_agent_inline": Spawning}
-    specs = [b.spec for name, b in KNOWN.items() if name in actions]
-    assert {spec.name for spec in specs if spec.ends_turn} == {"end_turn", "hand_off", "task_completed"}
-    quiet = {"set_output", "set_messages", "add_message", "task_completed", "think_deeply"}
-    assert {spec.name for spec in specs if not spec.forces_next_step} == quiet
-    for spec in [b.spec for b in KNOWN.values()]:
-        if spec.name not in HANDLER_ONLY:
-            assert all(word in spec.description for word in ("Usage:", "Examples:", "When not to use:", "Notes:"))
 
 
 @pytest.mark.spec("requirements:X14", "requirements:E25", "generator-contract:T34")
@@ -68,6 +47,8 @@ def test_control_tools_emit_events_and_results_without_effects():
     played = play(agent(tools=["think_deeply", "write_todos", "end_turn"]), World(replies=replies))
     assert [m.text for m in played.history if m.role == "tool"] == ["Thought noted.", "1 of 2 done.", "bye"]
     assert played.state.context == {"todos": TODOS}
+    assert played.history[2].content == (TextPart("Thought noted."),)
+    assert [c.result.data for c in played.tool_calls][::2] == [{"message": "Thought noted."}, {"message": "bye"}]
     assert len(played.leaves) == 2
     assert [e.tool_name for e in played.seen(ToolStarted)] == [e.tool_name for e in played.seen(ToolFinished)]
     assert played.seen(ToolStarted)[1].input == {"todos": TODOS}
@@ -98,17 +79,6 @@ def test_control_tool_answers_a_handler_with_a_message_object(tool):
     assert played.tool_calls[0].result.data == {"message": words}
 
 
-@pytest.mark.spec("generator-contract:T28", "generator-contract:T23")
-def test_control_tool_answers_a_model_in_plain_text():
-    replies = [reply(call("think_deeply", thought="hm"), call("end_turn", message="bye"))]
-    played = play(agent(tools=["think_deeply", "end_turn"]), World(replies=replies))
-    assert [m.content for m in played.history if m.role == "tool"] == [
-        (TextPart("Thought noted."),),
-        (TextPart("bye"),),
-    ]
-    assert [c.result.data for c in played.tool_calls] == [{"message": "Thought noted."}, {"message": "bye"}]
-
-
 @pytest.mark.spec("generator-contract:T25", "generator-contract:T26", "generator-contract:G32")
 def test_add_message_appends_without_a_call_record():
     def handler(ctx):
@@ -131,8 +101,6 @@ FORMS = {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c7", "content": "1"}]},
     ],
     "messages": [UserMessage("hi"), *pair()],
-    "transcript": Transcript([UserMessage("hi"), *pair()]),
-    "mixed": [{"role": "user", "content": "hi"}, *pair()],
 }
 
 
@@ -161,7 +129,6 @@ def test_set_messages_replaces_history_and_skips_used_ids(form):
             [{"role": "robot", "content": "x"}],
             "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not 'robot'",
         ),
-        ([{"role": "system", "content": "x"}], "holds no system message"),
         ("text", "messages: should be array, not string"),
         ([5], "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not None"),
     ],
@@ -222,20 +189,6 @@ def test_call_ids_in_a_view_are_not_reused():
         "assistant: [add c2]",
         "tool c2 ok: 0",
     ]
-
-
-def test_invalid_driver_answer_is_rejected():
-    def error_of(asked, kind, outcome):
-        machine = run_agent(plan_of(agent(yielding(asked))), AgentState(run_id="r1", agent_id="tester"))
-        sent = None
-        while True:
-            try:
-                sent = outcome if type(machine.send(sent)) is kind else None
-            except StopIteration as end:
-                return str(end.value.error)
-
-    assert "answered a CallModel with 5" in error_of(STEP, CallModel, 5)
-    assert "answered a Gather of 1 with None" in error_of(y.Parallel(y.Perform(int)), Gather, None)
 
 
 @pytest.mark.spec("generator-contract:L41")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 from pydantic import BaseModel
 
@@ -130,28 +129,6 @@ def test_a_suspended_child_suspends_its_parent():
     assert statuses(played) == ["ok", "pending", "pending"]
     assert played.history[3].text.endswith("question 2.q0.")
     assert [c.agent_id for c in played.children] == ["a", "b", "c"]
-
-
-@pytest.mark.spec("requirements:K2")
-def test_a_model_and_a_handler_ask_with_the_same_effect():
-    def handler(ctx):
-        yield y.STEP
-        return (yield from y.Ask("Which?", options=["a", "b"], multi_select=True, allow_text=True))
-
-    question = {"question": "Which?", "options": ["a", "b"], "multi_select": True}
-    world = World(
-        replies=[reply(call("ask_user", questions=[question]))], answers={"q1": Answer(("b",)), "q2": Answer(("b",))}
-    )
-    played = run(world=world, handler=handler, tools=["ask_user"])
-    by_model, by_handler = [effect for effect in played.leaves if type(effect) is AskPerson]
-    same = {"seq": 0, "questions": (), "tool_call_id": ""}
-
-    assert played.status is RunStatus.COMPLETED
-    assert played.tool_calls[0].result.data["answers"] == [{"question_index": 0, "selected": list(played.output)}]
-    assert attrs.evolve(by_model, **same) == attrs.evolve(by_handler, **same)
-    assert [attrs.evolve(q, id="") for q in by_model.questions] == [
-        attrs.evolve(q, id="") for q in by_handler.questions
-    ]
 
 
 @pytest.mark.spec("requirements:K2", "generator-contract:T20")

@@ -52,13 +52,6 @@ async def test_tool_search_is_offered_last_and_lists_hidden_tools() -> None:
     assert FIND_TOOLS in result.state.tool_definitions
 
 
-async def test_no_tool_search_without_hidden_tools() -> None:
-    model = ScriptedModel(["ok"])
-    async with Engine([AgentDefinition("a", tools=[SHOUT])], models=model) as engine:
-        await engine.run("a", "Go.")
-    assert ["shout"] == [tool.name for tool in model.calls[0].tools]
-
-
 async def test_tools_added_by_hooks_are_searched_too() -> None:
     hooks = Hooks(pre_run=[lambda ctx: Change(tools=[SAW])])
     model = ScriptedModel([tool_call("find_tools", {"query": "wood"}), "ok"])
@@ -85,11 +78,6 @@ async def test_tool_named_find_tools_is_allowed_without_hidden_tools() -> None:
     async with Engine([agent], models=model) as engine:
         result = await engine.run("a", "Go.")
     assert ["worked"] == [call.result.text for call in result.tool_calls]
-
-
-def test_non_boolean_defer_loading_is_rejected() -> None:
-    with pytest.raises(DefinitionError, match="defer_loading"):
-        made("use_hammer", defer_loading="yes")
 
 
 # --- what a model that errs is told ---------------------------------------------------------------------------------

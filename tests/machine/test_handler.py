@@ -66,17 +66,6 @@ def test_handler_runs_before_first_model_call_and_after_each_step():
     assert [type(e).__name__ for e in played.leaves] == ["CallTool", "CallModel", "CallTool", "CallTool"]
 
 
-@pytest.mark.spec("generator-contract:S2", "generator-contract:G9")
-def test_handler_without_steps_calls_no_model():
-    def handler(ctx):
-        yield y.Perform(lambda: 1)
-        return {"answer": ctx.prompt}
-
-    played = play(agent(handler), prompt="why")
-    assert (played.status, played.output, played.stop_reason) == (RunStatus.COMPLETED, {"answer": "why"}, None)
-    assert played.models == []
-
-
 @pytest.mark.spec("generator-contract:G17", "generator-contract:G50")
 def test_step_all_parks_the_handler_until_the_turn_ends():
     log = []
@@ -181,15 +170,6 @@ def test_prompts_are_sent_at_their_positions():
     assert [[m.text for m in r.messages] for r in played.requests] == [["go", "do"], []]
     assert [[m.tags for m in r.tail] for r in played.requests] == [[("STEP_PROMPT",)]] * 2
     assert played.shown == ["assistant: b"]
-
-
-def test_an_empty_run_appends_no_message():
-    def handler(ctx):
-        assert len(ctx.agent_state.message_history) == 0
-        return
-        yield
-
-    assert play(agent(handler), prompt="").history[:] == ()
 
 
 @pytest.mark.spec("generator-contract:G4", "generator-contract:G1")
@@ -346,18 +326,6 @@ def test_step_without_a_model_is_raised_at_the_yield():
     assert (played.output, played.requests[0].model) == ("ok", "test/given")
 
 
-@pytest.mark.spec("requirements:N4", "generator-contract:G1")
-def test_a_handler_may_wait_for_more_input_between_turns():
-    def handler(ctx):
-        while (said := (yield from y.Ask("Next?"))) != "stop":
-            yield y.ToolCall("add_message", {"role": "user", "content": said})
-            yield STEP_ALL
-
-    world = World(replies=[reply("one"), reply("two")], answers={"q0": "a", "q2": "b", "q4": "stop"})
-    played = play(agent(handler), world, prompt="")
-    assert played.shown == ["user: a", "assistant: one", "user: b", "assistant: two"]
-
-
 def test_step_result_shows_its_state_even_when_read_later():
     def steps(look):
         def handler(ctx):
@@ -480,18 +448,6 @@ def test_missing_handler_equals_default_handler_in_every_ending(last, bounds, wa
         return told, played.status, played.shown, played.tokens, to_json(played.finished.state), played.warnings
 
     assert found(None) == found(default_handler)
-
-
-def test_error_location_is_noted_without_a_handler():
-    def raised():
-        try:
-            raise ModelError("not now")
-        except ModelError as error:
-            return error
-
-    first, second = [play(agent(h), World(replies=[raised()])).error for h in (None, default_handler)]
-    assert first.__notes__ == second.__notes__
-    assert __file__ in first.__notes__[0]
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t "])

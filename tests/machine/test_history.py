@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.transcript import Transcript
-from stepengine.errors import TranscriptError
 from stepengine.machine.history import SLICE_MESSAGES, RunHistory
 from tests.machine.world import lines
 
@@ -31,43 +30,6 @@ def calling(call_id, name="look", text=""):
 
 def result(call_id, name="look", text="seen"):
     return ToolResult.text(text, tool_name=name, tool_call_id=call_id)
-
-
-def test_view_is_the_record_until_changed():
-    past = history(said("a"))
-    past.add([said("b")])
-    assert past.view is past.record
-    past.replace(None, Transcript([said("short")]))
-    past.commit(calling("c1"), [result("c1")])
-    assert lines(past.record) == ["user: a", "user: b", "assistant: [look c1]", "tool c1 ok: seen"]
-    assert lines(past.view) == ["user: short", "assistant: [look c1]", "tool c1 ok: seen"]
-    assert lines(past.added()) == lines(past.record)[1:]
-
-
-def test_new_record_replaces_the_view():
-    past = history(said("a"), said("b"))
-    past.replace(Transcript([said("c")]), None)
-    past.add([said("d")])
-    assert past.view is past.record
-    assert lines(past.added()) == ["user: d"]
-
-
-def test_unpaired_message_changes_nothing():
-    past = history(said("a"))
-    with pytest.raises(TranscriptError):
-        past.add([calling("c1")])
-    assert lines(past.record) == lines(past.view) == ["user: a"]
-
-
-def test_end_message_is_last_answer_until_new_text():
-    past = history(AssistantMessage("before the run"))
-    assert past.get_last_answer() == ""
-    past.add([AssistantMessage("first")])
-    past.end_with("bye")
-    past.commit(calling("c1"), [result("c1")])
-    assert past.get_last_answer() == "bye"
-    past.commit(calling("c2", text="more"), [result("c2")])
-    assert past.get_last_answer() == "more"
 
 
 @pytest.mark.parametrize("calls", [0, 1, SLICE_MESSAGES - 1, SLICE_MESSAGES, 3 * SLICE_MESSAGES])

@@ -100,16 +100,6 @@ def test_expired_messages_leave_inherited_history_and_view():
     assert [m["content"][0]["text"] for m in played.output] == ["go", "one"]
 
 
-@pytest.mark.spec("generator-contract:L35")
-def test_all_messages_output_omits_expired_messages():
-    def handler(ctx):
-        yield add("for the run", ttl="user_prompt")
-
-    played = play(agent(handler, output_mode="all_messages"), World())
-
-    assert [m["content"][0]["text"] for m in played.output] == ["go"]
-
-
 def test_tool_calls_never_expire_and_ttl_round_trips():
     spoken = AssistantMessage((TextPart("x"), ToolCallPart("c1", "add", {})), ttl="agent_step")
     answered = ToolMessage("c1", "add", (TextPart("1"),))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import attrs
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import EFFECTS, Compute, Effect, Gather, Leaf, Notify, RunInBackground
+from stepengine.data.effects import EFFECTS, Leaf, Notify, RunInBackground
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
@@ -21,7 +21,6 @@ from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import (
     CALLS,
     ORDER,
-    PHASES,
     effect_token,
     names_of_yieldables,
     order_rows_of_yield,
@@ -91,16 +90,6 @@ def asking(asked: Any, sent: list[Any], *, of: str = "") -> Any:
 def tokens(played: Any) -> list[str]:
     """Return the tokens of what was handed out, events left out."""
     return [effect_token(effect) for effect in played.emitted if type(effect) is not Notify]
-
-
-def test_every_member_of_the_closed_unions_has_its_row():
-    yieldables = {get_origin(kind) or kind for kind in get_args(y.Yieldable)}
-    assert yieldables == {row.kind for row in YIELDS} == set(y.YIELDABLES)
-    assert {*y.Sentinel} == {EXAMPLES[name] for name, row in ROWS.items() if row.kind is y.Sentinel}
-    # A child in the background is run by whoever carries its start out: no machine asks for that.
-    assert set(get_args(Effect)) == {row.cls for row in EFFECTS} == {*get_args(Leaf), Compute, Gather, Notify}
-    assert set(PHASES) < set(get_args(Leaf)) - {RunInBackground}
-    assert set(get_args(How)) == set(CALLS)
 
 
 def test_the_code_is_driven_by_the_table():
