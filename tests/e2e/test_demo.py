@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from typer.testing import CliRunner
 
 from cassettes import record_demo
 from stepengine.cli.app import app
-from stepengine.cli.commands.demo import CASSETTE, HERE, HOST, copy_project, run_demo
+from stepengine.cli.commands.demo import CASSETTE, HERE, HOST
 from stepengine.cli.exits import Exit
-from stepengine.testing import Cassette, ReplayTransport
+from stepengine.testing import Cassette
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,33 +79,11 @@ def test_a_kept_copy_has_the_edited_project() -> None:
         folder.rmdir()
 
 
-def test_the_diff_is_the_difference_of_the_files(tmp_path: Path) -> None:
-    (tmp_path / "before").mkdir()
-    (tmp_path / "after").mkdir()
-    copy_project(tmp_path / "before")
-    cassette = Cassette.load(CASSETTE, ignore=["/tools"])
-
-    run = run_demo(ReplayTransport(cassette), folder=tmp_path / "after")
-
-    cassette.assert_all_used()
-    assert Exit.COMPLETED is run.code
-    report = run.result.output
-    changed = [
-        f.name for f in (tmp_path / "before").iterdir() if f.read_text() != (tmp_path / "after" / f.name).read_text()
-    ]
-    assert sorted(changed) == report["changed_files"] == ["README.md", "shop.py"]
-    assert [] == report["problems"]
-
-
 def test_no_request_holds_a_path_of_the_recording_machine() -> None:
     for interaction in Cassette.load(CASSETTE).interactions:
         assert interaction.request.url.startswith(HOST)
         assert b"stepengine-demo-" not in interaction.request.body
         assert tempfile.gettempdir().encode() + b"/" not in interaction.request.body
-
-
-def test_the_cassette_says_that_no_model_was_asked() -> None:
-    assert {record_demo.SOURCE} == {i.extras["recorded_from"] for i in Cassette.load(CASSETTE).interactions}
 
 
 def test_recording_again_gives_the_same_cassette(tmp_path: Path) -> None:
@@ -139,10 +115,6 @@ def test_a_demo_that_asks_something_else_ends_as_diverged(tmp_path: Path, monkey
     assert "Traceback" not in result.stderr
 
 
-def test_the_sample_project_is_left_alone_by_tools_for_python() -> None:
-    assert {".sample"} == {file.suffix for file in (HERE / "project").iterdir()}
-
-
 @pytest.mark.spec("ecosystem:EC122")
 def test_the_wheel_carries_the_demo() -> None:
     """
@@ -156,24 +128,3 @@ def test_the_wheel_carries_the_demo() -> None:
 
     data = {file.relative_to(ROOT).as_posix() for file in HERE.rglob("*") if file.is_file()}
     assert {"stepengine/cli/_demo/cassette.yaml", "stepengine/cli/_demo/project/shop.py.sample"} <= data <= shipped
-
-
-@pytest.mark.deep
-@pytest.mark.spec("ecosystem:EC122")
-def test_the_demo_and_the_agents_work_from_an_installed_package(stepengine: Any) -> None:
-    """
-    As a wheel lays them out: the agents inside of the package, and no checkout around it.
-    """
-    site = stepengine.folder / "site"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "stepengine", site / "stepengine", ignore=ignored)
-    shutil.copytree(ROOT / "agents", site / "stepengine" / "_agents", ignore=ignored)
-    # The second process need not compile again what the first one did.
-    elsewhere = {"PYTHONPATH": f"{stepengine.folder / '.site'}{os.pathsep}{site}", "PYTHONDONTWRITEBYTECODE": ""}
-
-    listed = stepengine("agents", "list", "--json", env=elsewhere)
-    demo = stepengine("demo", "-q", env=elsewhere)
-
-    sources = [Path(entry["source"]) for entry in json.loads(listed.stdout)]
-    assert {site / "stepengine" / "_agents"} == {source.parent for source in sources}
-    assert 0 == demo.returncode, demo.stderr

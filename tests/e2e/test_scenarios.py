@@ -5,9 +5,7 @@ replayed without what it was performed with. The fourth, `base2` and its layers,
 
 from __future__ import annotations
 
-import asyncio
 import io
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from stepengine import (
     AgentDefinition,
     Engine,
     Hooks,
-    Interrupt,
-    Limits,
     Perform,
     RunResult,
     RunStatus,
@@ -32,18 +28,11 @@ from stepengine import (
 )
 from stepengine.cli import ConsoleRenderer
 from stepengine.context import (
-    estimate_tokens,
-    inject_context,
     output_cache,
-    prune_to_summary,
     require_finished_todos,
-    usage_logger,
 )
-from stepengine.errors import LimitExceeded, ReplayDivergence, UnknownOutcome
+from stepengine.errors import ReplayDivergence, UnknownOutcome
 from stepengine.events import (
-    AgentFinished,
-    AgentSpawned,
-    Compacted,
     FileChanged,
     PermissionDecided,
     PermissionRequested,
@@ -52,9 +41,9 @@ from stepengine.events import (
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply, ModelRequest, Models
 from stepengine.permissions import Policy, Rule
-from stepengine.sessions import FileSessions, MemorySessions
+from stepengine.sessions import FileSessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import ask_user_tool, file_tools, search_tools, shell_tools, spawn_tools, task_tool
+from stepengine.tools.bundled import ask_user_tool, file_tools, shell_tools
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, sse
 
@@ -251,271 +240,6 @@ async def test_s5_the_console_asks_and_a_denied_command_never_runs(tmp_path: Pat
     assert ["Correct it.", "and keep it short"] == [m.text for m in result.state.message_history if m.role == "user"]
 
 
-@pytest.mark.spec("requirements:I2", "requirements:I8", "requirements:B4", "requirements:B16")
-def test_s6_a_long_run_stays_below_its_token_threshold() -> None:
-    threshold, steps = 10_000, 30
-
-    @tool
-    def read(n: int) -> str:
-        """
-        Read a page.
-
-        Args:
-            n: Its number.
-        """
-        return f"page {n}: " + "word " * 1_500
-
-    requests: list[ModelRequest] = []
-
-    def reply(request: ModelRequest) -> ModelReply:
-        requests.append(request)
-        if len(requests) > steps:
-            return text("Read.")
-        return tool_calls(f"Now page {len(requests)}.", tool_call("read", {"n": len(requests)}))
-
-    agent = AgentDefinition(
-        "reader",
-        model=MODEL,
-        tools=[read],
-        system_prompt="You read.",
-        hooks=Hooks(pre_step=[prune_to_summary(max_tokens=threshold)]),
-    )
-    events: list[Any] = []
-    journal = MemoryJournal()
-    with Engine([agent], models=ScriptedModel(reply), observers=[events.append]) as engine:
-        result = engine.run_sync(agent, "Read all pages.", journal=journal)
-    with Engine([agent], models=ScriptedModel([])) as engine:
-        assert result == engine.replay_sync(journal)
-
-    assert RunStatus.COMPLETED is result.status
-    compacted = [e for e in events if type(e) is Compacted]
-    assert compacted
-    assert all(e.tokens_after < e.tokens_before for e in compacted)
-    assert {"You read."} == {r.system_prompt for r in requests}
-    one_page = estimate_tokens("page 30: " + "word " * 1_500)
-    for request in requests:
-        assert sum([estimate_tokens(m.text) for m in request.messages]) <= threshold + one_page
-        open_calls: set[str] = set()
-        for m in request.messages:
-            if m.role == "assistant":
-                open_calls |= {c.tool_call_id for c in m.tool_calls}
-            elif m.role == "tool":
-                assert m.tool_call_id in open_calls, "a result without its call"
-                open_calls.discard(m.tool_call_id)
-        assert not open_calls, "a call without its result"
-    lines = "\n".join(str(record) for record in journal.records())
-    assert all(f"page {n}: word word" in lines for n in range(1, steps + 1)), "the journal holds every text"
-
-
-@pytest.mark.spec("generator-contract:G32", "generator-contract:T7", "generator-contract:G33")
-def test_s7_each_model_mistake_is_reported_and_one_edit_happens(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
-
-    def replace(old: Any, new: str) -> ModelReply:
-        return tool_call("str_replace", {"path": "a.py", "replacements": [{"old_string": old, "new_string": new}]})
-
-    tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
-    agent = AgentDefinition("fixer", model=MODEL, tools=["code_search", "str_replace"])
-    replies = [
-        tool_call("code_search", {"pattern": "y ="}),
-        tool_call("edit_file", {"path": "a.py"}),
-        replace(3, "z"),
-        replace("= 1", "= 2"),
-        replace("y = 1", "y = 2"),
-        text("Fixed."),
-    ]
-    events: list[Any] = []
-
-    result = performed(agent, "Make y 2.", replies, tools, watch=events.append)
-
-    assert RunStatus.COMPLETED is result.status
-    told = [m.text for m in result.state.message_history if m.role == "tool"]
-    assert "a.py" in told[0]
-    assert "code_search" in told[1]
-    assert "str_replace" in told[1], "the tools that there are"
-    assert "old_string" in told[2], "the field is named"
-    assert "2 times" in told[3]
-    assert "allow_multiple" in told[3], "how both would be changed"
-    assert "+y = 2" in told[4]
-    assert "x = 1\ny = 2\n" == (tmp_path / "a.py").read_text()
-    assert 1 == sum(type(e) is FileChanged for e in events)
-
-
-@pytest.mark.spec("requirements:H13", "requirements:H16", "requirements:L3", "reliability:GN30")
-def test_s8_injected_parts_work_and_only_early_hook_failures_fail(caplog: pytest.LogCaptureFixture) -> None:
-    requests: list[ModelRequest] = []
-
-    def reply(request: ModelRequest) -> ModelReply:
-        requests.append(request)
-        if request.system_prompt == "You research.":
-            return text("In shop.py.")
-        if request.messages[-1].text == "Where is it?":
-            return tool_call("task", {"agent_type": "researcher", "prompt": "Find it.", "description": "Find it"})
-        return text(f"Answer {len(requests)}.")
-
-    researcher = AgentDefinition("researcher", description="Researches.", system_prompt="You research.")
-    agent = AgentDefinition(
-        "assistant",
-        model=MODEL,
-        system_prompt="You help.",
-        tools=[task_tool([researcher])],
-        spawnable_agents=[researcher],
-    )
-    sessions = MemorySessions()
-    log = logging.getLogger("usage.s8")
-    base = Hooks(pre_step=[inject_context("The date is 2026-11-21.")], post_run=[usage_logger(log)])
-
-    def turn(words: str, hooks: Hooks = base, session: str = "ann:1") -> RunResult[Any]:
-        with Engine([agent], models=ScriptedModel(reply), sessions=sessions, hooks=hooks) as engine:
-            return engine.run_sync(agent, words, session_id=session)
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no log today")
-
-    with caplog.at_level(logging.INFO, logger="usage.s8"):
-        first, second = turn("Where is it?"), turn("And now?")
-    assert [RunStatus.COMPLETED] * 2 == [first.status, second.status]
-    own = [r for r in requests if r.system_prompt == "You help."]
-    assert all("2026-11-21" in "".join(m.text for m in r.tail) for r in own)
-    stored = sessions.load("ann:1").messages
-    assert not [m for m in stored if "2026-11-21" in m.text]
-    assert ["Where is it?", "And now?"] == [m.text for m in stored if m.role == "user"]
-    assert "Where is it?" in [m.text for m in own[-1].messages]
-    mine = [r.getMessage() for r in caplog.records if r.name == "usage.s8"]
-    assert 2 == len(mine), mine
-
-    plain = turn("Again.", session="ann:2")
-    late = turn("Again.", Hooks(pre_step=base.pre_step, post_run=[broken]), session="ann:3")
-    assert (plain.status, RunStatus.COMPLETED) == (late.status, late.status)
-
-    asked = len(requests)
-    early = turn("Again.", Hooks(pre_run=[broken]), session="ann:4")
-    assert RunStatus.FAILED is early.status
-    assert asked == len(requests), "no model was called"
-
-
-@pytest.mark.spec("requirements:D7", "generator-contract:G46", "reliability:I12")
-def test_s9_an_endless_agent_ends_by_its_step_limit() -> None:
-    @tool
-    def again() -> str:
-        """Do it again."""
-        return "again"
-
-    agent = AgentDefinition("loop", model=MODEL, tools=[again])
-
-    def run(ends: str) -> tuple[RunResult[Any] | LimitExceeded, list[ModelRequest]]:
-        model = ScriptedModel(lambda r: tool_call("again", {}) if r.tools else text("So far: nothing."))
-        with Engine([agent], models=model) as engine:
-            try:
-                limits: Any = Limits(max_steps=3, on_max_steps=ends)  # type: ignore[arg-type]
-                return engine.run_sync(agent, "Go.", limits=limits), list(model.calls)
-            except LimitExceeded as error:
-                return error, list(model.calls)
-
-    final, asked = run("final_answer")
-    assert isinstance(final, RunResult)
-    assert (RunStatus.MAX_STEPS, "So far: nothing.", 4) == (final.status, final.text, len(asked))
-    assert not asked[-1].tools
-    stopped, asked = run("stop")
-    assert isinstance(stopped, RunResult)
-    assert (RunStatus.MAX_STEPS, 3) == (stopped.status, len(asked))
-    raised, asked = run("raise")
-    assert isinstance(raised, LimitExceeded)
-    assert 3 == len(asked)
-    assert raised.result is not None
-
-
-@pytest.mark.spec("requirements:D7", "requirements:D17", "generator-contract:G40")
-async def test_s9_a_run_interrupted_in_a_tool_can_be_continued() -> None:
-    began, cleaned = asyncio.Event(), []
-
-    @tool
-    async def wait() -> str:
-        """Wait for ever."""
-        began.set()
-        await asyncio.sleep(3600)
-        return "never"
-
-    def handle_steps(ctx: StepContext) -> Steps:
-        try:
-            while True:
-                yield STEP
-        finally:
-            cleaned.append(True)
-
-    agent = AgentDefinition("waits", model=MODEL, tools=[wait], handle_steps=handle_steps)
-    replies = by_turn(tool_call("wait", {}), text("Where were we?"))
-    async with Engine([agent], models=ScriptedModel(replies)) as engine:
-        handle = engine.start(agent, "Go.")
-        await began.wait()
-        handle.send(Interrupt())
-        result = await handle.result()
-        assert RunStatus.CANCELLED is result.status
-        assert [True] == cleaned
-        (answer,) = [m for m in result.state.message_history if m.role == "tool"]
-        assert "cancel" in answer.text.lower() or "interrupt" in answer.text.lower()
-
-        plain = AgentDefinition("waits", model=MODEL, tools=[wait])
-        again = await engine.run(plain, "Go on.", previous=result.state)
-        assert (RunStatus.COMPLETED, "Where were we?") == (again.status, again.text)
-
-
-@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "generator-contract:S1", "requirements:X16")
-def test_s10_children_run_concurrently_and_failures_stay_isolated() -> None:
-    def crash(ctx: StepContext) -> Steps:
-        raise ValueError("the disk is gone")
-        yield STEP
-
-    knows = AgentDefinition(
-        "knows",
-        description="Knows.",
-        system_prompt="You know.",
-        output_mode="structured_output",
-        output_schema={"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]},
-    )
-    crashes = AgentDefinition("crashes", description="Crashes.", handle_steps=crash)
-    asks = AgentDefinition(
-        "asks", description="Asks.", system_prompt="You ask.", tools=["spawn_agents"], spawnable_agents=[knows]
-    )
-    lead = AgentDefinition(
-        "lead", model=MODEL, system_prompt="You lead.", tools=spawn_tools(), spawnable_agents=[knows, crashes, asks]
-    )
-    told: list[str] = []
-
-    def reply(request: ModelRequest) -> ModelReply:
-        last = request.messages[-1]
-        if request.system_prompt == "You know.":
-            return tool_call("set_output", {"year": 1143}) if last.role == "user" else text("Set.")
-        if request.system_prompt == "You ask.":
-            if last.role == "user":
-                return tool_call("spawn_agents", {"agents": [{"agent_type": "crashes", "prompt": "?"}]})
-            told.append(last.text)
-            return text("Then not.")
-        if last.role == "user":
-            agents = [{"agent_type": a, "prompt": "Go."} for a in ("knows", "crashes", "asks")]
-            return tool_call("spawn_agents", {"agents": agents})
-        return text("All is told.")
-
-    events: list[Any] = []
-    journal = MemoryJournal()
-    with Engine([lead], spawn_tools(), ScriptedModel(reply), observers=[events.append]) as engine:
-        result = engine.run_sync(lead, "Lead.", journal=journal)
-    with Engine([lead], spawn_tools(), ScriptedModel([])) as engine:
-        assert result == engine.replay_sync(journal)
-
-    assert (RunStatus.COMPLETED, "All is told.") == (result.status, result.text)
-    assert ["knows", "crashes", "asks"] == [c.agent_id for c in result.children]
-    assert [{"year": 1143}, True, "Then not."] == [
-        result.children[0].output, result.children[1].is_error, result.children[2].output,
-    ]  # fmt: skip
-    answer = result.tool_calls[0].result.text
-    assert answer.index("1143") < answer.index("the disk is gone") < answer.index("Then not.")
-    assert "knows" in told[0], "the ids that are allowed"
-    spawned = [e.index for e in events if type(e) is AgentSpawned and not e.path]
-    finished = [e.index for e in events if type(e) is AgentFinished and not e.path]
-    assert max(spawned) < min(finished), "all three were under way before one had ended"
-
-
 class World:
     """
     What an agent of every kind of effect did outside: seats that were booked, a clerk and a model that were asked.
@@ -694,17 +418,3 @@ async def test_s12_open_todos_are_reminded_and_big_outputs_cached() -> None:
     screens_seen = [m.text for m in requests[-1].messages if m.role == "tool" and m.tool_name == "screen"]
     assert ["screen 2"] == [seen for seen in screens_seen if seen.startswith("screen ")]
     assert "[x] t2" in shown.getvalue()
-
-
-@pytest.mark.spec("requirements:F20", "interfaces:IF67")
-def test_s12_without_hooks_open_todos_trigger_no_reminder() -> None:
-    def twice(request: ModelRequest) -> ModelReply:
-        if request.messages[-1].role == "user":
-            return tool_call("write_todos", {"todos": [{"task": "t", "completed": False}]})
-        return text("Done.")
-
-    agent = AgentDefinition("plain", model=MODEL, tools=["write_todos"])
-    with Engine([agent], models=ScriptedModel(twice)) as engine:
-        result = engine.run_sync(agent, "Go.")
-
-    assert ["Go."] == [m.text for m in result.state.message_history if m.role == "user"], "nobody is reminded"
