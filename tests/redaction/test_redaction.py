@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stepengine
 from stepengine import redaction
 from stepengine.data.codec import to_json
 from stepengine.data.events import ToolFinished
@@ -84,19 +81,6 @@ def seconds(work, *args) -> float:
 
 @pytest.mark.speed
 @pytest.mark.spec("reliability:R23")
-@pytest.mark.parametrize("redact", ["known", "all"])
-@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_text_is_redacted_within_a_second(piece, redact):
-    # Quadratic searches took 4 s for 20,000 characters of "sksk".
-    redactor = make_redactor(redact, {"ANTHROPIC_API_KEY": KEY})
-    begun = time.process_time()
-    all_of_it(redactor, (piece * 40_000)[:40_000])
-
-    assert time.process_time() - begun < 1
-
-
-@pytest.mark.speed
-@pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
 def test_redaction_time_grows_linearly_with_the_text(piece):
     redactor = make_redactor("all", {"ANTHROPIC_API_KEY": KEY})
@@ -113,15 +97,6 @@ def full_of_findings(tmp_path):
     file = tmp_path / "many.txt"
     file.write_text("".join([f"sk-{n:020d}\nsk...{n % 97}1234\n" for n in range(5_000)]))
     return file
-
-
-@pytest.mark.speed
-@pytest.mark.spec("reliability:R23", "replay:K11")
-def test_scanning_many_findings_takes_linear_time(full_of_findings):
-    begun = time.process_time()
-    list(scan([full_of_findings], environment={"A_KEY": KEY}))
-
-    assert time.process_time() - begun < 2
 
 
 @pytest.mark.spec("reliability:R23", "replay:K11")
@@ -228,19 +203,6 @@ def test_a_redactor_learns_keys_registered_later():
     assert KEY not in repr(keys)
 
 
-def test_the_redactor_is_quiet_only_without_known_secrets():
-    keys = KnownSecrets()
-    told, own, shapes = (
-        Redactor(known, shapes=is_all, keys=keys) for known, is_all in (({}, False), ({KEY: "K"}, False), ({}, True))
-    )
-    keys.tell(KEY, "K")
-    assert told.suspicious(KEY)
-    keys.forget()
-
-    assert not told.suspicious(KEY)
-    assert (True, False, False) == (told.quiet.holds, own.quiet.holds, shapes.quiet.holds)
-
-
 @pytest.mark.parametrize("word", ["not-needed", "lm-studio", "none", "ollama", "short", "  "])
 def test_dummy_keys_of_local_servers_are_not_redacted(word):
     GIVEN.tell(word, "ollama_api_key")
@@ -262,31 +224,6 @@ def test_secrets_come_only_from_variables_with_secret_names():
     assert find_environment_secrets({"A_TOKEN": "12345678", "B_TOKEN": "1234567", "C": "123456789"}) == {
         "12345678": "A_TOKEN"
     }
-    assert json.loads(json.dumps(make_redactor("all", {}).value({"a": [1, None, True]}))) == {"a": [1, None, True]}
-
-
-SEPARATE = (
-    "x-goog-api-key",
-    "proxy-authorization",
-    "set-cookie",
-    "www-authenticate",
-    "passphrase",
-    "privatekey",
-    "passwd",
-)
-"""Names that only a list of secrets has."""
-
-
-def test_names_of_secrets_are_defined_in_one_module() -> None:
-    package = Path(stepengine.__file__).parent
-    listed = {
-        file.relative_to(package).as_posix()
-        for file in package.rglob("*.py")
-        for text in [file.read_text(encoding="utf-8")]
-        if sum(f'"{name}"' in text for name in SEPARATE) > 1
-    }
-
-    assert listed == {"data/secret_names.py"}
 
 
 def test_a_variable_is_secret_by_a_word_of_its_name() -> None:
@@ -380,16 +317,6 @@ def test_searching_many_texts_at_once_equals_searching_each(
             assert any(sought in one for sought in texts) is make_text_finder(texts)(one)
             if any(sought.lower() in one.lower() for sought in texts if sought.isascii()):
                 assert make_text_finder(tuple(sought.lower() for sought in texts), any_case=True)(one)
-    make_text_finder.cache_clear()
-
-
-def test_too_many_secrets_are_searched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_compile_search", lambda _, **__: None)
-    make_text_finder.cache_clear()
-
-    find = make_text_finder(("one", "two"))
-
-    assert [True, False] == [find("a two"), find("a three")]
     make_text_finder.cache_clear()
 
 
