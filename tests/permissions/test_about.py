@@ -123,16 +123,6 @@ def test_relative_paths_start_at_the_workspace_where_there_is_one(place: Path, t
 
 
 @pytest.mark.spec("requirements:X70")
-def test_the_target_of_a_link_beside_an_allow_asks(place: Path) -> None:
-    calls = [ToolCall("show", {"name": name}) for name in ("open/a.txt", "open/link.txt")]
-
-    plain, linked = run_calls([show], calls, Policy([Rule.allow_path("open/**")]))
-
-    assert "free" == plain
-    assert "a person has to be asked first" in linked
-
-
-@pytest.mark.spec("requirements:X70")
 def test_any_suffix_of_an_outside_path_may_match_a_rule(place: Path) -> None:
     far = place.parent / "far" / "off" / "vault"
     far.mkdir(parents=True)
@@ -177,9 +167,7 @@ def test_a_declared_address_is_judged_and_remembered_as_an_address() -> None:
 
 
 @pytest.mark.spec("requirements:X70")
-@pytest.mark.parametrize(
-    "before", ["a://", "x/a://", "s3://", "file://", "http://", "https://h/../", "://", " https://"]
-)
+@pytest.mark.parametrize("before", ["x/a://", "file://", "https://h/../", "://"])
 def test_a_path_that_resembles_a_url_is_judged_as_path(place: Path, before: str) -> None:
     @tool(about="{path}")
     def show(path: str) -> str:

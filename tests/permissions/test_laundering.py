@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, Receive, ToolAnnotations, call, tool
+from stepengine import AgentDefinition, Engine, Receive, ToolAnnotations, call, tool
 from stepengine.data.origins import describe_origins
 from stepengine.events import PermissionDecided
 from stepengine.journal import MemoryJournal, call_origins
 from stepengine.permissions import Policy, Rule
 from stepengine.sandbox import load_source
-from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("provenance:PV4", "provenance:PV5", "provenance:PV6")]
@@ -128,26 +127,9 @@ async def test_a_value_returned_by_a_tool_is_not_trusted(detour: list[Any]) -> N
     assert await is_denied(engine(*detour, SENDS))
 
 
-def from_child(_: Any) -> Any:
-    found = yield AgentCall("child", prompt="Whom should I write to?")
-    yield from call(send, to=str(found.output))
-
-
 def from_message(_: Any) -> Any:
     message = yield Receive("mail")
     yield from call(send, to=message.value)
-
-
-READER = AgentDefinition("child", tools=TOOLS, handle_steps=lambda _: (yield from _read()))
-
-
-def _read() -> Any:
-    yield from call(read_mail)
-    return EVE
-
-
-async def test_a_value_passed_through_code_or_children_is_not_trusted() -> None:
-    assert await is_denied(engine(agents=[READER], handle_steps=from_child, spawnable_agents=["child"]))
 
 
 @pytest.mark.spec("provenance:PV13")
@@ -158,6 +140,7 @@ async def test_a_record_says_that_a_value_came_with_a_message() -> None:
         await handle.result()
     (call,) = [one for one in call_origins(journal) if one.name == "send"]
 
+    assert [] == sent
     assert [f"to {EVE}: from a message on 'mail' in step 1; not in your request"] == list(
         describe_origins(call.origins)
     )
@@ -182,26 +165,6 @@ agent = AgentDefinition("clerk", tools=["send"], handle_steps=handle_steps)
         await made.run("clerk", "Send the report to Ann.")
 
     assert ([], [("send", "deny")]) == (sent, decided)
-
-
-async def test_a_message_from_outside_is_not_trusted() -> None:
-    made = engine(handle_steps=from_message)
-    async with made, made.start("clerk", "Wait for mail.") as handle:
-        handle.post("mail", EVE)
-        await handle.result()
-
-    assert [] == sent
-
-
-async def test_a_value_of_an_earlier_turn_stays_untrusted() -> None:
-    agent = AgentDefinition("clerk", model="scripted/clerk", tools=TOOLS)
-    model = ScriptedModel([READS, text("You have mail."), SENDS, text("Done.")])
-    policy = Policy([Rule.ask_untrusted("send")], mode="bypass")
-    async with Engine([agent], models=model, permissions=policy, headless=True, sessions=MemorySessions()) as made:
-        await made.run("clerk", "Any mail?", session_id="s")
-        await made.run("clerk", "Send the report to Ann.", session_id="s")
-
-    assert [] == sent
 
 
 async def test_a_replay_decides_as_the_recorded_run() -> None:

@@ -232,19 +232,7 @@ def stdout_of(text: str) -> str:
 
 
 SEARCHES = ("find", "ls -R", "rg -l hit")
-STARTS = [
-    "src//",
-    "src///",
-    ".//",
-    ".//src",
-    "./src//",
-    "src/.",
-    "src/./",
-    "src//deep",
-    "././src",
-    "./.",
-    "src/./deep//",
-]
+STARTS = ["src//", ".//src", "src/.", "./.", "src/./deep//"]
 
 
 @pytest.mark.spec("requirements:X70")
@@ -291,23 +279,6 @@ def test_a_listing_hides_no_namesake_of_a_withheld_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("requirements:X70")
-def test_a_withheld_file_counts_once_per_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepengine.permissions.commands.MAX_LEFT_OUT_NAMES", 50)
-    (tmp_path / "src/shut").mkdir(parents=True)
-    for at in range(30):
-        (tmp_path / f"src/shut{at}").write_text("hit")
-    (tmp_path / "src/a.txt").write_text("hit")
-    commands = ["find . .", "find . src", "find src/ ./src"]
-
-    found = outcomes(tmp_path, commands, None, Rule.deny_path("src/shut*"))
-    inside = outcomes(tmp_path, ["rg -l hit .", "rg -l hit a.txt ."], "src", Rule.deny_path("src/shut*"))
-
-    assert [] == [
-        c for c, text in {**found, **inside}.items() if "a.txt" not in stdout_of(text) or "shut" in stdout_of(text)
-    ]
-
-
-@pytest.mark.spec("requirements:X70")
 def test_a_search_of_one_folder_ignores_withheld_files_below(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for at in range(600):
@@ -325,7 +296,7 @@ def test_a_search_of_one_folder_ignores_withheld_files_below(tmp_path: Path) -> 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70")
-@pytest.mark.parametrize("command", ["git diff", "git diff -- tracked.txt", "git diff HEAD -- .", "git diff -w -- sub"])
+@pytest.mark.parametrize("command", ["git diff", "git diff -- tracked.txt"])
 def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command: str) -> None:
     (text,) = outcomes(repository, [command], None, Rule.deny_path("vaults/**")).values()
 
@@ -333,9 +304,7 @@ def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command
 
 
 @pytest.mark.spec("requirements:X70")
-@pytest.mark.parametrize(
-    "glob", ["sub/b.py", "SUB/B.py", "sub/*.py", "{sub,x}/b.py", "sub/**", "*/b.py", "**/b.py", "./sub/./b.py"]
-)
+@pytest.mark.parametrize("glob", ["sub/b.py", "sub/**", "**/b.py"])
 def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: str) -> None:
     commands = ["rg beta", "git diff", "find"]
     if glob == "sub/b.py":  # the others differ only in how git and rg understand them
@@ -381,7 +350,7 @@ def test_read_only_commands_show_the_rest_and_report_omissions(repository: Path)
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize(
     "command",
-    ["cat plan", "cat shown.txt", "git diff -- :(top)a.txt", "git show HEAD:project/a.txt", "rg x out", "cat twin.txt"],
+    ["cat plan", "cat shown.txt", "git diff -- :(top)a.txt"],
 )
 def test_a_command_that_would_leak_is_refused_with_a_reason(repository: Path, command: str) -> None:
     (text,) = outcomes(repository, [command], None).values()

@@ -131,26 +131,25 @@ PLAIN = [
 
 
 @pytest.mark.spec("reliability:PM08", "reliability:PM09", "reliability:R7")
-@pytest.mark.parametrize("command", DENIED, ids=str)
-def test_a_deny_finds_its_program_behind_wrappers(command: str | list[str]) -> None:
-    assert "deny" == check(command).decision
+def test_a_deny_finds_its_program_behind_wrappers() -> None:
+    assert [] == [command for command in DENIED if check(command).decision != "deny"]
 
 
 @pytest.mark.spec("reliability:PM08", "reliability:PM52")
-@pytest.mark.parametrize("command", ASKED, ids=str)
-def test_a_command_that_may_run_a_denied_program_asks(command: str) -> None:
-    found = check(command)
-
-    assert ("ask", DENY) == (found.decision, found.rule)
-    assert DENY.id in found.message
+def test_a_command_that_may_run_a_denied_program_asks() -> None:
     modes = {mode: Policy(POLICY.rules, mode) for mode in ("dont_ask", "bypass")}
-    assert {"dont_ask": "deny", "bypass": "allow"} == {m: check(command, one).decision for m, one in modes.items()}
+    for command in ASKED:
+        found = check(command)
+
+        assert ("ask", DENY) == (found.decision, found.rule), command
+        assert DENY.id in found.message
+        decided = {mode: check(command, policy).decision for mode, policy in modes.items()}
+        assert {"dont_ask": "deny", "bypass": "allow"} == decided, command
 
 
 @pytest.mark.spec("reliability:PM52")
-@pytest.mark.parametrize("command", PLAIN, ids=str)
-def test_ordinary_work_is_not_asked_about_beside_a_deny(command: str) -> None:
-    assert "allow" == check(command).decision
+def test_ordinary_work_is_not_asked_about_beside_a_deny() -> None:
+    assert [] == [command for command in PLAIN if check(command).decision != "allow"]
 
 
 @pytest.mark.spec("reliability:PM52")
@@ -294,18 +293,6 @@ def test_a_spelling_that_starts_the_program_is_found(command: str, programs: Pat
     if shutil.which(shlex.split(text)[0], path=f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin") is None:
         pytest.skip("its wrapper is not installed")
     assert has_pushed(text, programs, tmp_path)
-
-
-@pytest.mark.spec("reliability:PM52")
-@pytest.mark.parametrize(
-    "command",
-    [c for c in PLAIN if c.startswith(("timeout", "nice", "sh -c", "find", "awk", "sed -n", "xargs", "rg", "grep"))],
-)
-def test_ordinary_work_does_not_start_the_program_to_push(command: str, programs: Path, tmp_path: Path) -> None:
-    if shutil.which(shlex.split(command)[0]) is None:
-        pytest.skip("its program is not installed")
-
-    assert not has_pushed(command, programs, tmp_path)
 
 
 PIECES = [
