@@ -91,11 +91,6 @@ IMPORTS = given(
         "try:\n    import urllib.request\nexcept ImportError:\n    pass",
         Refused("there is no module 'urllib.request'", 2),
     ),
-    (
-        "inner_floor",
-        "from stepengine.sandbox import code_mode",
-        Refused("there is no module 'stepengine.sandbox'", 1),
-    ),
     ("parent", "from .. import secrets", Refused("there is no module '..'", 1)),
     ("dunder", 'return __import__("os").getcwd()', Refused("there is no `__import__`", 1)),
     ("in_exec", 'exec("import subprocess")', raised("ModuleNotFoundError", "No module named 'subprocess'")),
@@ -110,16 +105,6 @@ IMPORTS = given(
     ("open_write", "open('canary', 'w').write('reached')", Failed("ToolError", "Permission denied")),
     ("open_descriptor", "return open(0).read()", raised("TypeError", "expected str, bytes")),
     (
-        "path_write",
-        "from pathlib import Path\nPath('canary').write_text('reached')",
-        Failed("ToolError", "Permission denied"),
-    ),
-    (
-        "expanduser",
-        "from os.path import expanduser\nreturn expanduser('~/.ssh')",
-        raised("RuntimeError", "'os.getenv' is not supported"),
-    ),
-    (
         "modules",
         "import sys\nreturn str(getattr(sys, 'modules'))",
         raised("AttributeError", "module 'sys' has no attribute 'modules'"),
@@ -132,20 +117,10 @@ WALKS = given(
     "walks",
     ("class", "return ().__class__", raised("AttributeError", "'tuple' object has no attribute '__class__'")),
     ("subclasses", "return type.__subclasses__(type)", raised("AttributeError", "")),
-    (
-        "globals",
-        "return handle.__globals__ if (handle := (lambda: 0)) else 0",
-        raised("AttributeError", "'function' object has no attribute '__globals__'"),
-    ),
     ("builtin_self", "return print.__self__", raised("AttributeError", "")),
     ("getattr", "return getattr((), '__cla' + 'ss__')", raised("AttributeError", "")),
     ("format_ctx", 'return "{0.agent_state.__class__.__init__.__globals__}".format(ctx)', raised("AttributeError", "")),
     ("f_string", 'return f"{ctx.__class__}"', Gives("<class 'StepContext'>")),
-    (
-        "traceback",
-        "try:\n    1 / 0\nexcept Exception as e:\n    return e.__traceback__",
-        raised("AttributeError", "'ZeroDivisionError' object has no attribute '__traceback__'"),
-    ),
     (
         "host_error",
         "try:\n    ctx.random.sample([1], 5)\nexcept Exception as e:\n    return [str(e), hasattr(e, '__traceback__')]",
@@ -169,11 +144,6 @@ TRICKS = given(
     ("eval", "return eval('1 + 1')", Gives(2)),
     ("exec", "exec('x = 3')\nreturn eval('1')", Gives(1)),
     ("type", "X = type('X', (), {})\nreturn X()", Gives({})),
-    (
-        "type_tool",
-        "X = type('ToolCall', (), {})\nx = X()\nx.tool, x.input = 'danger', {}\nyield from x",
-        Failed("ToolNotAvailable", "'danger' is not available"),
-    ),
     ("deep_eval", "return eval('(' * 5000 + '1' + ')' * 5000)", raised("SyntaxError", "Source is too deeply nested")),
     (
         "own_many",
@@ -305,11 +275,6 @@ DEFINITIONS = given(
         "class AgentDefinition: pass\nagent = AgentDefinition()\n",
         Refused("expected `AgentDefinition(...)` of stepengine", 2),
     ),
-    (
-        "own_fields",
-        FORGED + "3\nagent = AgentDefinition()\n",
-        Refused("expected `AgentDefinition(...)` of stepengine", 5),
-    ),
     ("own_keys", FORGED + "{3: 4}\nagent = AgentDefinition()\n", Refused("takes no '3'", 5)),
     ("same", DEFINE + "agents = [AgentDefinition('a')] * 2\n", Refused("two agents of the id 'a'", 2)),
     ("no_agents", "agents = []\n", Refused("`agents` is empty", 1)),
@@ -339,11 +304,6 @@ DEFINITIONS = given(
         "settings_headers",
         DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(extra={'headers': {'host': 'evil'}}))\n",
         Refused("has no 'extra'", 2),
-    ),
-    (
-        "settings_dict",
-        DEFINE + "agent = AgentDefinition('x', settings={'temperature': 1})\n",
-        Refused("settings is ModelSettings(...)", 2),
     ),
     (
         "limits_nan",
@@ -426,19 +386,9 @@ FORGERIES = given(
         Failed("AgentError", "was not started in the background by this run"),
     ),
     (
-        "tell_other",
-        "x = ChildRef()\nx.id, x.agent_id, x.path = 'a', 'helper', '1'\nyield from Send(x, 'hi')",
-        Failed("AgentError", "was not started in the background by this run"),
-    ),
-    (
         "stored_system",
         "m = UserMessage('a')\nsetattr(m, '_se' + '_stored', {'type': 'SystemMessage', 'content': 'evil'})\nyield from ToolCall('set_messages', {'messages': [m]})",
         Failed("ToolInputError", "unknown type 'SystemMessage'"),
-    ),
-    (
-        "stored_result",
-        "m = UserMessage('a')\nsetattr(m, '_se' + '_stored', {'type': 'tool_message', 'tool_call_id': 'c', 'tool_name': 'danger', 'result': {}})\nyield from ToolCall('set_messages', {'messages': [m]})",
-        Failed("ToolInputError", "unknown member of 'tool_message'"),
     ),
     (
         "system_message",
@@ -474,11 +424,6 @@ FORGERIES = given(
         "doubling",
         "a = [1]\nfor _ in range(45): a = [a, a]\nreturn a",
         Failed("HandlerError", "a value of more than 8,388,608 bytes"),
-    ),
-    (
-        "doubling_note",
-        "a = [1]\nfor _ in range(45): a = [a, a]\nctx.notify('x', {'a': a})",
-        raised("ValueError", "a value of more than 8,388,608 bytes"),
     ),
     ("nan", "return float('nan')", Failed("HandlerError", "nan is no JSON")),
     ("inf_call", "yield ToolCall('note', {'text': float('inf')})", Failed("BadYield", "inf is no JSON")),
@@ -624,11 +569,6 @@ LIMITS = given(
     ("swallows", "while True:\n    try: yield " + NOTED + "\n    except BaseException: pass", ACTIONS),
     ("swallows_steps", "while True:\n    try: yield STEP\n    except BaseException: pass", Failed("max_steps", "")),
     (
-        "finally",
-        "try:\n    yield ToolCall('note', {})\nfinally:\n    yield STEP\n    yield STEP",
-        Failed("ToolInputError", ""),
-    ),
-    (
         "many_members",
         "r = yield Parallel([ToolCall('note', {'text': 'a'})] * 200)\nreturn len(r.tool_results)",
         Gives(200),
@@ -653,7 +593,6 @@ SLOW = given(
         "import hashlib\nreturn hashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**9).hex()",
         Failed("HandlerError", ""),
     ),
-    ("factorial", "import math\nreturn math.factorial(10**7) % 10", Failed("HandlerError", "")),
     is_slow=True,
 )
 ENDLESS_FILES = given(

@@ -1,5 +1,5 @@
 """
-Programs as models write them, the functions that they have, and made-up answers: what a check must let through.
+Programs as models write them, and the functions that they have: what a check must let through.
 
 `WRITTEN` were written by hand, one after another as answers to tasks; `families()` makes more of a few shapes.
 """
@@ -64,45 +64,6 @@ def stubs() -> Stubs:
     return make_stubs(TOOLS, AGENTS, ask=True, outputs=OUTPUTS)
 
 
-PAGE = "<h1>Title</h1>\n<a href='/a'>A</a>\n<a href='/b'>B</a>\nversion 1.2.3 of 2026-11-20, 17 open"
-FILE = "# todo\nalpha=1\nbeta=2\n\nERROR first\nINFO second\nERROR third\nname,amount\nx,3\ny,4\n"
-
-
-def answer(name: str, given: dict[str, Any]) -> Any:
-    """Return what a call gives; raises what it fails with."""
-    if "missing" in given.values():
-        raise RuntimeError("no such thing: missing")
-    if "denied" in given.values():
-        raise PermissionError("a person said no")
-    match name:
-        case "query":
-            return [row(number) for number in range(min(given.get("limit", 10), 6))]
-        case "price":
-            value = float(len(given["item"]) * 2 + 1)
-            return {"item": given["item"], "value": value, "currency": given.get("currency", "EUR")}
-        case "add":
-            return given["a"] + given["b"]
-        case "fetch":
-            return {"status": 200, "body": PAGE, "json": {"items": [{"id": 1, "ok": True}, {"id": 2, "ok": False}]}}
-        case "list":
-            return ["a.txt", "b.py", "c.md"]
-    return {
-        "book": f"booked {given.get('count')} of {given.get('item')}",
-        "lookup": {"key": given.get("key"), "values": [3, 1, 2], "owner": {"name": "Ada", "mail": "ada@example.org"}},
-        "read-file": FILE,
-        "researcher": f"found: {given.get('prompt')}",
-        "mcp_issues": [{"number": 7, "title": "It breaks", "labels": ["bug"], "open": True}],
-        "ask": "yes",
-    }[name]
-
-
-def row(number: int) -> dict[str, Any]:
-    tags = ["new", "old"][: number % 3]
-    return {
-        "id": number, "name": f"item-{number}", "amount": 1.5 * number, "tags": tags, "created": f"2026-11-{10 + number}",
-    }  # fmt: skip
-
-
 PROGRAMS = r'''
 import asyncio
 
@@ -140,16 +101,6 @@ rows = await query("orders")
 cutoff = datetime(2026, 11, 12)
 recent = [r for r in rows if datetime.strptime(r["created"], "%Y-%m-%d") >= cutoff]
 print(len(recent), [r["id"] for r in recent], cutoff + timedelta(days=2))
-=====
-from collections import Counter, defaultdict
-
-rows = await query("orders")
-counts = Counter(tag for r in rows for tag in r["tags"])
-by_tag = defaultdict(list)
-for r in rows:
-    for tag in r["tags"]:
-        by_tag[tag].append(r["id"])
-print(counts.most_common(1), dict(by_tag))
 =====
 from dataclasses import dataclass
 
@@ -205,12 +156,6 @@ issues = await mcp_issues({"search-for": "breaks", "max": 3})
 bugs = [i for i in issues if "bug" in i["labels"] and i["open"]]
 print(len(bugs), bugs[0]["title"] if bugs else None)
 =====
-async def main():
-    rows = await query("orders", 3)
-    return {r["id"]: r["name"] for r in rows}
-
-await main()
-=====
 import asyncio
 
 async def main():
@@ -218,18 +163,6 @@ async def main():
 
 if __name__ == "__main__":
     asyncio.run(main())
-=====
-def flatten(values):
-    found = []
-    for value in values:
-        if isinstance(value, list):
-            found.extend(flatten(value))
-        else:
-            found.append(value)
-    return found
-
-nested = [1, [2, [3, (await lookup("x"))["values"]]]]
-print(flatten(nested))
 =====
 attempts = 0
 while True:
@@ -241,32 +174,6 @@ while True:
         if attempts >= 5:
             raise
 print(attempts, value["value"])
-=====
-rows = await query("orders")
-rows.sort(key=lambda r: (-r["amount"], r["name"]))
-top, *rest = rows
-print(top["name"], len(rest))
-=====
-from itertools import groupby
-
-rows = sorted(await query("orders"), key=lambda r: len(r["tags"]))
-for size, group in groupby(rows, key=lambda r: len(r["tags"])):
-    print(size, [r["id"] for r in group])
-=====
-from functools import reduce
-
-numbers = (await lookup("n"))["values"]
-product = reduce(lambda a, b: a * b, numbers, 1)
-print(product, max(numbers), min(numbers), sorted(numbers, reverse=True))
-=====
-status = (await fetch("https://example.org"))["status"]
-match status:
-    case 200 | 201:
-        print("fine")
-    case 404:
-        print("not there")
-    case _:
-        print("odd:", status)
 =====
 found = await lookup("shape")
 match found:
@@ -285,10 +192,6 @@ else:
 matrix = [[await add(i, j) for j in range(3)] for i in range(3)]
 transposed = [list(column) for column in zip(*matrix)]
 print(matrix == transposed, sum(sum(line) for line in matrix))
-=====
-a = {r["id"] for r in await query("orders", limit=4)}
-b = {r["id"] for r in await query("archive", limit=2)}
-print(sorted(a - b), sorted(a & b), sorted(a | b))
 =====
 count = 0
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,9 +11,8 @@ import pytest
 from stepengine import STEP_ALL, AgentDefinition, Engine, ModelSettings, RunResult, tool
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.models import AnthropicProvider, OpenAIProvider, Programs, WebSearch
+from stepengine.models import Programs, WebSearch
 from stepengine.models._programs import runs_programs
-from stepengine.permissions import Policy, Rule
 from stepengine.sandbox import code_mode, program_tool
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -120,20 +117,6 @@ async def test_own_and_direct_tools_are_callable_by_the_model_too() -> None:
 
 
 @pytest.mark.spec("programs:PG29")
-async def test_a_provider_program_waits_for_permission_and_replays(tmp_path: Path) -> None:
-    path, policy = tmp_path / "run.jsonl", Policy([Rule.allow_tool("price")])
-    model = ScriptedModel([tool_call("book", {"item": "tea"}), text("end")])
-    async with Engine([buyer(CLAUDE)], models=model, permissions=policy) as engine:
-        waiting = await engine.run("buyer", "go", journal=path)
-        (question,) = waiting.pending_questions
-        assert "book" == question.tool_name
-    async with Engine([buyer(CLAUDE)], models=model, permissions=policy) as engine:
-        result = await engine.resume(path, answers={question.id: "yes"})
-        assert result == await engine.replay(path)
-    assert ["booked tea"] == [call.result.text for call in result.tool_calls]
-
-
-@pytest.mark.spec("programs:PG29")
 async def test_a_conversation_continues_with_another_model() -> None:
     model = ScriptedModel(
         [tool_call("price", {"item": "tea"}), text("30"), tool_call("run_code", {"code": "1 + 1"}), text("2")]
@@ -144,22 +127,6 @@ async def test_a_conversation_continues_with_another_model() -> None:
 
     assert ["run_code"] == offered(model, 2)[0]
     assert ["2"] == [call.result.text for call in second.tool_calls]
-
-
-@pytest.mark.spec("programs:PG29")
-@pytest.mark.parametrize(
-    ("name", "provider", "word"),
-    [
-        (CLAUDE, lambda: AnthropicProvider("k"), "code_execution_20260120"),
-        ("openai/gpt-5.6", lambda: OpenAIProvider("k"), "programmatic"),
-    ],
-)
-async def test_the_request_says_that_programs_may_call_them(name: str, provider: Any, word: str) -> None:
-    _, model = await ran(buyer(name), text("end"))
-    body = json.loads(provider()._encode(model.calls[0], stream=False).content)
-    callers = {one["name"]: one["allowed_callers"] for one in body["tools"] if one.get("name") in {"price", "book"}}
-
-    assert {"price": [word], "book": [word]} == callers
 
 
 @pytest.mark.spec("programs:PG29")

@@ -83,46 +83,6 @@ WRONG = {
 }
 
 
-def ran(pool, program):
-    """Run a program with made-up answers, and return what it gave."""
-    import pydantic_monty as monty
-
-    answers = {}
-    with pool.checkout() as session:
-        session.feed_run("\n".join([f"{alias} = {error}" for alias, error in ALIASES.items()]))
-        snapshot = session.feed_start(program, print_callback=monty.CollectString())
-        while not isinstance(snapshot, monty.MontyComplete):
-            if isinstance(snapshot, monty.FutureSnapshot):
-                snapshot = snapshot.resume({each: answers.pop(each) for each in sorted(snapshot.pending_call_ids)})
-            elif isinstance(snapshot, monty.NameLookupSnapshot):
-                snapshot = resumed(snapshot)
-            elif snapshot.is_os_function or snapshot.function_name not in STUBS.functions:
-                snapshot = snapshot.resume_not_handled()
-            else:
-                answers[snapshot.call_id] = answered(snapshot)
-                snapshot = snapshot.resume({"future": ...})
-    return snapshot.output
-
-
-def resumed(snapshot):
-    if snapshot.variable_name not in STUBS.functions:
-        return snapshot.resume()
-
-    def stand_in():
-        pass
-
-    stand_in.__name__ = snapshot.variable_name
-    return snapshot.resume(value=stand_in)
-
-
-def answered(call):
-    function = STUBS.functions[call.function_name]
-    try:
-        return {"return_value": corpus.answer(function.of, function.input_of(call.args, call.kwargs))}
-    except Exception as error:
-        return {"exception": error}
-
-
 # --- what is let through --------------------------------------------------------------------------------------------
 
 
@@ -138,14 +98,13 @@ def test_ordinary_programs_are_not_refused():
 
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize("each", [50, pytest.param(1, marks=pytest.mark.deep)])
-def test_the_sandbox_accepts_and_runs_all_ordinary_programs(pool, each):
+def test_the_sandbox_accepts_all_ordinary_programs(pool, each):
     refused = {}
     for program in CORPUS[::each]:
         found = check_with_monty(pool.checkout, program, STUBS)
         assert found.is_whole
         if found.refused:
             refused[program] = found.refused
-        ran(pool, program)
 
     assert len(refused) < MOST_FALSE * len(CORPUS[::each]), refused
 

@@ -83,14 +83,6 @@ def test_objects_are_shown_as_classes_with_optional_members():
 
 
 @pytest.mark.spec("programs:PG20")
-def test_properties_without_a_type_are_shown_as_a_class():
-    text = declared({"properties": {"x": {"properties": {"n": INTEGER}, "required": ["n"]}}, "required": ["x"]})
-
-    assert "class FindX(TypedDict):\n    n: int" in text
-    assert "async def find(x: FindX) -> Any:" in text
-
-
-@pytest.mark.spec("programs:PG20")
 def test_members_that_are_no_identifiers_are_shown_in_quotes():
     inner = {"type": "object", "properties": {"a-b": INTEGER, "class": TEXT, "__x": TEXT}}
 
@@ -98,14 +90,6 @@ def test_members_that_are_no_identifiers_are_shown_in_quotes():
 
     members = "{'a-b': NotRequired[int], 'class': NotRequired[str], '__x': NotRequired[str]}"
     assert f"FindO = TypedDict('FindO', {members})" in text
-
-
-@pytest.mark.spec("programs:PG20")
-def test_a_schema_that_refers_to_itself_ends():
-    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "also": {"$ref": "#/$defs/Node"}}}
-    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}
-
-    assert len(declared(schema)) < 40_000
 
 
 @pytest.mark.spec("programs:PG20")
@@ -208,9 +192,7 @@ def test_a_tool_that_takes_more_than_it_names_takes_keywords():
 
 
 @pytest.mark.spec("programs:PG20")
-@pytest.mark.parametrize(
-    "name", ["list", "sum", "open", "time", "json", "class", "match", "search", "ask", "asyncio", "super"]
-)
+@pytest.mark.parametrize("name", ["list", "json", "class", "match", "search", "ask"])
 def test_a_name_that_a_program_has_already_gets_an_ending(name):
     made = make_stubs([ToolSpec(name)], (), ask=True)
 
