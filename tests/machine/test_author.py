@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import stepengine.errors
 from stepengine.data import yields as y
 from stepengine.data.events import RunFailed
-from stepengine.data.functions import find_author_line
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunStatus
@@ -318,28 +313,6 @@ def test_error_location_is_the_innermost_frame_of_author_code(call, kind):
     assert kind == type(error).__name__
     # The innermost frame of this file is the lambda's own.
     assert f"{__file__}:{call.__code__.co_firstlineno}" == error.location
-
-
-LIBRARY = inspect.__file__.removesuffix("inspect.py")
-FOREIGN = st.sampled_from([
-    f"{LIBRARY}json/decoder.py", "<frozen importlib._bootstrap>", stepengine.errors.__file__,
-])  # fmt: skip
-BETWEEN = st.sampled_from(["<attrs generated methods a.B>", "/env/lib/python3.12/site-packages/attr/_make.py", "a.pyx"])
-
-
-@given(
-    st.lists(FOREIGN),
-    st.sampled_from(["/home/me/agent.py", "/env/lib/python3.12/site-packages/mine/agent.py", "<stdin>"]),
-    st.lists(FOREIGN | BETWEEN),
-)
-def test_author_line_is_found_between_library_frames(before, own, after):
-    places = [(file, line) for line, file in enumerate([*before, own, *after], start=1)]
-
-    assert f"{own}:{len(before) + 1}" == find_author_line(places)
-
-
-def test_error_without_author_code_has_no_location():
-    assert find_author_line([]) == find_author_line([(stepengine.errors.__file__, 1), (inspect.__file__, 2)]) == ""
 
 
 def made(call):

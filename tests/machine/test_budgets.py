@@ -284,14 +284,6 @@ def test_returned_value_is_kept_after_any_limit():
         played = play(agent(handler, output_mode=mode), World(replies=[SPENT]))
         assert (played.status, played.error, played.output) == (RunStatus.FAILED, SPENT, {"so far": "tokens"})
 
-    def raising(ctx):
-        yield STEP_ALL
-        return "mine"
-
-    stepped = agent(raising, tools=["add"], limits=limits(max_steps=1, on_max_steps="stop"))
-    played = play(stepped, World(replies=looping, tools={"add": adding}), tools=[ADD])
-    assert (played.status, played.output) == (RunStatus.MAX_STEPS, "mine")
-
 
 @pytest.mark.spec("requirements:X51")
 def test_spent_run_without_returned_value_has_no_output():

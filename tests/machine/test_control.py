@@ -8,7 +8,7 @@ from stepengine.data import yields as y
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import ToolInputError, ToolNotAvailable
 from tests.machine.world import STEP, World, agent, call, lines, play, play_adding, reply
@@ -160,18 +160,6 @@ WRONG = {
 def test_wrong_input_of_a_control_tool_names_every_issue(name, value, issue):
     played = play(agent(tools=[name]), World(replies=[reply(call(name, value)), reply("x")]))
     assert played.history[2].text == f"Invalid parameters for {name}: {issue}\nThe input was: {compact(value)}"
-
-
-def test_replaced_history_keeps_provider_signatures():
-    signed = ThinkingPart("why", provider_data={"provider": "p", "signature": "s"})
-
-    def handler(ctx):
-        yield STEP
-        yield y.ToolCall("set_messages", {"messages": ctx.agent_state.message_history})
-        result = yield y.ToolCall("set_messages", {"messages": [AssistantMessage([signed, "text"])]})
-        assert result.agent_state.message_history[0].content[0] == signed
-
-    assert play(agent(handler), World(replies=[reply("x")])).status.value == "completed"
 
 
 def test_call_ids_in_a_view_are_not_reused():

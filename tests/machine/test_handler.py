@@ -46,26 +46,6 @@ from tests.machine.world import (
 )
 
 
-@pytest.mark.spec("generator-contract:G9", "generator-contract:G16")
-def test_handler_runs_before_first_model_call_and_after_each_step():
-    log = []
-
-    def handler(ctx):
-        log.append("first")
-        yield y.ToolCall("add", {"a": 1})
-        log.append("called")
-        yield STEP
-        log.append("stepped")
-
-    def model(_):
-        log.append("model")
-        return reply(call("add"), call("add"))
-
-    played = play_adding(handler, model)
-    assert log == ["first", "called", "model", "stepped"]
-    assert [type(e).__name__ for e in played.leaves] == ["CallTool", "CallModel", "CallTool", "CallTool"]
-
-
 @pytest.mark.spec("generator-contract:G17", "generator-contract:G50")
 def test_step_all_parks_the_handler_until_the_turn_ends():
     log = []

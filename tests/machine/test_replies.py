@@ -201,18 +201,6 @@ def test_ephemeral_results_are_hidden_in_stored_and_replaced_views():
     assert shown == ["[This result is no longer shown; call the tool again if you need it.]", "2"]
 
 
-@pytest.mark.spec("generator-contract:S4", "generator-contract:G32")
-def test_unknown_call_gets_a_result_without_extra_note():
-    played = play(
-        agent(None, tools=["add"], output_mode="all_messages"),
-        World(replies=[reply(call("nope")), reply("done")]),
-        tools=[ADD],
-    )
-    notes = [m for m in played.history if m.role == "user" and "USER_PROMPT" not in m.tags]
-    assert (notes, [m["role"] for m in played.output]) == ([], ["user", "assistant", "user", "assistant"])
-    assert "Tool 'nope' is not available" in played.shown[-2]
-
-
 @pytest.mark.spec("reliability:MP48")
 @pytest.mark.parametrize("over", [y.StepWith(tool_choice="none"), y.StepWith(tools=(), tool_choice="none")])
 def test_calls_after_tool_choice_none_run_only_if_offered(over):

@@ -395,7 +395,6 @@ def child(output: Any = "done", **fields: Any) -> ChildResult[Any]:
 
 
 ADD = binding("add")
-TEXT = ToolResult.text
 
 
 def adding(a: int = 0, b: int = 0, **_: Any) -> ToolResult:

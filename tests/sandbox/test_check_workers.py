@@ -22,8 +22,6 @@ from .programs import outputs, run_programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
-SOON = 1.5
-"""Seconds, on a machine that is busy with other things too; what is measured takes a tenth of it."""
 SLOW = "c = await price('x')\nx = 0\n" + "\n".join([f"if c:\n    x = (x, {i})\nelse:\n    x = [x]" for i in range(60)])
 """The checker of the sandbox works on this for days: each branch doubles the types of `x`."""
 AGENT = """

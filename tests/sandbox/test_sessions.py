@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunStatus, tool
+from stepengine import AgentDefinition, Engine, tool
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -26,7 +25,6 @@ from stepengine.sandbox.sessions import (
     ProgramEnded,
     ProgramRaised,
     ProgramSession,
-    ProgramTurn,
     ProgramWaiting,
 )
 from tests.forked_processes import run as run_process
@@ -126,35 +124,6 @@ def test_closing_a_session_that_waits_for_a_worker_ends_it(one: MontySandbox) ->
     assert ended[0].is_fatal
 
 
-@pytest.mark.spec("programs:PG21")
-def test_closing_a_session_during_its_replay_frees_the_worker(
-    one: MontySandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, other = opened(one), opened(one)
-    turn: ProgramTurn = session.feed("while True:\n    await look(1)", NOW)
-    for _ in range(20):
-        assert isinstance(turn, ProgramWaiting)
-        turn = session.answer({turn.calls[0].id: CallAnswer(1)}, NOW)
-    assert isinstance(turn, ProgramWaiting)
-    answers = {turn.calls[0].id: CallAnswer(1)}
-    other.feed("1", NOW)  # takes the worker
-    told, answered = [], type(session)._resume_with
-
-    def slow(self: Any, given: Any, now: datetime) -> ProgramTurn:
-        told.append(given)
-        if len(told) == 5:
-            session.close()
-        return answered(self, given, now)
-
-    monkeypatch.setattr(type(session), "_resume_with", slow)
-    turn = session.answer(answers, NOW)
-
-    assert isinstance(turn, ProgramRaised)
-    assert turn.is_fatal
-    assert len(told) < 20  # nothing more is told behind that
-    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
-
-
 @pytest.mark.spec("programs:PG21", "programs:PG25")
 @pytest.mark.parametrize("steps", [12, pytest.param(60, marks=pytest.mark.deep)])
 def test_sessions_closed_at_any_moment_free_their_workers(steps: int) -> None:
@@ -229,45 +198,6 @@ def test_a_forked_child_closing_a_session_ends_no_parent_turn(one: MontySandbox)
     thread.join(60)
 
     assert [ProgramEnded(3_000_000)] == came
-
-
-@pytest.mark.anyio
-@pytest.mark.spec("programs:PG21")
-async def test_a_run_stopped_during_a_check_never_runs_its_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    @tool
-    def look(n: int) -> int:
-        """Look."""
-        return n
-
-    sandbox = MontySandbox(1)
-    looking, go_on = threading.Event(), threading.Event()
-    check = sandbox.check
-
-    def slow(*given: Any) -> Any:
-        looking.set()
-        go_on.wait(30)
-        return check(*given)
-
-    monkeypatch.setattr(sandbox, "check", slow)
-    fed: list[str] = []
-    run_code = code_mode(look, limits=ProgramLimits(seconds=30), sandbox=sandbox)
-    monkeypatch.setattr(
-        "stepengine.sandbox.sessions._MontySession.feed", lambda _, code, now: fed.append(code) or ProgramEnded(None)
-    )
-    agent = AgentDefinition("a", model="test/m", tools=[run_code])
-    replies = [tool_call("run_code", {"code": ENDLESS}), text("end")]
-    async with Engine([agent], models=ScriptedModel(replies)) as engine:
-        handle = engine.start(agent, "go")
-        await asyncio.to_thread(looking.wait, 30)
-        handle.interrupt()
-        await asyncio.sleep(0)
-        go_on.set()
-        result = await handle.result()
-    sandbox.close()
-
-    assert (RunStatus.CANCELLED, []) == (result.status, fed)
 
 
 @pytest.mark.anyio
