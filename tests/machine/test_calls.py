@@ -292,6 +292,15 @@ def test_parallel_members_keep_their_order_and_numbers(backwards):
     assert played.shown == ["user: go", "assistant: [add c1]", "tool c1 ok: 1"]
 
 
+@pytest.mark.spec("reliability:GN21")
+def test_empty_parallel_returns_nothing():
+    def handler(ctx):
+        return list((yield from y.Parallel()))
+
+    played = play(agent(handler))
+    assert (played.output, played.leaves) == ([], [])
+
+
 @pytest.mark.spec("generator-contract:L3", "reliability:TL16")
 def test_parallel_failures_stay_in_their_entries():
     spent = LimitExceeded("no more children", kind="children")
