@@ -95,13 +95,6 @@ if match:
     print(major, minor, patch)
 print(links)
 =====
-from datetime import datetime, timedelta
-
-rows = await query("orders")
-cutoff = datetime(2026, 11, 12)
-recent = [r for r in rows if datetime.strptime(r["created"], "%Y-%m-%d") >= cutoff]
-print(len(recent), [r["id"] for r in recent], cutoff + timedelta(days=2))
-=====
 from dataclasses import dataclass
 
 @dataclass
@@ -139,19 +132,6 @@ if answer == "yes":
 else:
     print("nothing booked")
 =====
-report = await researcher(prompt="What is new in version 3?")
-print(report.upper())
-=====
-total = 0
-for n in range(1, 6):
-    total = await add(total, n)
-assert total == 15
-print(total)
-=====
-files = await list_tool()
-python_files = sorted(f for f in files if f.endswith(".py"))
-print(python_files or "none")
-=====
 issues = await mcp_issues({"search-for": "breaks", "max": 3})
 bugs = [i for i in issues if "bug" in i["labels"] and i["open"]]
 print(len(bugs), bugs[0]["title"] if bugs else None)
@@ -163,17 +143,6 @@ async def main():
 
 if __name__ == "__main__":
     asyncio.run(main())
-=====
-attempts = 0
-while True:
-    attempts += 1
-    try:
-        value = await price("missing" if attempts < 3 else "apple")
-        break
-    except ToolError:
-        if attempts >= 5:
-            raise
-print(attempts, value["value"])
 =====
 found = await lookup("shape")
 match found:
@@ -188,10 +157,6 @@ elif n:
     print("few")
 else:
     print("none")
-=====
-matrix = [[await add(i, j) for j in range(3)] for i in range(3)]
-transposed = [list(column) for column in zip(*matrix)]
-print(matrix == transposed, sum(sum(line) for line in matrix))
 =====
 count = 0
 
@@ -234,22 +199,11 @@ else:
     print("all pages")
 len(pages)
 =====
-import asyncio
-
-pending = [price(item) for item in ("a", "bb", "ccc")]
-values = [p["value"] for p in await asyncio.gather(*pending)]
-print(values)
-=====
 task = price("fig")
 other = price("melon", currency="USD")
 first = await task
 second = await other
 print(first["currency"], second["currency"])
-=====
-import asyncio
-
-await asyncio.sleep(0)
-print("slept")
 =====
 price = await price("fig")
 print(price["value"])
@@ -268,59 +222,12 @@ def show(rows: list[QueryResultItem]) -> None:
 
 show(await query("orders", limit=2))
 =====
-from decimal import Decimal, ROUND_HALF_UP
-
-value = Decimal("2.345").quantize(Decimal("0.01"), rounding=ROUND_HALF_UP)
-print(value)
-=====
-import random
-
-random.seed(7)
-rows = await query("orders")
-chosen = random.sample(rows, 2)
-print(len(chosen), random.randint(1, 1))
-=====
 try:
     import numpy as np
 except ImportError:
     np = None
 values = [1.0, 2.0]
 print(sum(values) / len(values) if np is None else np.mean(values))
-=====
-def parse(line):
-    try:
-        name, value = line.split("=")
-        return name, int(value)
-    except ValueError:
-        return None
-    finally:
-        pass
-
-pairs = [p for p in map(parse, (await read_file("x")).splitlines()) if p is not None]
-print(dict(pairs))
-=====
-class Node:
-    kind = "node"
-
-    def __init__(self, value, children=None):
-        self.value = value
-        self.children = children or []
-
-    def total(self):
-        return self.value + sum(child.total() for child in self.children)
-
-    def __repr__(self):
-        return f"Node({self.value})"
-
-tree = Node(1, [Node(2), Node(3, [Node(4)])])
-print(tree, tree.total(), Node.kind)
-=====
-async def fib(n):
-    if n < 2:
-        return n
-    return await add(await fib(n - 1), await fib(n - 2))
-
-await fib(5)
 =====
 from collections import deque, namedtuple
 
@@ -337,12 +244,6 @@ x **= 2
 y = -x if x > 5 else ~x
 print(x, y, x & 3 | 4, 7 % 3, divmod(17, 5), 0x1F, 1e3, 1_000)
 =====
-from pathlib import Path
-import os.path
-
-files = await list_tool()
-print([Path(f).suffix for f in files], os.path.join("a", "b"))
-=====
 def logged(fn):
     async def inner(*args, **kwargs):
         result = await fn(*args, **kwargs)
@@ -355,32 +256,6 @@ async def double(n):
     return await add(n, n)
 
 await double(4)
-=====
-args = ["fig"]
-options = {"currency": "USD"}
-found = await price(*args, **options)
-print(found["currency"])
-=====
-lookups = {"p": price, "l": lookup}
-for kind, fn in lookups.items():
-    print(kind, type(await fn("fig")).__name__)
-=====
-import asyncio, json
-results, errors = [], []
-async def work(item: str) -> None:
-    try:
-        results.append(await price(item))
-    except Exception as exc:
-        errors.append({"item": item, "error": str(exc)})
-await asyncio.gather(*map(work, ["a", "missing", "b"]))
-print(json.dumps({"ok": len(results), "errors": errors}))
-=====
-rows = await query("orders", limit=5)
-for i, row in enumerate(rows):
-    rows[i] = {**row, "rank": i + 1}
-first = rows[0]
-first |= {"seen": True}
-print(first)
 =====
 summary = f"""
 Report
@@ -396,10 +271,6 @@ def safe_div(a, b, /, *, default=None):
         return default
 print(safe_div(1, 0, default="inf"), safe_div(4, 2))
 =====
-values = (await lookup("x"))["values"]
-lo, *_, hi = sorted(values)
-print(f"{lo=} {hi=}")
-=====
 x = await add(1, 2) if len(await list_tool()) > 2 else await add(3, 4)
 y = (await add(x, 1)) * (await add(x, 2))
 print(x, y, -await add(1, 1))
@@ -410,22 +281,12 @@ print(a, b, *(c for c in "pq"), sep="|")
 =====
 print({**{"a": 1}, **dict(b=2)}, [*range(2), *"ab"], (lambda *a, **k: (a, k))(1, z=2))
 =====
-from functools import partial, cache
-@cache
-def sq(n): return n * n
-double = partial(lambda k, n: k * n, 2)
-print(sum(map(double, filter(lambda n: n % 2, range(5)))), sq(4))
-=====
 for item in ["a", "b"]:
     match await price(item):
         case {"value": float(v), "currency": "EUR" | "USD" as cur} if v > 2:
             print(item, v, cur)
         case {"value": v}:
             print("cheap", v)
-=====
-import math, itertools as it
-pts = [(0, 0), (3, 4), (6, 8)]
-print(sum(math.dist(p, q) for p, q in it.pairwise(pts)), list(it.accumulate([1, 2, 3])))
 =====
 if True:
     from json import dumps as to_json
