@@ -151,25 +151,6 @@ async def test_failures_of_calls_are_exceptions_a_program_can_catch() -> None:
 
 
 @pytest.mark.spec("programs:PG23")
-async def test_a_call_that_needs_permission_suspends_and_resumes(tmp_path: Path) -> None:
-    ledger, path = Ledger(), tmp_path / "run.jsonl"
-    agent, policy = (
-        analyst(ledger),
-        Policy([Rule("ask", Call("book")), *[Rule("allow", Call(name)) for name in ("run_code", "price")]]),
-    )
-    code = "a = await price('tea')\nb = await book('tea', at=a)\nb"
-    async with Engine([agent], models=ScriptedModel([*programs(code), text("end")]), permissions=policy) as engine:
-        first = await engine.run(agent, "go", journal=path)
-        (question,) = first.pending_questions
-        assert "book" == question.tool_name
-        result = await engine.resume(path, answers={question.id: "yes"})
-        assert result == await engine.replay(path)
-
-    assert ["booked tea at 30"] == outputs(result)
-    assert {"price tea": 1, "book tea": 1} == ledger.done
-
-
-@pytest.mark.spec("programs:PG23")
 async def test_a_permission_question_shows_the_program_with_its_waiting_line(tmp_path: Path) -> None:
     def said_of(given: Any) -> ToolPreview:
         return ToolPreview("Buy it", f"1 {given['item']}")
