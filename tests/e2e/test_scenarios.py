@@ -17,7 +17,6 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Engine,
-    Hooks,
     Perform,
     RunResult,
     RunStatus,
@@ -27,10 +26,6 @@ from stepengine import (
     tool,
 )
 from stepengine.cli import ConsoleRenderer
-from stepengine.context import (
-    output_cache,
-    require_finished_todos,
-)
 from stepengine.errors import ReplayDivergence, UnknownOutcome
 from stepengine.events import (
     FileChanged,
@@ -332,89 +327,3 @@ def test_s11_a_changed_handler_diverges_with_its_file_and_line(tmp_path: Path) -
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if '"seat": "4b"' in text)
     assert f"test_scenarios.py:{line}" in str(caught.value.site)
     assert not world.done
-
-
-@pytest.mark.spec(
-    "requirements:F20", "requirements:I12", "requirements:I15", "generator-contract:T34", "interfaces:IF67"
-)
-async def test_s12_open_todos_are_reminded_and_big_outputs_cached() -> None:
-    @tool
-    def big(n: int) -> str:
-        """
-        Give a big text.
-
-        Args:
-            n: Which.
-        """
-        return f"big {n} " + "word " * 4_000
-
-    @tool(ephemeral=1)
-    def screen() -> str:
-        """Look at the screen."""
-        screens.append(1)
-        return f"screen {len(screens)}"
-
-    screens: list[int] = []
-    requests: list[ModelRequest] = []
-
-    def todos(done: int) -> ModelReply:
-        return tool_call("write_todos", {"todos": [{"task": f"t{i}", "completed": i < done} for i in range(3)]})
-
-    def fetch(request: ModelRequest) -> ModelReply:
-        (gone, *_) = [m for m in request.messages if m.role == "tool" and m.tool_name == "big" and len(m.text) < 1_000]
-        return tool_call("read_output", {"reference_id": gone.tool_call_id, "limit": 100_000})
-
-    script: list[Any] = [
-        todos(0),
-        *[tool_call("big", {"n": n}) for n in range(6)],
-        fetch,
-        tool_call("screen", {}),
-        tool_call("screen", {}),
-        todos(2),
-        text("I am done."),
-        todos(3),
-        text("Now I am."),
-    ]
-    waiting = iter(script)
-
-    def reply(request: ModelRequest) -> ModelReply:
-        requests.append(request)
-        item = next(waiting)
-        return item(request) if callable(item) else item
-
-    cache = output_cache(max_chars=60_000)
-    agent = AgentDefinition(
-        "coder",
-        model=MODEL,
-        tools=[big, screen, cache.read_output, "write_todos"],
-        hooks=Hooks(pre_step=[cache], on_stop=[require_finished_todos()]),
-    )
-    shown = io.StringIO()
-    journal = MemoryJournal()
-    async with (
-        Engine([agent], models=ScriptedModel(reply)) as engine,
-        engine.start(agent, "Work.", journal=journal) as handle,
-    ):
-        result = await ConsoleRenderer(handle, output=shown).run()
-        assert result == await engine.replay(journal)
-
-    assert (RunStatus.COMPLETED, "Now I am.") == (result.status, result.text), result.error
-    reminders = [m.text for m in result.state.message_history if m.role == "user"][1:]
-    assert 1 == len(reminders)
-    assert "t2" in reminders[0]
-    assert "t1" not in reminders[0]
-
-    last = requests[7]
-    outputs = [m for m in last.messages if m.role == "tool" and m.tool_name == "big"]
-    sizes = [len(m.text) > 1_000 for m in outputs]
-    assert sizes == sorted(sizes), "the oldest make room first"
-    assert not sizes[0]
-    assert sizes[-1]
-    assert outputs[0].tool_call_id in outputs[0].text, "the id to fetch it by"
-    (fetched,) = [c for c in result.tool_calls if c.tool_name == "read_output"]
-    assert fetched.result.text.startswith("big 0 word word")
-    assert len(fetched.result.text) > 20_000
-
-    screens_seen = [m.text for m in requests[-1].messages if m.role == "tool" and m.tool_name == "screen"]
-    assert ["screen 2"] == [seen for seen in screens_seen if seen.startswith("screen ")]
-    assert "[x] t2" in shown.getvalue()
