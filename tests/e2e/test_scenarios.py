@@ -6,7 +6,7 @@ replayed without what it was performed with. The fourth, `base2` and its layers,
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,30 +45,6 @@ from tests.faults.server import fault_server, sse
 MODEL = "test/model"
 
 
-def performed(
-    agent: AgentDefinition[Any],
-    prompt: str,
-    replies: Sequence[Any],
-    tools: Sequence[Any] = (),
-    *,
-    journal: Any = None,
-    watch: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> RunResult[Any]:
-    """
-    Run an agent with a scripted model, and replay what was recorded with neither model nor answers.
-    """
-    journal = journal or MemoryJournal()
-    given = {name: options.pop(name) for name in ("session_id", "limits") if name in options}
-    observers = [watch] if watch else []
-    model = ScriptedModel(replies)
-    with Engine([agent], tools, model, observers=observers, **options) as engine:
-        result = engine.run_sync(agent, prompt, journal=journal, **given)
-    with Engine([agent], tools, models=ScriptedModel([]), **options) as engine:
-        assert result == engine.replay_sync(journal)
-    return result
-
-
 def by_turn(*replies: ModelReply) -> Callable[[ModelRequest], ModelReply]:
     """
     Answer by how often the model has spoken in the conversation that it is shown.
@@ -93,7 +69,11 @@ def test_s1_a_file_is_read_and_another_is_written(tmp_path: Path, run_snapshot: 
     journal = MemoryJournal()
     prompt = "Read notes.txt and write notes.upper.txt in capitals."
 
-    result = performed(agent, prompt, replies, file_tools(tmp_path, write=True), journal=journal, watch=events.append)
+    tools = file_tools(tmp_path, write=True)
+    with Engine([agent], tools, ScriptedModel(replies), observers=[events.append]) as engine:
+        result = engine.run_sync(agent, prompt, journal=journal)
+    with Engine([agent], tools, ScriptedModel([])) as engine:
+        assert result == engine.replay_sync(journal)
 
     assert RunStatus.COMPLETED is result.status
     assert [("read_files", "ok"), ("write_file", "ok")] == called(result)
