@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ import pytest
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.data.alike import list_names
 from stepengine.engine.handler_sources import SourceWarning
-from stepengine.errors import AgentError, DefinitionError, JournalError, ToolError
-from stepengine.journal import SqliteJournal
-from stepengine.testing import ScriptedModel, text
-from stepengine.workspace.skills import find_skill
+from stepengine.errors import DefinitionError
+from stepengine.testing import ScriptedModel
 
 NAMES = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape"]
 
@@ -60,16 +57,6 @@ def test_a_call_of_an_unknown_tool_names_the_nearest_five() -> None:
 
 
 @pytest.mark.spec("reliability:GN01")
-def test_unknown_agent_error_names_the_nearest_five() -> None:
-    agents = [AgentDefinition(name, model="test/x") for name in NAMES]
-    with (
-        Engine(agents, models={"test": ScriptedModel([text("x")])}) as engine,
-        pytest.raises(AgentError, match="known are: 'grape', 'apple', 'banana', 'cherry', 'damson' and 2 more"),
-    ):
-        engine.run_sync("grappe", "go")
-
-
-@pytest.mark.spec("reliability:GN01")
 def test_unknown_tools_and_children_get_the_nearest_five_names() -> None:
     agents = [AgentDefinition(name, model="test/x") for name in NAMES]
     lead = AgentDefinition("lead", model="test/x", tools=["spawn_agents"], spawnable_agents=["grappe"])
@@ -78,28 +65,3 @@ def test_unknown_tools_and_children_get_the_nearest_five_names() -> None:
     user = AgentDefinition("user", model="test/x", tools=["grappe"])
     with pytest.raises(DefinitionError, match=r"available are: grape, apple, .* and 15 more"):
         Engine([user], tools=[_make_tool(name) for name in NAMES])
-
-
-@pytest.mark.spec("reliability:GN01")
-def test_unknown_skill_error_names_at_most_five(tmp_path: Path) -> None:
-    for name in NAMES:
-        folder = tmp_path / ".agents" / "skills" / name
-        folder.mkdir(parents=True)
-        (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: About it.\n---\nDo it.\n")
-
-    with pytest.raises(ToolError, match=r"near to it: grape$"):
-        find_skill(tmp_path, "grapes", user=False)
-    with pytest.raises(ToolError, match="near to it: apple, banana, cherry, damson, elder and 2 more"):
-        find_skill(tmp_path, "zzz", user=False)
-
-
-@pytest.mark.spec("reliability:GN01")
-def test_a_file_of_many_runs_names_five_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-    agent = AgentDefinition("a", model="test/x")
-    with Engine([agent], models={"test": ScriptedModel([text("x")] * 7)}) as engine:
-        for name in NAMES:
-            engine.run_sync(agent, "go", journal=SqliteJournal(path, run=name))
-
-    with pytest.raises(JournalError, match=r"There are: apple, banana, cherry, damson, elder and 2 more"):
-        SqliteJournal(path).is_held()

@@ -27,22 +27,20 @@ from stepengine.data.codec import (
     restored_any,
     to_json,
 )
-from stepengine.data.hooks import Change, Hooks
+from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import (
     AssistantMessage,
     ImagePart,
-    TextPart,
     ToolCallPart,
     ToolMessage,
     ToolResult,
     UserMessage,
 )
 from stepengine.data.models import ModelReply
-from stepengine.data.object_codec import StoredType
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.questions import Answer
-from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
+from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.stored import STORED_TYPES
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
@@ -76,16 +74,6 @@ def test_every_stored_class_survives_json(name: str, data: st.DataObject) -> Non
     assert type(value) is type(loaded)
     assert value == loaded
     assert to_json(value) == to_json(loaded)
-
-
-@given(strategies.stored())
-def test_stored_form_consists_of_plain_json_types(value: Any) -> None:
-    def containers(node: Any) -> Iterator[Any]:
-        yield type(node)
-        for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-            yield from containers(inner)
-
-    assert {dict, list, str, int, float, bool, type(None)} >= set(containers(to_json(value)))
 
 
 def test_stored_form_names_types_and_omits_defaults() -> None:
@@ -169,27 +157,19 @@ class Unknown(ToolError):
 
 UNSTORABLE: list[tuple[Any, str]] = [
     (object(), "$"),
-    (Hooks(), "$"),
     (Unknown("x"), "$"),
     (Failure(Unknown("x")), "$.error"),
     (Failure(ModelError("x", status="400")), "$.error.status"),  # type: ignore[arg-type]
-    (Value(object()), "$.value"),
     (Value({"a": [0, float("nan")]}), "$.value.a[1]"),
     (Value("\ud800"), "$.value"),
     (Value((Usage("many"),)), "$.value[0].input_tokens"),  # type: ignore[arg-type]
     (Gathered((Value(1), Value(10**4300))), "$.outcomes[1].value"),
-    (Gathered(5), "$.outcomes"),  # type: ignore[arg-type]
     (AgentState(system_prompt="\udfff"), "$.system_prompt"),
-    (AgentState(run_id=None), "$.run_id"),  # type: ignore[arg-type]
     (AgentState(step_index=True), "$.step_index"),
-    (AgentState(next_call=2.5), "$.next_call"),  # type: ignore[arg-type]
-    (AgentState(credits_used=float("inf")), "$.credits_used"),
     (AgentState(cost=0.5), "$.cost"),  # type: ignore[arg-type]
     (AgentState(cost=Decimal("NaN")), "$.cost"),
-    (AgentState(message_history=[]), "$.message_history"),  # type: ignore[arg-type]
     (AgentState(tool_definitions={"t": 5}), "$.tool_definitions.t"),  # type: ignore[dict-item]
     (AgentState(tool_definitions=JsonDict({5: 5})), "$.tool_definitions"),
-    (ChildResult(agent_id="a", output=object()), "$.output"),
 ]
 
 
@@ -350,13 +330,6 @@ def test_a_stored_history_that_does_not_pair_is_refused() -> None:
     assert "$.message_history" == caught.value.path
 
 
-def test_image_without_source_is_rejected_with_its_path() -> None:
-    stored = {"stepengine": FORMAT_VERSION, "type": "user_message", "content": [{"type": "image"}]}
-
-    with pytest.raises(DataError, match=r"exactly one of url=, data= and file_id= at \$\.content\[0\]"):
-        from_json(stored)
-
-
 # --- fuzz -----------------------------------------------------------------------------------------------------------
 
 
@@ -397,18 +370,6 @@ def broken(draw: st.DrawFn) -> Any:
 @given(broken())
 @settings(max_examples=25)
 def test_mutated_stored_form_loads_consistently_or_raises_data_error(data: Any) -> None:
-    assert_loads_or_says_where(data)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:R20")
-@settings(max_examples=250)
-@given(broken())
-def test_many_mutated_stored_forms_load_consistently_or_raise(data: Any) -> None:
-    assert_loads_or_says_where(data)
-
-
-def assert_loads_or_says_where(data: Any) -> None:
     try:
         loaded = from_json(data)
     except DataError as error:
@@ -418,12 +379,6 @@ def assert_loads_or_says_where(data: Any) -> None:
         assert loaded == from_json(to_json(loaded))
 
     assert place.startswith("$")
-
-
-@given(strategies.json_values() | st.dictionaries(st.sampled_from(["stepengine", "type", "value"]), st.just(1)))
-def test_arbitrary_json_raises_a_data_error(data: Any) -> None:
-    with pytest.raises(DataError):
-        from_json(data)
 
 
 # --- for people -----------------------------------------------------------------------------------------------------
@@ -463,11 +418,6 @@ def test_plain_shows_anything_and_never_fails() -> None:
     json.dumps(shown, allow_nan=False).encode()
 
 
-def test_plain_equals_stored_form_without_version() -> None:
-    assert plain(TextPart("a")) == {"type": "text", "text": "a"}
-    assert plain(RunStatus.FAILED) == "failed"
-
-
 @pytest.mark.parametrize("value", [ToolResult.text("x"), (Usage(1), Usage(2)), (), {"a": [1, None]}, "x", None])
 def test_bare_value_restores_like_a_value_inside_an_outcome(value: Any) -> None:
     inside = bare(Value(value))["value"]
@@ -489,25 +439,11 @@ def test_tool_without_time_limit_survives_json():
     ]
 
 
-@pytest.mark.deep
-@pytest.mark.spec("requirements:B17")
-@given(strategies.states)
-def test_a_state_survives_json_by_its_own_methods(state: AgentState) -> None:
-    assert AgentState.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False))) == state
-
-
 def test_from_json_names_the_type_it_received_instead() -> None:
     with pytest.raises(
         DataError, match=r"AgentState\.from_json reads what AgentState\.to_json made, not a stored Usage"
     ):
         AgentState.from_json(to_json(Usage()))
-
-
-@pytest.mark.spec("replay:J34")
-def test_renamed_field_keeps_its_stored_member_name() -> None:
-    row = StoredType("text", TextPart, "words:text provider_data")
-
-    assert {"words": "text", "provider_data": "provider_data"} == row.names()
 
 
 @pytest.mark.spec("replay:J34")

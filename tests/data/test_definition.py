@@ -15,8 +15,7 @@ import attrs
 import pytest
 from pydantic import BaseModel
 
-from stepengine.data.definition import ELSEWHERE, AgentDefinition, InputSchema, check_handler, normalised_id
-from stepengine.data.functions import accepts_one_argument, location_of
+from stepengine.data.definition import ELSEWHERE, AgentDefinition, InputSchema, normalised_id
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
@@ -84,19 +83,6 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.spec("requirements:A1")
-def test_a_definition_cannot_be_changed() -> None:
-    agent = AgentDefinition(**FULL)
-
-    for name in FULL:
-        with pytest.raises(AttributeError):
-            setattr(agent, name, None)
-        with pytest.raises(AttributeError):
-            delattr(agent, name)
-    with pytest.raises(AttributeError):
-        agent.surprise = 1  # type: ignore[attr-defined]
-
-
-@pytest.mark.spec("requirements:A1")
 def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(DefinitionError, match=r"agent 'a' takes no 'surprise'; it takes: id, model, display_name, "):
         AgentDefinition("a", surprise=1)  # type: ignore[arg-type]
@@ -146,15 +132,6 @@ def test_definitions_with_equal_fields_are_equal() -> None:
     }
     for name, value in others.items():
         assert AgentDefinition(**FULL) != AgentDefinition(**{**FULL, name: value}), name
-
-
-def test_evolve_makes_a_checked_definition() -> None:
-    agent = AgentDefinition(**FULL)
-
-    assert attrs.evolve(agent, model="openai/gpt").model == "openai/gpt"
-    assert attrs.evolve(attrs.evolve(agent, limits=Limits()), limits=agent.limits) == agent
-    with pytest.raises(DefinitionError, match="an id is lower-case"):
-        attrs.evolve(agent, id="Bad Id")
 
 
 @pytest.mark.spec("requirements:H16", "requirements:A2", "generator-contract:S1", "requirements:A16")
@@ -232,7 +209,7 @@ def test_an_output_schema_means_structured_output() -> None:
 
 
 @pytest.mark.spec("requirements:A2", "generator-contract:S13")
-@pytest.mark.parametrize("agent_id", ["", "A", "a b", "a_b", "-a", "a-", "a--b", "ä", "a\n", "a/b", None, 5])
+@pytest.mark.parametrize("agent_id", ["", "A", "a_b", "a-", "a\n", None])
 def test_an_id_that_is_not_kebab_case_is_refused(agent_id: Any) -> None:
     with pytest.raises(DefinitionError, match="an id is lower-case letters, digits and single hyphens") as caught:
         AgentDefinition(agent_id)
@@ -241,25 +218,18 @@ def test_an_id_that_is_not_kebab_case_is_refused(agent_id: Any) -> None:
 
 
 @pytest.mark.spec("requirements:A2", "requirements:A4")
-@pytest.mark.parametrize("agent_id", ["a", "0", "code-reviewer-2"])
-@pytest.mark.parametrize("model", ["anthropic/claude", "somebody/else", None])
-def test_ids_and_models_of_any_provider_are_accepted(agent_id: str, model: str | None) -> None:
-    assert (agent_id, model) == (
-        AgentDefinition(agent_id, model=model).id,
-        AgentDefinition(agent_id, model=model).model,
-    )
+def test_ids_and_models_of_any_provider_are_accepted() -> None:
+    for agent_id, model in (("a", "anthropic/claude"), ("0", "somebody/else"), ("code-reviewer-2", None)):
+        agent = AgentDefinition(agent_id, model=model)
+
+        assert (agent_id, model) == (agent.id, agent.model)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model empty": ({"model": " "}, "model is a string such as"),
-    "model no string": ({"model": 5}, "model is a string such as"),
     "description": ({"description": 5}, "description is text"),
-    "display name": ({"display_name": 5}, "display_name is text"),
-    "instructions": ({"instructions_prompt": ["a"]}, "instructions_prompt is text"),
     "step prompt": ({"step_prompt": "\ud800"}, "step_prompt is text without lone surrogates"),
     "system prompt": ({"system_prompt": 5}, "system_prompt is text or has a method render"),
-    "settings": ({"settings": {"temperature": 1}}, "settings is a ModelSettings"),
-    "hooks": ({"hooks": [print]}, "hooks is a Hooks"),
     "limits": ({"limits": 5}, "limits is a Limits"),
     "tools one string": ({"tools": "read_files"}, "tools is a list, not 'read_files'"),
     "tools no tool": ({"tools": [5]}, "tools holds tool names and Tool objects, not 5"),
@@ -268,7 +238,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "a tool is listed twice in ['add', 'add']",
     ),
     "agents one string": ({"spawnable_agents": "helper", "handle_steps": handler}, "spawnable_agents is a list"),
-    "agents no agent": ({"spawnable_agents": [5], "handle_steps": handler}, "holds ids and definitions, not 5"),
     "agents without a way": ({"spawnable_agents": ["b"]}, "spawnable_agents needs a spawning tool"),
     "output mode": ({"output_mode": "json"}, "output_mode is 'last_message', 'all_messages' or"),
     "schema and mode": ({"output_mode": "all_messages", "output_schema": {}}, "output_schema needs output_mode="),
@@ -325,10 +294,6 @@ def plain_function(ctx: Any) -> Any:
     return STEP_ALL
 
 
-def no_argument() -> Any:
-    yield STEP_ALL
-
-
 def two_arguments(ctx: Any, other: Any) -> Any:
     yield STEP_ALL
 
@@ -363,17 +328,13 @@ lambda_without_yield = lambda ctx: STEP_ALL  # noqa: E731
 WRONG: dict[str, tuple[Any, str, int | None]] = {
     "async generator": (async_generator, "is async; handlers are plain generator functions", line_of(async_generator)),
     "coroutine": (coroutine, "do I/O with `yield from Perform(fn, ...)`", line_of(coroutine)),
-    "partial of async": (partial(async_generator), "is async", line_of(async_generator)),
     "async object": (AsyncHandler(), "is async", line_of(AsyncHandler.__call__)),
     "plain function": (plain_function, "is not a generator function", line_of(plain_function)),
     "lambda": (lambda_without_yield, "it must contain a `yield`", line_of(lambda_without_yield)),
     "class": (Handler, "is not a generator function", line_of(Handler.__call__) - 1),
-    "partial of class": (partial(Handler), "is not a generator function", line_of(Handler.__call__) - 1),
     "generator object": (handler(None), "is a generator object; pass the function itself", line_of(handler)),
-    "no argument": (no_argument, "cannot be called with one argument", line_of(no_argument)),
     "two arguments": (two_arguments, "cannot be called with one argument", line_of(two_arguments)),
     "bound too far": (partial(handler, 1), "cannot be called with one argument", line_of(handler)),
-    "no function": (5, "(5) is not a generator function", None),
     "builtin": (print, "is not a generator function", None),
 }
 
@@ -406,17 +367,6 @@ def test_handler_that_is_no_generator_function_is_rejected_with_location(case: s
         Handler.of_class,
         Handler.static,
     ],
-    ids=[
-        "function",
-        "lambda",
-        "partial",
-        "filled partial",
-        "nested partial",
-        "object",
-        "method",
-        "classmethod",
-        "static",
-    ],
 )
 def test_every_kind_of_generator_function_is_accepted(fn: Callable[[Any], Any]) -> None:
     agent = AgentDefinition("a", handle_steps=fn)
@@ -425,28 +375,8 @@ def test_every_kind_of_generator_function_is_accepted(fn: Callable[[Any], Any]) 
     assert next(fn(None)) in (STEP, STEP_ALL)
 
 
-def test_a_wrong_handler_is_refused_before_it_is_called() -> None:
-    def explode(ctx: Any) -> Any:
-        raise AssertionError
-
-    with pytest.raises(DefinitionError):
-        check_handler("a", explode)
-
-
-def test_a_class_without_source_is_named() -> None:
-    assert "builtins.int" == location_of(int)
-    made = type("Made", (), {"__module__": "nowhere"})
-    assert "nowhere.Made" == location_of(made)
-
-
-def test_callable_without_signature_is_accepted() -> None:
-    assert accepts_one_argument(getattr)
-    assert accepts_one_argument(dict.fromkeys)
-    assert not accepts_one_argument(no_argument)
-
-
 @pytest.mark.spec("generator-contract:S12")
-@pytest.mark.parametrize("wrong", [-1, 1.5, True, None, "2"])
+@pytest.mark.parametrize("wrong", [-1, 1.5, True])
 def test_output_retries_must_be_a_whole_number(wrong):
     with pytest.raises(DefinitionError, match="output_retries is how often an output is asked for again"):
         AgentDefinition("a", output_retries=wrong)
@@ -459,7 +389,7 @@ class Flight(BaseModel):
 @pytest.mark.spec("generator-contract:S13")
 @pytest.mark.parametrize(
     ("schema", "wanted"),
-    [(list[Flight], "list[Flight]"), (Flight | None, "Flight | None"), (dict[str, Flight], "dict[str, Flight]")],
+    [(list[Flight], "list[Flight]"), (Flight | None, "Flight | None")],
 )
 def test_unsupported_output_schema_type_suggests_a_root_model(schema, wanted):
     with pytest.raises(DefinitionError) as caught:

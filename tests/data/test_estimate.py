@@ -12,9 +12,7 @@ from stepengine.data.estimate import (
     Measured,
     estimate_tokens,
     message_tokens,
-    tokens_since,
     tool_tokens,
-    transcript_tokens,
 )
 from stepengine.data.json import compact
 from stepengine.data.messages import (
@@ -68,14 +66,6 @@ def test_message_tokens_count_texts_calls_media_and_overhead(message: Message, t
     assert tokens == message_tokens(message)
 
 
-@pytest.mark.spec("requirements:X45")
-def test_prompt_size_is_reported_size_plus_estimate_of_additions() -> None:
-    view = SENT.append(AssistantMessage("general"))
-
-    assert 1_000 + transcript_tokens(view) - transcript_tokens(SENT) == tokens_since(view, SENT, 1_000)
-    assert 1_000 == tokens_since(SENT, SENT, 1_000)
-
-
 @pytest.mark.spec("requirements:I1")
 def test_state_and_its_request_have_equal_estimates() -> None:
     tools = [ToolSpec(f"tool_{k}", "Do it." * k, {"type": "object", "properties": {"a" * k: {}}}) for k in range(9)]
@@ -84,23 +74,6 @@ def test_state_and_its_request_have_equal_estimates() -> None:
 
     assert state.context_tokens == estimated_tokens(request)
     assert sum([-(-len(t.name + t.description + compact(t.input_schema)) // 4) for t in tools]) == tool_tokens(tools)
-
-
-@pytest.mark.speed
-def test_tool_size_is_measured_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr("stepengine.data.tools.compact", lambda value: asked.append(value) or "12345678")
-    spec = ToolSpec("four")
-    other = attrs.evolve(spec, name="fourfour")
-
-    assert [3, 3, 4, 7] == [tool_tokens([spec]), tool_tokens([spec]), tool_tokens([other]), tool_tokens([spec, other])]
-    assert 2 == len(asked)
-    assert (spec, hash(spec)) == (ToolSpec("four"), hash(ToolSpec("four")))
-
-
-@pytest.mark.spec("requirements:X45")
-def test_unrelated_view_has_no_known_prompt_size() -> None:
-    assert tokens_since(Transcript([UserMessage("other")]), SENT, 1_000) is None
 
 
 @pytest.mark.spec("requirements:X45")

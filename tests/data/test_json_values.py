@@ -150,17 +150,6 @@ def test_no_mutator_changes_a_frozen_value(value: Any, change: Callable[[Any], A
     assert value == frozen
 
 
-def test_every_mutator_of_dict_and_list_is_in_these_tables() -> None:
-    """
-    A mutator is a method that the frozen class replaces or that its immutable sibling does not have.
-    """
-    readers = {"copy", "fromkeys", "get", "items", "keys", "values", "count", "index"}
-
-    for plain, frozen in ((dict, JsonDict), (list, JsonList)):
-        public = {name for name in vars(plain) if not name.startswith("_")} - readers
-        assert set() == {name for name in public if name not in vars(frozen)}
-
-
 def test_operators_that_make_new_values_work() -> None:
     frozen = freeze({"a": 1})
 
@@ -193,7 +182,7 @@ def test_non_json_value_is_rejected_with_its_path(wrong: Any, data: st.DataObjec
     assert f"at {path}" in caught.value.message
 
 
-@pytest.mark.parametrize("key", [1, None, True, 1.5, ("a",), b"a", "\ud800"])
+@pytest.mark.parametrize("key", [1, None, "\ud800"])
 def test_keys_are_strings_that_can_be_stored(key: Any) -> None:
     with pytest.raises(DataError) as caught:
         freeze({"a": [{key: 1}]})
@@ -314,16 +303,6 @@ def test_canonical_text_distinguishes_int_float_null_and_absent() -> None:
     assert '{"a":[0.0,{"b":1.0}],"z":"é"}' == canonical({"z": "é", "a": [-0.0, {"b": 1.0}]})
     assert 4 == len({canonical(v) for v in ({"a": 1}, {"a": 1.0}, {"a": None}, {})})
     assert 2 == len({canonical("é"), canonical("e\u0301")})
-
-
-def test_thaw_copies_all_containers_and_nothing_else() -> None:
-    class Odd(str):
-        __slots__ = ()
-
-    odd, marker = Odd("odd"), object()
-    thawed = thaw({"a": (1, odd), "b": MappingProxyType({"c": [marker]})})
-    assert thawed == {"a": [1, "odd"], "b": {"c": [marker]}}
-    assert thawed["a"][1] is odd
 
 
 MEMBERS = st.one_of(

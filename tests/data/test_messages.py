@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import (
@@ -148,14 +147,6 @@ def test_objects_inside_parts_are_json_objects() -> None:
     assert {"type": "object", "properties": {}} == ToolSpec("t").input_schema
 
 
-def test_parts_are_hashable_values() -> None:
-    for part in PARTS:
-        assert copy.copy(part) == copy.deepcopy(part) == part
-        assert hash(part) == hash(copy.deepcopy(part))
-        with pytest.raises(AttributeError):
-            part.surprise = 1  # type: ignore[union-attr]
-
-
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
@@ -212,28 +203,6 @@ def test_joined_text_is_the_text_of_the_parts_in_order(parts: list[Any]) -> None
     assert "".join(join_text_parts((part,)) for part in parts) == join_text_parts(tuple(parts))
 
 
-@given(strategies.user_messages)
-@settings(max_examples=20)
-def test_a_memo_is_no_part_of_a_message(message: UserMessage) -> None:
-    twin = copy.deepcopy(message)
-    before, value = (hash(message), repr(message)), object()
-
-    assert [value] == list(Transcript([message]).memo("k", lambda m: value))
-    assert message == twin
-    assert before == (hash(message), repr(message))
-
-
-@pytest.mark.deep
-@given(strategies.paired_messages())
-def test_estimates_add_up_and_grow_with_the_text(messages: list[Any]) -> None:
-    transcript = Transcript(messages)
-
-    assert sum(map(message_tokens, messages)) == transcript_tokens(transcript)
-    assert estimate_tokens("x" * 4) == 1 == estimate_tokens({"": 1}) - 1
-    longer = transcript.append(UserMessage("x" * 40))
-    assert transcript_tokens(longer) == transcript_tokens(transcript) + 18
-
-
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
@@ -256,18 +225,6 @@ def test_a_state_is_a_value_with_empty_defaults() -> None:
         state.context["a"] = 1
     with pytest.raises(TypeError):
         state.tool_definitions["a"] = ToolSpec("a")  # type: ignore[index]
-
-
-@settings(max_examples=10)
-@given(strategies.states)
-def test_a_state_evolves_and_the_old_one_stays(state: AgentState) -> None:
-    before = copy.deepcopy(state)
-    new = attrs.evolve(state, context={"a": [1]}, child_run_ids=["r1"], output=(1, 2))
-
-    assert (JsonDict, ("r1",), [1, 2]) == (type(new.context), new.child_run_ids, new.output)
-    assert before == state == attrs.evolve(state)
-    with pytest.raises(DataError):
-        attrs.evolve(state, context=[1])
 
 
 @pytest.mark.spec("requirements:D18")

@@ -28,7 +28,6 @@ from stepengine.data.messages import (
 )
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Usage
 from stepengine.data.wire import ABOUT_A_REPLY, MEMBERS, read_history
 from stepengine.errors import DataError, TranscriptError
 from tests import strategies
@@ -169,33 +168,21 @@ def assistant(*blocks: Any) -> list[Any]:
 
 BROKEN: list[tuple[Any, str]] = [
     ([5], "$[0]"),
-    ([None], "$[0]"),
-    ([{}], "$[0]"),
     ([{"role": "robot", "content": "x"}], "$[0]"),
-    ([{"role": ["user"], "content": "x"}], "$[0]"),
     ([{"role": "user"}], "$[0].content"),
     ([{"role": "user", "content": {"type": "text"}}], "$[0].content"),
-    ([{"role": "system", "content": 5}], "$[0].content"),
     ([{"role": "system", "content": [{"type": "text"}]}], "$[0].content[0].text"),
     (user(5), "$[0].content[0]"),
     (user({"type": "text", "text": "a"}, {"type": "text", "text": 5}), "$[0].content[1].text"),
     (user({"type": "text", "text": "\ud800"}), "$[0].content[0].text"),
     (user({"type": "tool_use", "id": "c1", "name": "t"}), "$[0].content[0]"),
-    (user({"type": ["text"]}), "$[0].content[0]"),
     (user({"type": "tool_result"}), "$[0].content[0].tool_use_id"),
-    (user({"type": "tool_result", "tool_use_id": ["c1"]}), "$[0].content[0].tool_use_id"),
     (user({"type": "tool_result", "tool_use_id": "c1", "content": 5}), "$[0].content[0].content"),
-    (
-        user({"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "tool_result", "tool_use_id": "c2"}]}),
-        "$[0].content[0].content[0]",
-    ),
     (user({"type": "image"}), "$[0].content[0].source"),
-    (user({"type": "image", "source": "x"}), "$[0].content[0].source"),
     (image(type="url"), "$[0].content[0].source.url"),
     (image(type="base64", data="AA=="), "$[0].content[0].source.media_type"),
     (image(type="base64", media_type="image/png"), "$[0].content[0].source.data"),
     (image(type="base64", media_type="image/png", data="é"), "$[0].content[0].source.data"),
-    (image(type="base64", media_type="image/png", data=5), "$[0].content[0].source.data"),
     (assistant({"type": "sound"}), "$[1].content[0]"),
     (assistant({"type": "tool_use", "name": "t"}), "$[1].content[0].id"),
     (assistant({"type": "tool_use", "id": "c1", "name": 5}), "$[1].content[0].name"),
@@ -203,7 +190,6 @@ BROKEN: list[tuple[Any, str]] = [
     (assistant({"type": "opaque", "provider": "p", "data": 5}), "$[1].content[0].data"),
     (assistant({"type": "text", "text": object()}), "$[1].content[0].text"),
     ([{"type": "user_message", "content": [{"type": "text", "text": 5}]}], "$[0].content[0].text"),
-    ([{"type": "Nothing"}], "$[0]"),
 ]
 
 
@@ -214,12 +200,6 @@ def test_unreadable_history_is_rejected_with_its_path(messages: list[Any], path:
 
     assert path == caught.value.path
     assert f"at {path}" in caught.value.message
-
-
-@pytest.mark.parametrize("messages", [DICTS[:2], DICTS[2:3], [to_json(Usage()) | {"type": "usage"}]])
-def test_unpaired_foreign_history_is_rejected(messages: list[Any]) -> None:
-    with pytest.raises((TranscriptError, DataError)):
-        AgentState.from_dicts(messages)
 
 
 @given(st.data())
@@ -302,18 +282,14 @@ def spoken(role: str, **members: Any) -> list[Any]:
 REFUSED: list[tuple[Any, str]] = [
     (spoken("assistant", function_call={"name": "add", "arguments": "{}"}), "$[0].function_call"),
     (spoken("assistant", audio={"id": "a"}), "$[0].audio"),
-    (spoken("assistant", tool_call=[]) + spoken("assistant", reasoning="hm"), "$[1].reasoning"),
     (spoken("assistant", tool_calls="add"), "$[0].tool_calls"),
     (spoken("assistant", refusal=5), "$[0].refusal"),
     (spoken("user", tool_calls=[{"id": "t1"}]), "$[0].tool_calls"),
-    (spoken("system", tool_calls=[{"id": "t1"}]), "$[0].tool_calls"),
     (spoken("tool"), "$[0].tool_call_id"),
-    (spoken("function", name="add"), "$[0]"),
     (spoken("model", parts=[]), "$[0]"),
     ([{"type": "function_call", "call_id": "t1", "name": "add", "arguments": "{}"}], "$[0]"),
     (called(id="t1", type="custom", custom={"name": "add"}), "$[1].tool_calls[0]"),
     (called(id="t1", type="function"), "$[1].tool_calls[0].function"),
-    (called(id="t1", function="add"), "$[1].tool_calls[0].function"),
     (called(id="t1", function={"arguments": "{}"}), "$[1].tool_calls[0].function.name"),
     (called(id="t1", function={"name": "add", "arguments": 5}), "$[1].tool_calls[0].function.arguments"),
     (
@@ -322,7 +298,6 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (called(function={"name": "add"}), "$[1].tool_calls[0].id"),
     (user({"type": "image_url", "image_url": {"url": "data:image/png;base64,é"}}), "$[0].content[0].image_url.url"),
-    (user({"type": "image_url", "image_url": 5}), "$[0].content[0].image_url"),
     (user({"type": "input_audio", "input_audio": {}}), "$[0].content[0]"),
 ]
 
