@@ -20,7 +20,9 @@ from tests.faults.server import fault_server, json_answer, sse
 
 SAID = ("It is five.", [], "end_turn")
 
-pytestmark = [pytest.mark.parametrize("wire", WIRES, ids=str)]
+EACH_WIRE = pytest.mark.parametrize("wire", WIRES, ids=str)
+ONE_WIRE = pytest.mark.parametrize("wire", WIRES[:1], ids=str)
+"""The statuses and headers of an error are read by one function for all."""
 
 
 class Asked:
@@ -71,6 +73,7 @@ def bad(wire, status, kind="overloaded_error", **headers):
     return json_answer(wire.error(kind, "Overloaded"), status, **headers)
 
 
+@EACH_WIRE
 @pytest.mark.spec("reliability:MP12", "reliability:R21")
 @pytest.mark.parametrize("watched", [False, True])
 async def test_server_sees_one_request_per_attempt(world, wire, watched):
@@ -81,6 +84,7 @@ async def test_server_sees_one_request_per_attempt(world, wire, watched):
     assert (True, 500) == (call.outcome.error.retryable, call.outcome.error.status)
 
 
+@ONE_WIRE
 @pytest.mark.spec("reliability:MP06", "reliability:MP11", "reliability:MP13")
 @pytest.mark.parametrize(
     ("answer", "requests"),
@@ -103,6 +107,7 @@ async def test_only_transient_answers_are_retried(world, wire, answer, requests)
     assert (Value if requests == 2 else Failure) is type(call.outcome)
 
 
+@ONE_WIRE
 @pytest.mark.spec("reliability:MP10")
 @pytest.mark.parametrize(
     ("header", "least", "most"),
@@ -128,6 +133,7 @@ async def test_retry_after_header_is_waited_by_the_run_clock(world, wire, header
         assert least * 1000 <= call.outcome.at
 
 
+@EACH_WIRE
 @pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:MP20", "generator-contract:L37")
 async def test_cut_stream_is_discarded_retried_and_counted_as_billed(world, wire):
     events = wire.stream(*SAID)
@@ -143,6 +149,7 @@ async def test_cut_stream_is_discarded_retried_and_counted_as_billed(world, wire
     assert usage.at_least or usage.prompt_tokens > 30
 
 
+@EACH_WIRE
 @pytest.mark.spec("reliability:MP19", "reliability:MP20", "generator-contract:L37")
 async def test_stream_that_is_always_cut_fails_after_four_requests(world, wire):
     events = wire.stream("", [("add", '{"a": 2, "b": 3}')], "tool_use")
@@ -153,6 +160,7 @@ async def test_stream_that_is_always_cut_fails_after_four_requests(world, wire):
     assert isinstance(call.outcome.error, TruncatedReply)
 
 
+@EACH_WIRE
 @pytest.mark.spec("reliability:MP33")
 @pytest.mark.parametrize("when", ["before its first event", "in its middle"])
 async def test_cancel_during_a_request_returns_and_closes_the_connection(world, wire, when):
@@ -172,6 +180,7 @@ async def test_cancel_during_a_request_returns_and_closes_the_connection(world, 
     assert 1 == len(server.requests)
 
 
+@EACH_WIRE
 @pytest.mark.spec("reliability:R21")
 async def test_attempts_send_the_same_bytes(world, wire):
     async with fault_server(bad(wire, 500)) as server:

@@ -19,7 +19,6 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply, UnknownModel
 from stepengine.machine.plan import Finished
 from stepengine.models.base import Provider
-from stepengine.runtime import RetryPolicy
 from tests import strategies
 
 REQUEST = ModelRequest("test/m")
@@ -37,17 +36,6 @@ def busy(**fields):
     return ModelError("overloaded", retryable=True, **{"status": 529, **fields})
 
 
-@pytest.mark.spec("reliability:MP12", "reliability:R21")
-async def test_transient_failure_is_retried_up_to_four_requests(world):
-    seen, provider, clock = [], world.Provider(default=busy()), world.JumpingClock()
-    await world.tree(one_call(seen), models=provider, clock=clock).run()
-
-    assert 4 == len(provider.requests)
-    assert isinstance(seen[0], Failure)
-    assert seen[0].error.retryable
-    assert all(0 <= wait <= 0.5 * 2**n for n, wait in enumerate(clock.sleeps))
-
-
 @pytest.mark.spec("reliability:MP10", "reliability:R21")
 async def test_retry_after_is_waited_and_each_retry_is_an_event(world):
     seen, events, clock = [], [], world.JumpingClock()
@@ -60,47 +48,6 @@ async def test_retry_after_is_waited_and_each_retry_is_an_event(world):
     assert retry.wait == clock.sleeps[0]
     assert "done" == seen[0].value.text
     assert seen[0].at >= 2000
-
-
-@pytest.mark.spec("reliability:MP10")
-@pytest.mark.parametrize(("asked", "requests"), [(61, 1), (60, 2)])
-async def test_retry_after_is_obeyed_up_to_one_minute(world, asked, requests):
-    seen, provider, clock = [], world.Provider([busy(retry_after=asked)]), world.JumpingClock()
-    await world.tree(one_call(seen), models=provider, clock=clock).run()
-
-    assert requests == len(provider.requests)
-    if requests == 1:
-        assert asked == seen[0].error.retry_after
-    else:
-        assert 0 <= clock.sleeps[0] <= 60
-
-
-async def test_retry_policy_bounds_extra_attempts_of_a_run(world):
-    provider = world.Provider(default=busy())
-
-    def machine(plan, state):
-        for seq in range(10):
-            yield CallModel(seq, REQUEST)
-        return world.done(state)
-
-    await world.tree(machine, models=provider, clock=world.JumpingClock(), retry=RetryPolicy(extra=5)).run()
-
-    assert 10 + 5 == len(provider.requests)
-
-
-async def test_retry_waits_are_deterministic_and_spare_the_run_random_source(world):
-    waits = []
-    for _ in range(2):
-        clock, plan = world.JumpingClock(), world.plan()
-        before = plan.random().getstate()
-        provider = world.Provider(default=busy())
-        await world.tree(one_call([]), models=provider, clock=clock, plan=plan).run()
-        waits.append(clock.sleeps)
-
-        assert before == plan.random().getstate()
-
-    assert waits[0] == waits[1]
-    assert len(set(waits[0])) > 1
 
 
 @pytest.mark.spec("reliability:MP33")

@@ -14,7 +14,7 @@ import pytest
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Gather, Notify, Spawn
 from stepengine.data.events import Notification
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Failure, Stop
+from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.yields import Perform as Do
@@ -66,25 +66,6 @@ async def test_gather_runs_concurrently_and_returns_request_order(world):
     assert [1, 2] == finished.output
 
 
-@pytest.mark.spec("reliability:TL16")
-async def test_failing_gather_member_leaves_the_others_alone(world):
-    async def bad():
-        raise ValueError("broken")
-
-    async def good():
-        await asyncio.sleep(0)
-        return "fine"
-
-    def machine(plan, state):
-        outcome = yield Gather((do(0, bad), do(1, good)))
-        return world.done(state, outcome.outcomes)
-
-    failed, fine = (await world.tree(machine).run()).output
-
-    assert isinstance(failed, Failure)
-    assert "fine" == fine.value
-
-
 async def test_gather_respects_its_concurrency(world):
     running = most = 0
 
@@ -103,28 +84,6 @@ async def test_gather_respects_its_concurrency(world):
 
     assert 3 == most
     assert 20 == finished.output
-
-
-async def test_sequential_effects_create_no_task(world):
-    created = []
-    loop = asyncio.get_running_loop()
-    loop.set_task_factory(lambda loop, coro, **kw: created.append(coro) or asyncio.Task(coro, loop=loop, **kw))
-
-    async def work():
-        return 1
-
-    def machine(plan, state):
-        for seq in range(0, 200, 2):
-            yield CallModel(seq, REQUEST)
-            yield do(seq + 1, work)
-        return world.done(state)
-
-    try:
-        await world.tree(machine).run()
-    finally:
-        loop.set_task_factory(None)
-
-    assert [] == created
 
 
 async def test_scripted_run_yields_to_other_tasks(world):
@@ -170,18 +129,8 @@ async def test_machine_is_closed_on_every_exit(world, way):
 
     assert [way] == closed
     assert {"return": "completed", "raise": "failed", "stop": "cancelled"}[way] == finished.status
-
-
-@pytest.mark.spec("requirements:X16")
-async def test_broken_machine_fails_the_run_without_raising(world):
-    def machine(plan, state):
-        yield CallModel(0, REQUEST)
-        raise RuntimeError("boom")
-
-    finished = await world.tree(machine).run()
-
-    assert RunStatus.FAILED is finished.status
-    assert "boom" in str(finished.error)
+    if way == "raise":
+        assert "the machine broke" in str(finished.error)
 
 
 @pytest.mark.parametrize(
@@ -249,20 +198,6 @@ async def test_cancelled_task_ends_the_run_and_keeps_its_cancellation(world):
     assert RunStatus.CANCELLED is finished.status
     assert tree.root.cancelled
     assert 1 == task.cancelling()
-
-
-@pytest.mark.spec("reliability:SS12")
-async def test_internal_stop_leaves_no_cancellation_on_the_task(world):
-    seen, started = [], asyncio.Event()
-    tree = world.tree(hanging(world, seen, started))
-    task = asyncio.create_task(tree.run())
-    await started.wait()
-    tree.root.stop(Stop("shutdown"))
-    await task
-
-    assert "shutdown" == seen[0].kind
-    assert not tree.root.cancelled
-    assert 0 == task.cancelling()
 
 
 @pytest.mark.spec("reliability:SS12", "reliability:I12")
@@ -384,53 +319,8 @@ async def test_concurrent_stops_from_threads_count_once(world):
     assert 0 == task.cancelling()
 
 
-@pytest.mark.spec("reliability:GN35")
-async def test_observer_may_stop_the_watched_run(world):
-    def observer(event):
-        if event.type == "perform_started":
-            tree.root.stop(Stop("cancelled"))
-
-    async def hang():
-        await asyncio.Event().wait()
-
-    def machine(plan, state):
-        outcome = yield do(0, hang)
-        return world.done(state, outcome.kind, status="cancelled")
-
-    tree = world.tree(machine, observers=[observer])
-    finished = await tree.run()
-
-    assert "cancelled" == finished.output
-
-
-async def test_referenced_machine_is_closed_when_the_driver_breaks(world):
-    kept, closed = [], []
-
-    def steps(state):
-        try:
-            yield Notify(Notification(message="now"))
-            return world.done(state)
-        finally:
-            closed.append(True)
-
-    def machine(plan, state):
-        kept.append(steps(state))
-        return kept[0]
-
-    def broken(event):
-        raise RuntimeError("a bug")
-
-    tree = world.tree(machine)
-    tree.emit = broken
-    finished = await tree.run()
-
-    assert (RunStatus.FAILED, [True]) == (finished.status, closed)
-    assert "a bug" in finished.error.message
-
-
 @pytest.mark.spec("requirements:X59")
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("kind", "together"), [(KeyboardInterrupt, False), (SystemExit, True)])
 async def test_keyboard_interrupt_in_an_effect_reaches_the_caller(world, kind, together):
     seen = []
 
@@ -491,8 +381,7 @@ async def test_started_and_finished_events_surround_an_effect_in_order(world):
     assert list(range(6)) == [e.index for e in events]
 
 
-@pytest.mark.parametrize("watched", [False, True])
-async def test_finished_tree_is_freed_without_garbage_collection(world, watched):
+async def test_finished_tree_is_freed_without_garbage_collection(world):
     def machine(plan, state):
         if not plan.path:
             yield Gather((CallModel(0, REQUEST), Spawn(1, "kid")))
@@ -505,7 +394,7 @@ async def test_finished_tree_is_freed_without_garbage_collection(world, watched)
 
     gc.disable()
     try:
-        tree = world.tree(machine, planner=planner, observers=[lambda event: None] * watched)
+        tree = world.tree(machine, planner=planner, observers=[lambda event: None])
         await tree.run()
         freed = weakref.ref(tree.hub), weakref.ref(tree.desk), weakref.ref(tree)
         del tree

@@ -13,7 +13,7 @@ from collections import Counter
 import attrs
 import pytest
 
-from stepengine import AgentDefinition, Engine, Limits, tool
+from stepengine import tool
 from stepengine.data.effects import Gather, Notify, Spawn
 from stepengine.data.events import (
     LogLine,
@@ -21,11 +21,9 @@ from stepengine.data.events import (
     ModelStarted,
     Notification,
     RunFinished,
-    StepStarted,
     TextDelta,
     ThinkingDelta,
     ToolInputDelta,
-    ToolLog,
 )
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
@@ -33,9 +31,8 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
-from stepengine.redaction import GIVEN, Redactor
+from stepengine.redaction import GIVEN
 from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
-from stepengine.testing import ScriptedModel, tool_call
 
 A_KEY = "sk-ant-" + 8 * "abcd1234"
 
@@ -84,14 +81,6 @@ async def test_end_event_is_emitted_once_and_replayed_to_late_subscribers():
 
     assert ["run_finished"] == [e.type for e in events]
     assert ["run_finished"] == [e.type for e in late]
-
-
-async def test_unobserved_end_has_one_id_for_all_late_subscribers():
-    hub = Hub()
-    hub.finish(the_end())
-    (first,), (second,) = await read(hub.subscribe()), await read(hub.subscribe())
-
-    assert f"{hub.epoch}-0" == first.id == second.id
 
 
 @pytest.mark.spec("reliability:GN34")
@@ -242,32 +231,6 @@ def test_observer_is_a_function_or_has_on_event():
     assert 2 == len(seen)
 
 
-@pytest.mark.spec("interfaces:IF4")
-def test_unwatched_events_get_no_index():
-    hub = Hub()
-    event = note("x")
-    hub.emit(event)
-
-    assert -1 == event.index
-
-
-@pytest.mark.spec("requirements:O1", "requirements:O4")
-async def test_log_lines_reach_the_standard_logger_with_their_place(world, caplog):
-    def machine(plan, state):
-        tree.hub.log.write(ToolLog(level="warning", message="100%s"), {"n": 1}, step=3)
-        yield Notify(StepStarted(step=4, steps_remaining=1))
-        return world.done(state)
-
-    tree = world.tree(machine)
-    with caplog.at_level(logging.DEBUG, "stepengine"):
-        await tree.run()
-    record = caplog.records[-1]
-
-    assert "100%s" == record.getMessage()
-    assert ("r1", "worker", "", 3, {"n": 1}) == (record.run_id, record.agent_id, record.path, record.step, record.data)
-    assert logging.WARNING == record.levelno
-
-
 @pytest.mark.spec("requirements:O1")
 def test_raising_logger_breaks_no_run(caplog):
     class Broken:
@@ -370,18 +333,6 @@ async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
     assert {("r1", hub.epoch)} == {(e.run_id, e.epoch) for e in [*taken, *events]}
 
 
-async def test_unread_events_of_a_closed_reader_keep_their_indexes():
-    hub = Hub()
-    reader = hub.subscribe()
-    for name in "abc":
-        hub.emit(note(name))
-    reader.close()
-    late = hub.subscribe()
-    hub.emit(note("d"))
-
-    assert [3] == [event.index for event in late.waiting()]
-
-
 async def test_event_filter_applies_from_the_moment_it_is_set():
     hub = Hub()
     reader = hub.subscribe()
@@ -419,25 +370,6 @@ async def test_secret_split_across_a_full_queue_is_redacted():
     assert [*(event.text for event in await read(reader) if isinstance(event, TextDelta))] == ["<redacted:OUR_KEY>"]
 
 
-async def test_slow_only_reader_gets_matching_deltas_merged():
-    hub = Hub()
-    reader = hub.subscribe()
-    for name in range(200):
-        hub.emit(note(str(name)))
-        hub.emit(TextDelta(seq=name, text="."))
-    for _ in range(50):
-        hub.emit(TextDelta(seq=999, text="x"))
-    hub.emit(note("end"))
-    hub.finish(the_end())
-    events = await read(reader)
-    texts = [e for e in events if isinstance(e, TextDelta)]
-
-    assert [".", "x" * 50] == [texts[-2].text, texts[-1].text]
-    assert [*range(401)] == [e.index for e in events[:400]] + [texts[-1].index - 49]
-    assert 403 == len(events)
-    assert [450, 451] == [e.index for e in events[-2:]]
-
-
 async def test_only_reader_queue_is_bounded_and_reports_dropped_events():
     hub = Hub()
     reader = hub.subscribe()
@@ -464,28 +396,6 @@ async def test_closing_a_reader_inside_its_loop_ends_the_stream():
     assert ["a"] == seen
 
 
-async def test_waiting_only_reader_gets_each_event_at_once():
-    hub = Hub()
-    subscription = hub.subscribe()
-    seen = []
-
-    async def reading():
-        async for event in subscription.events():
-            seen.append((event.type, event.index))  # noqa: PERF401 - one after the other, as they come
-
-    task = asyncio.create_task(reading())
-    await asyncio.sleep(0)
-    hub.emit(TextDelta(text="a"))
-    hub.emit(note("b"))
-    await asyncio.sleep(0)
-    assert [("text_delta", 0), ("notification", 1)] == seen
-    hub.emit(note("c"))
-    hub.finish(the_end())
-    await task
-
-    assert [("notification", 2), ("run_finished", 3)] == seen[2:]
-
-
 @pytest.mark.spec("requirements:O1")
 async def test_log_line_is_written_at_once_with_only_a_reader(caplog):
     hub = Hub()
@@ -497,50 +407,8 @@ async def test_log_line_is_written_at_once_with_only_a_reader(caplog):
     assert ["log_line"] == said(reader.waiting())
 
 
-def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """
-    Run so many steps behind a prompt with a key, watched, and return how many values were looked at.
-    """
-    count = 0
-    passes = Redactor.passes
-
-    def counting(self: Redactor, value: object) -> bool:
-        nonlocal count
-        count += 1
-        return passes(self, value)
-
-    monkeypatch.setattr(Redactor, "passes", counting)
-    shown: list[ModelStarted] = []
-    model = ScriptedModel([*[tool_call("look", {"n": n}) for n in range(steps)], "done"])
-    engine = Engine(
-        [AgentDefinition("a", model="scripted/m", tools=[look], limits=Limits(max_steps=steps + 1))],
-        models={"scripted": model},
-        observers=[lambda event: shown.append(event) if type(event) is ModelStarted else None],
-    )
-    engine.run_sync("a", f"never say {A_KEY}").unwrap()
-    monkeypatch.undo()
-
-    assert steps + 1 == len(shown)
-    for number, event in enumerate(shown):
-        assert event.request is not None
-        assert 1 + 2 * number == len(event.request.messages)
-        assert "never say <redacted:K>" == event.request.messages[0].text
-    return count
-
-
-@pytest.mark.speed
-@pytest.mark.spec("performance:Q1", "reliability:R11")
-def test_redaction_scans_only_new_messages_of_each_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    GIVEN.tell(A_KEY, "K")
-    counts = [looks_in_all(steps, monkeypatch) for steps in (20, 40, 60)]
-
-    assert counts[2] - counts[1] == counts[1] - counts[0]
-
-
 @pytest.mark.spec("reliability:GN34", "reliability:R11")
-@pytest.mark.parametrize("seed", [*range(10), *[pytest.param(seed, marks=pytest.mark.deep) for seed in range(10, 40)]])
+@pytest.mark.parametrize("seed", [*range(5), *[pytest.param(seed, marks=pytest.mark.deep) for seed in range(5, 20)]])
 def test_only_reader_gets_the_same_events_as_beside_an_observer(
     seed: int,
 ) -> None:

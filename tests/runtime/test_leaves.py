@@ -54,7 +54,7 @@ async def test_perform_returns_the_json_of_the_function_result(world, fn):
 
 
 @pytest.mark.spec("reliability:GN17")
-@pytest.mark.parametrize("value", [{1: "a"}, {1, 2}, b"x", float("nan"), object()])
+@pytest.mark.parametrize("value", [{1: "a"}, float("nan")])
 async def test_non_json_result_fails_at_the_yield(world, value):
     outcome = await outcome_of(world, CallFunction(0, Do(asynchronous, value)))
 
@@ -67,10 +67,8 @@ async def test_non_json_result_fails_at_the_yield(world, value):
     ("error", "is_async"),
     [
         (ValueError("bad"), False),
-        (ValueError("bad"), True),
         (StopIteration(3), False),
         (StopIteration(3), True),
-        (TimeoutError(), True),
         (asyncio.CancelledError(), True),
     ],
 )
@@ -127,14 +125,13 @@ async def test_unstoppable_sync_function_is_abandoned_and_reported(world):
 QUESTION = Question("q0", "Which one?", ("red", "blue"))
 
 
-@pytest.mark.parametrize("key", ["q0", "Which one?"])
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("key", "given", "expected"),
     [
-        ("red", Answer(("red",))),
-        ("green", Answer(text="green")),
-        (True, Answer(text="yes")),
-        (Answer(declined=True),) * 2,
+        ("q0", "red", Answer(("red",))),
+        ("Which one?", "green", Answer(text="green")),
+        ("q0", True, Answer(text="yes")),
+        ("Which one?", Answer(declined=True), Answer(declined=True)),
     ],
 )
 async def test_answers_given_in_advance_match_by_id_or_text(world, key, given, expected):
@@ -366,7 +363,7 @@ async def test_children_nest_300_levels_deep(world):
     assert RunStatus.COMPLETED is finished.status
 
 
-@pytest.mark.parametrize("wrong", [3, {"yes": True}, b"yes", None])
+@pytest.mark.parametrize("wrong", [3, None])
 async def test_invalid_answer_raises_in_advance_and_from_handle_and_interactor(world, wrong, caplog):
     question = Question("q0", "May I?")
 

@@ -121,25 +121,6 @@ async def test_reserved_tokens_are_corrected_by_use_and_admit_waiters():
     assert ("c", 60) == crowd.began[-1]
 
 
-async def test_rate_wait_lasts_exactly_until_there_is_room():
-    time = Time()
-    crowd = await Crowd(time, tokens_per_minute=100).add("a", tokens=60)
-    await time.pass_(20)
-    await crowd.add("b", tokens=30)
-    await time.pass_(20)
-    await crowd.add("c", tokens=40)
-
-    assert ("tokens", 20.0) == crowd.obstacles["c"]
-
-    await time.pass_(20)
-
-    assert ("c", 60) == crowd.began[-1]
-
-    await crowd.add("d", tokens=80)
-
-    assert ("tokens", 60.0) == crowd.obstacles["d"]
-
-
 async def test_use_reported_after_its_minute_counts_for_nothing():
     time = Time()
     crowd = await Crowd(time, tokens_per_minute=100).add("a", tokens=60)
@@ -371,11 +352,3 @@ async def test_estimate_is_corrected_only_where_the_use_is_known(reply, passes):
     await asyncio.gather(second, return_exceptions=True)
 
     assert 2 == provider.asked
-
-
-async def test_provider_without_limit_is_returned_unwrapped():
-    provider = Said("a")
-    models = Models({"a": provider, "b": Said("b")})
-    rates = RateLimits({"b": RateLimit(max_concurrency=1)}, Time())
-
-    assert make_rate_limited_provider(models, rates, "a/m", lambda *_: None) is provider

@@ -4,7 +4,6 @@ The retry coordinator: when there is another attempt, how long it is waited for,
 
 from __future__ import annotations
 
-import asyncio
 import time
 from decimal import Decimal
 from random import Random
@@ -128,47 +127,6 @@ async def test_each_call_has_four_requests_and_the_tree_twenty_retries(world):
     assert 2 * 4 == len(provider.requests)
 
 
-@pytest.mark.spec("reliability:R21", "reliability:MP30")
-async def test_failed_attempts_are_reported_to_middlewares_with_their_usage(world):
-    reported = []
-
-    class Recorder:
-        def __init__(self, inner):
-            self.inner = inner
-            self.begin = inner.begin
-
-        async def perform(self, item, io):
-            return await self.inner.perform(item, Reporting(io))
-
-    class Reporting:
-        def __init__(self, io):
-            self._io = io
-
-        def __getattr__(self, name):
-            return getattr(self._io, name)
-
-        def attempt(self, failed, usage):
-            reported.append((failed.error.message, usage))
-            self._io.attempt(failed, usage)
-
-    known = busy(usage=Usage(input_tokens=7))
-    provider = world.Provider([known, busy(), busy(status=None), "done"])
-    events = []
-    tree = world.tree(
-        calls(world, 1),
-        models=provider,
-        clock=world.JumpingClock(),
-        middlewares=[Recorder],
-        observers=[events.append],
-    )
-    finished = await tree.run()
-
-    used = (Usage(input_tokens=7, requests=1), None, Usage(requests=1, at_least=True))
-    assert [("overloaded", usage) for usage in used] == reported
-    assert [1, 2, 3] == [e.attempt for e in events if e.type == "model_retry"]
-    assert "done" == finished.output[0].value.text
-
-
 @pytest.mark.spec("reliability:R21", "requirements:D15")
 @pytest.mark.parametrize(
     ("own", "price", "cost"), [(None, Decimal(1), 27), (Decimal(100), Decimal(1), 107), (Decimal(100), None, None)]
@@ -184,25 +142,6 @@ async def test_cost_of_failed_attempts_is_added_or_unknown_without_price(world, 
 
     assert Usage(input_tokens=27, requests=2) == outcome.value.usage
     assert cost == outcome.value.cost
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-async def test_retry_waits_of_concurrent_calls_are_independent_of_order(world, order):
-    class Slow(world.Provider):
-        async def stream(self, request):
-            self.requests.append(request)
-            for _ in range(order[len(self.requests) % 3]):
-                await asyncio.sleep(0)
-            raise busy()
-            yield
-
-    events, alone = [], Retries(RetryPolicy(), "s")
-    services = {"models": Slow(), "clock": world.JumpingClock(), "seed": "s"}
-    await world.tree(calls(world, 3, together=True), observers=[events.append], **services).run()
-    waits = {(e.seq, e.attempt): e.wait for e in events if e.type == "model_retry"}
-
-    assert {(seq, n) for seq in range(3) for n in (1, 2, 3)} == set(waits)
-    assert all(wait == alone.next_delay(busy(), n, ("", seq)) for (seq, n), wait in waits.items())
 
 
 async def test_services_seed_alone_decides_the_retry_waits(world):

@@ -16,8 +16,6 @@ from stepengine import tool
 from stepengine.data.effects import CallFunction, CallTool
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
-from stepengine.runtime.innermost import Innermost
-from stepengine.runtime.performer import Item
 
 
 @pytest.fixture
@@ -81,29 +79,6 @@ async def test_non_yielding_handler_is_reported_with_its_line(world, quick, capl
 
     assert 1 == len(caplog.records)
     assert "test_watchdog.py:" in warned[0]
-
-
-def test_watchdog_names_a_tool_only_while_its_call_runs(world):
-    """
-    The thread that watches sees a frame as it is just then: before its first line, and emptied by its end.
-    """
-    item = Item("", CallTool(0, "blocking", {}), world.plan())
-    begins, ends = (Innermost._call_tool(None, item, None) for _ in range(2))
-    over = ends.cr_frame
-    ends.close()
-    over.clear()
-    first, last = [watchdog._find_blocking_code(frame).tool for frame in (begins.cr_frame, over)]
-    begins.close()
-
-    assert "blocking" == first
-    assert last in {"", "blocking"}  # from Python 3.12 on, a frame keeps what it had when it is cleared
-
-
-def test_watchdog_ignores_objects_that_are_no_frames() -> None:
-    """
-    CPython 3.11 gave a lock where a frame had just been.
-    """
-    assert watchdog.NOBODY == watchdog._find_blocking_code(threading.Lock())  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("reliability:GN05")
