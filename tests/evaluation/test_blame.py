@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -20,8 +19,7 @@ from stepengine.errors import DataError, ModelError
 from stepengine.evaluation import blame
 from stepengine.evaluation.blame import expected_calls, find_change_point
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.samples import course_from
-from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
@@ -73,25 +71,6 @@ class Work:
     async def blamed(self, journal: Any, **options: Any) -> Any:
         async with self.engine() as engine:
             return await blame(engine, journal, PASSED, **options)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG76", "evaluation:JG77")
-async def test_the_spoilt_step_is_found_in_18_of_20_runs() -> None:
-    """
-    Six steps, one spoilt, every reply wrong by itself one time in twenty: twenty runs, each with another seed.
-    """
-    right, named = 0, 0
-    for seed in range(20):
-        work = Work(noise=0.05, seed=seed)
-        spoilt = 1 + seed % 6
-        report = await work.blamed(work.recorded(spoilt))
-        found = report.blamed
-        right += found is not None and found.step.index == spoilt
-        named += found is not None and found.first.index <= spoilt <= found.last.index
-
-    assert right >= 18
-    assert named >= right
 
 
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
@@ -164,30 +143,12 @@ async def test_a_long_run_is_searched_by_halves() -> None:
     assert 3 + 2 * 3 == report.blamed.step.known
 
 
-@pytest.mark.speed
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
-@pytest.mark.parametrize("spoilt", [1, 17])
-async def test_the_estimate_looks_at_a_dozen_steps_only(spoilt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[Any] = []
-    journal = Work(steps=40).recorded(spoilt)
-    monkeypatch.setattr(
-        sys.modules["stepengine.evaluation.blame"],
-        "course_from",
-        lambda *given: looked_at.append(given) or course_from(*given),
-    )
-    for k in (2, 20):
-        expected_calls(journal, k)
-
-    assert len(looked_at) <= 2 * 12
-
-
-@pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
-@pytest.mark.parametrize("spoilt", [1, 17])
-async def test_the_estimate_of_a_long_run_grows_with_k(spoilt: int) -> None:
+async def test_the_estimate_of_a_long_run_grows_with_k() -> None:
     """
     The estimate is no smaller than half and no larger than three times what asking took.
     """
-    work, asked = Work(steps=24), []
+    work, asked, spoilt = Work(steps=24), [], 17
     journal = work.recorded(spoilt)
     calls, cost = expected_calls(journal, 2)
     more, _ = expected_calls(journal, 20)
@@ -213,23 +174,6 @@ async def test_always_passing_and_always_failing_runs_have_no_blame() -> None:
     assert "this run passes" in passes.why
     assert never.blamed is None
     assert "no step is to blame: 0 of 48 runs pass" in never.why
-
-
-@pytest.mark.spec("evaluation:JG76")
-async def test_blame_accepts_a_file_and_checks_as_text_or_function(tmp_path: Path) -> None:
-    work = Work()
-    work.recorded(0).copy_to(FileJournal(tmp_path / "good.jsonl"))
-
-    def is_passed(result: Any) -> bool:
-        return bool(result.text == "passed")
-
-    async with work.engine() as engine:
-        reports = [await blame(engine, tmp_path / "good.jsonl", one, k=2) for one in ("text == 'passed'", is_passed)]
-        none = await blame(engine, str(tmp_path / "good.jsonl"), lambda result: result.text == "failed", k=1)
-
-    assert ["text == 'passed'", "is_passed"] == [report.check for report in reports]
-    assert all("this run passes" in report.why for report in reports)
-    assert "this run passes" not in none.why
 
 
 @pytest.mark.spec("evaluation:JG79")
@@ -361,18 +305,3 @@ def test_a_spent_budget_leaves_a_partial_blame_and_exit_code(folder: Any) -> Non
     assert (enough["stopped"], enough["blamed"]["step"]) == (None, 2)
     assert "budget" in report["stopped"]
     assert 0 < float(report["spent"]) <= 0.1
-
-
-@pytest.mark.spec("evaluation:JG77", "evaluation:JG79")
-async def test_a_step_with_mostly_unknown_runs_is_not_measurable() -> None:
-    """The first run repeats the recorded reply; the others call what nobody recorded."""
-    work = Work(steps=2, idempotent=False)
-    journal, first = work.recorded(1), iter([1])
-
-    async with work.engine(lambda request: work.reply(request, next(first, 0))) as engine:
-        report = await blame(engine, journal, PASSED, k=4, steps=(1, 1))
-
-    (step,) = report.steps
-    assert (0, 1, 3) == (step.ok, step.failed, step.unknown)
-    assert not step.is_measurable
-    assert "not measurable" in "\n".join(report.lines())

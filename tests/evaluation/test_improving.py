@@ -163,7 +163,7 @@ def test_a_search_replays_for_free_and_seeds_are_deterministic(greeting: Any) ->
 
 @pytest.mark.spec("evaluation:JG146")
 @pytest.mark.deep
-@pytest.mark.parametrize("dies", [1, 9, 10, 14, 20, 27])
+@pytest.mark.parametrize("dies", [1, 10, 20])
 def test_a_killed_search_continues_to_the_same_end_and_cost(greeting: Any, dies: int) -> None:
     """
     It dies inside of a model call, which nobody has the answer of: that one alone is asked again.
@@ -184,19 +184,6 @@ def test_a_killed_search_continues_to_the_same_end_and_cost(greeting: Any, dies:
     assert [*asked[: dies - 1], asked[dies - 1], *asked[dies - 1 :]] == again
 
 
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG145")
-def test_two_improvements_are_found_in_sequence_by_one_check(greeting: Any) -> None:
-    """
-    Every case wants two things; with `pass` neither helps alone, by the check of one it does.
-    """
-    greeting.write("greeting.py", GREETING)
-    made = improve(greeting, "--budget", "1", "--seed", "1", "--by", "contains")
-
-    assert made["is_better"]
-    assert "by name" in made["changes"]["system_prompt"]
-
-
 # --- money ------------------------------------------------------------------------------------------------------------
 
 
@@ -204,10 +191,8 @@ def test_two_improvements_are_found_in_sequence_by_one_check(greeting: Any) -> N
 @pytest.mark.parametrize(
     ("budget", "code"),
     [
-        pytest.param("0.0001", Exit.LIMIT, marks=pytest.mark.deep),
         ("0.011", Exit.LIMIT),
         ("0.05", Exit.FAILED),
-        pytest.param("0.08", None, marks=pytest.mark.deep),
         ("0.5", Exit.COMPLETED),
     ],
 )
@@ -287,9 +272,7 @@ async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path)
 
 
 @pytest.mark.spec("evaluation:JG148")
-@pytest.mark.parametrize(
-    "line", ["nothing", "[]", '{"number": "x"}', '{"number": 1, "paid": "x", "reply": null}', "{" * 9_000]
-)
+@pytest.mark.parametrize("line", ["nothing", '{"number": 1, "paid": "x", "reply": null}'])
 def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
     started = '{"number":1,"most":"0"}'
@@ -300,8 +283,8 @@ def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) 
 
 
 @pytest.mark.spec("reliability:JR49")
-@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": 1}\n', "notes"])
-def test_file_of_another_program_is_no_book(text: str, tmp_path: Path) -> None:
+def test_file_of_another_program_is_no_book(tmp_path: Path) -> None:
+    text = '{"a": 1}'
     file = tmp_path / "book.jsonl"
     file.write_text(text)
 
@@ -362,11 +345,7 @@ def reflecting_with(folder: Any, body: str) -> None:
     ("body", "said"),
     [
         ("return text('I would say: be nice.', cost='0.001')", "did not name a part and its new value"),
-        pytest.param("return tool_call('change', {'part': 'code', 'value': 'x', 'why': ''}, cost='0.001')", "did not name a part", marks=pytest.mark.deep),
-        pytest.param("return tool_call('change', {'part': 'system_prompt'}, cost='0.001')", "did not name a part and its new value", marks=pytest.mark.deep),
         ("return tool_call('change', {'part': 'system_prompt', 'value': 7, 'why': ''}, cost='0.001')", "gave a int for system_prompt"),
-        pytest.param("return tool_call('change', {'part': 'system_prompt', 'value': 'x' * 2**20, 'why': ''}, cost='0.001')", "a text of 1048576 characters", marks=pytest.mark.deep),
-        pytest.param("return tool_call('change', {'part': 'system_prompt', 'value': ' ', 'why': ''}, cost='0.001')", "a text of 1 characters", marks=pytest.mark.deep),
         ("return tool_call('change', {'part': 'system_prompt', 'value': 'Greet people.', 'why': ''}, cost='0.001')", "was tried already"),
         ("return failure(ModelError('it is down', kind='server', retryable=False))", "it is down"),
     ],
@@ -436,12 +415,8 @@ def test_a_broken_check_is_reported_and_ends_the_search(greeting: Any) -> None:
     [
         (("--budget", "0"), "--budget is an amount of US dollars above 0"),
         (("--budget", "nan"), "--budget is an amount of US dollars above 0"),
-        (("--budget", "-1"), "--budget is an amount of US dollars above 0"),
-        (("--budget", "inf"), "--budget is an amount of US dollars above 0"),
-        (("--budget", "two"), "--budget is an amount of US dollars above 0"),
         ((), "--budget is an amount of US dollars above 0"),
         (("--budget", "1", "--eval", "nowhere.py"), "there is no evaluation file 'nowhere.py'"),
-        (("--budget", "1", "--eval", ""), "--eval FILE defines how the agent is judged"),
         (("--budget", "1", "--by", "beauty"), "--by 'beauty' names no check; there is pass, contains"),
         (("--budget", "1", "--only", "tools.*"), "nothing of 'greeter'"),
         (("--budget", "1", "--continue", "nowhere"), "'nowhere' is not a folder of a search"),
@@ -458,10 +433,8 @@ def test_an_invalid_search_is_refused_before_any_cost(greeting: Any, words: tupl
     ("old", "new", "said"),
     [
         ("for name in NAMES]", "for name in []]", "there is no case"),
-        ("for name in NAMES]", "for name in NAMES[:1]]", "0 cases to search with and 1 that are held out"),
         ("for name in NAMES]", "for name in NAMES[:7]]", "2 cases to search with and 5 that are held out"),
         ("replies=answer)", "replies=answer, tags=['held-out'])", "0 cases to search with and 12 that are held out"),
-        ("replies=answer)", "replies=answer, group='one')", "cases of a group counted once"),
         ("checks=[contains(name)]", "checks=[]", "it has no check"),
         ("checks=[contains(name)]", "checks=[judge('j.py', 'good?')]", "which are no part of pass; name one with --by"),
     ],
@@ -480,9 +453,6 @@ def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, ne
     ("prompt", "said"),
     [
         ("SystemPrompt()", "it is made by code (line 4); write it as a text in quotes"),
-        ("'Greet ' + str(2)", "it is made by code (line 4)"),
-        ("f'Greet {2}'", "it is made by code (line 4)"),
-        ("WORDS", "it is made by code (line 4)"),
         ("''", ""),
     ],
 )
@@ -517,6 +487,9 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
 @pytest.mark.deep
 def test_a_search_continues_only_with_its_original_inputs(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
+    for option, value in {"--seed": "2", "--versions": "9", "--reflect-model": "a/b"}.items():
+        said = greeting.type(*BASE, "--continue", "o", option, value, code=Exit.USAGE).stderr
+        assert f"{option} of o is" in " ".join(said.split())
     budget = greeting.type(*BASE, "--continue", "o", "--budget", "2", code=Exit.USAGE).stderr
     again = greeting.type(*BASE, "--out", "o", "--budget", "1", code=Exit.USAGE).stderr
     asked = Path("asked.txt").read_text()
@@ -529,21 +502,6 @@ def test_a_search_continues_only_with_its_original_inputs(greeting: Any) -> None
     assert "is a search with another greeter.py" in " ".join(other.split())
     assert ended["is_better"]
     assert asked == Path("asked.txt").read_text()
-
-
-@pytest.mark.spec("evaluation:JG146", "evaluation:JG148")
-@pytest.mark.deep
-def test_changed_options_of_a_continued_search_are_refused(greeting: Any) -> None:
-    improve(greeting, "--budget", "1", "--seed", "1", "--blame", "2")
-    typed = {"--seed": "2", "--blame": "4", "--versions": "9", "--concurrency": "1", "--reflect-model": "a/b"}
-    for option, value in typed.items():
-        said = greeting.type(*BASE, "--continue", "o", option, value, code=Exit.USAGE).stderr
-        assert f"{option} of o is" in " ".join(said.split())
-    model = greeting.type(*BASE, "--continue", "o", "--model", "a/b", code=Exit.USAGE).stderr
-    ended = improve(greeting, "--continue", "o", "--seed", "1", "--blame", "2", "--versions", "60")
-
-    assert "is a search with another" in " ".join(model.split())
-    assert ended["is_better"]
 
 
 @pytest.mark.spec("evaluation:JG146")
@@ -571,25 +529,6 @@ def test_an_agent_edited_during_the_search_is_not_overwritten(greeting: Any) -> 
     assert edited == Path("greeter.py").read_text()
     assert "it was edited during the search" in " ".join(said.stdout.split())
     assert "by name" in Path("o/improvement.diff").read_text()
-
-
-@pytest.mark.spec("evaluation:JG143", "evaluation:JG146")
-@pytest.mark.deep
-def test_a_search_ended_by_an_error_restarts_with_bought_replies(greeting: Any) -> None:
-    """
-    Such as that of somebody who resumed its journal by itself, where nobody brought the cases.
-    """
-    whole = improve(greeting, "--budget", "1", "--seed", "1")
-    asked, journal = Path("asked.txt").read_text(), Path("o/improver.jsonl")
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:12]))
-    greeting.type("resume", "o/improver.jsonl", code=Exit.FAILED)
-    made = improve(greeting, "--continue", "o")
-
-    assert without_places(whole) == without_places(made)
-    assert whole["spent"] == made["spent"]
-    assert asked == Path("asked.txt").read_text()
-    assert Path("o/improver.before-1.jsonl").is_file()
 
 
 @pytest.mark.spec("evaluation:JG142", "evaluation:JG145")
@@ -684,16 +623,12 @@ def test_the_reflecting_model_sees_failed_runs_with_blamed_steps(folder: Any) ->
 
 
 @pytest.mark.spec("evaluation:JG141")
-@pytest.mark.parametrize(
-    "check",
-    ["run.files.text('x') == 'three'", *[pytest.param(check, marks=pytest.mark.deep) for check in ("'x' in run.files", "bool(run.files.changed)")]],
-)  # fmt: skip
-def test_a_check_that_reads_files_blames_no_step(folder: Any, check: str) -> None:
+def test_a_check_that_reads_files_blames_no_step(folder: Any) -> None:
     """
     A run that goes on from its middle has none; nothing is spent on it.
     """
     source = LOOKING.replace('[contains("three")]', "[is_there]").replace(
-        "TRIED =", f"def is_there(run):\n    return {check}\n\nTRIED ="
+        "TRIED =", "def is_there(run):\n    return run.files.text('x') == 'three'\n\nTRIED ="
     )
     folder.write("both.py", source)
     folder.type(*BOTH, "--budget", "0.1", code=1)
@@ -817,7 +752,7 @@ def test_a_version_equals_the_agent_of_its_file(
 
 
 @pytest.mark.spec("evaluation:JG141")
-@settings(max_examples=25)  # each loads a file
+@settings(max_examples=10)  # each loads a file
 @given(text=TEXTS)
 def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp_path_factory: Any) -> None:
     import inspect
@@ -835,12 +770,9 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp
     [
         ({"code": "x"}, "has no part 'code' that could be changed; it has system_prompt"),
         ({"params.limit": "x"}, "params.limit is of the type int, not str"),
-        ({"params.limit": True}, "params.limit is of the type int, not bool"),
         ({"params.share": float("nan")}, "params.share is a number, not nan"),
         ({"system_prompt": "x" * 20_001}, "it may have 20000"),
         ({"system_prompt": " "}, "is empty"),
-        ({"system_prompt": "a\0b"}, "holds characters that no file can"),
-        ({"system_prompt": "a\ud800b"}, "holds characters that no file can"),
     ],
 )
 def test_a_value_that_cannot_stand_there_is_refused(parts: AgentFile, changes: dict[str, Any], said: str) -> None:

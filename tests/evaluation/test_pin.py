@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
 from stepengine.evaluation import PinnedTest, pin
-from stepengine.evaluation.origins import Origin, find_origin
 from stepengine.evaluation.pinned_tests import WrittenTest, format_test, pin_name
 from stepengine.journal import FileJournal, MemoryJournal, scan
 from stepengine.testing import ScriptedModel, text
@@ -44,15 +41,6 @@ agent = AgentDefinition("clerk", model="t/m", system_prompt="Be brief.", tools=t
 KEY = "sk-ant-api03-" + "b" * 90
 
 
-def by_pytest(folder: Any, file: str) -> Any:
-    """
-    Run a written test as its owner does: pytest, in a process of its own.
-    """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
-    return subprocess.run(command, cwd=folder.path, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def clerk(folder: Any) -> Any:
     """
@@ -73,24 +61,6 @@ def edit(folder: Any, name: str, old: str, new: str) -> None:
     (folder.path / name).write_text(before.replace(old, new))
     for module in [name for name in sys.modules if name.startswith("stepengine_agents_")]:
         del sys.modules[module]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
-def test_a_pinned_test_fails_and_passes_after_the_repair(clerk: Any) -> None:
-    """
-    The whole way of its owner: pin, pytest fails with the reason, repair, pytest passes; no tool is called.
-    """
-    said = clerk.type("compare", "pin", "runs/wrong.jsonl", "--check", "output == 3")
-    before = by_pytest(clerk, "tests/test_pin_wrong.py")
-    edit(clerk, "agents/clerk.py", '["left"] + 1', '["left"]')
-    after = by_pytest(clerk, "tests/test_pin_wrong.py")
-
-    assert ["tests/test_pin_wrong.py", "tests/journals/wrong.jsonl"] == said.stdout.split()
-    assert "the test fails, as it has to: output == 3 does not hold" in said.stderr
-    assert (1, 0) == (before.returncode, after.returncode), before.stdout + after.stdout
-    assert "output == 3 does not hold" in before.stdout
-    assert not (clerk.path / "asked.txt").exists()
 
 
 def passes(folder: Any, name: str) -> str:
@@ -300,14 +270,3 @@ def test_a_pin_finds_project_checks_and_bundled_tools(folder: Any, monkeypatch: 
     monkeypatch.chdir(folder.path / "elsewhere")
 
     assert "it says no please" == passes(folder, "rude")
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("words", ['AgentDefinition("first-here", ', 'AgentDefinition(id="second-here", '])
-def test_the_origin_of_an_agent_is_its_defining_line(tmp_path: Path, words: str) -> None:
-    file = tmp_path / "looker.py"
-    other = 'helper = AgentDefinition("helper", model="t/m")'
-    file.write_text(f"from stepengine import AgentDefinition\n\n{other}\nagent = {words}model='t/m')\n")
-    agent = load_agent(str(file))
-
-    assert Origin(file, 4) == find_origin(agent)

@@ -5,7 +5,6 @@ Numbers of samples: known values, and intervals that hold what they promise (eva
 from __future__ import annotations
 
 import math
-from random import Random
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from stepengine.evaluation.statistics import (
 @pytest.mark.spec("evaluation:JG98")
 @pytest.mark.parametrize(
     ("freedom", "quantile"),
-    [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (19, 2.0930), (30, 2.0423), (100, 1.9840), (10_000, 1.9602)],
+    [(1, 12.7062), (4, 2.7764), (30, 2.0423), (10_000, 1.9602)],
 )
 def test_the_quantiles_of_t_are_those_of_the_tables(freedom: int, quantile: float) -> None:
     """
@@ -156,44 +155,3 @@ def test_adjusted_p_values_keep_their_order_and_are_never_smaller(values: list[f
 
     assert all(p <= a <= 1 for p, a in zip(values, made, strict=True))
     assert sorted(made) == [made[i] for i in sorted(range(len(values)), key=lambda i: (values[i], made[i]))]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG91")
-@pytest.mark.parametrize(("cases", "samples"), [(5, 5), (10, 1), (10, 5), (20, 5)])
-def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, samples: int) -> None:
-    """
-    Cases of different difficulty, two sides 0.15 apart: of 2,000 repetitions 93 to 97 of a hundred hold the difference.
-    """
-    chance = Random(f"{cases}:{samples}")
-    held = 0
-    for _ in range(2_000):
-        base: dict[str, float] = {}
-        side: dict[str, float] = {}
-        for case in range(cases):
-            level = chance.uniform(0.15, 0.7)
-            for means, p in ((base, level), (side, level + 0.15)):
-                means[str(case)] = sum(chance.random() < p for _ in range(samples)) / samples
-        made = estimate_difference(base, side)
-        assert made.low is not None
-        assert made.high is not None
-        held += made.low <= 0.15 <= made.high
-
-    assert 0.93 <= held / 2_000 <= 0.97
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG91")
-@pytest.mark.parametrize("number", [8, 20, 100])
-def test_the_interval_of_a_rate_has_its_nominal_coverage(number: int) -> None:
-    """
-    Over rates drawn evenly, at least 93 of a hundred intervals hold the true one.
-    """
-    chance = Random(number)
-    held = 0
-    for _ in range(5_000):
-        p = chance.uniform(0.02, 0.98)
-        low, high = wilson_interval(sum(chance.random() < p for _ in range(number)), number)
-        held += low <= p <= high
-
-    assert held / 5_000 >= 0.93
