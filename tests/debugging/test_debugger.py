@@ -7,11 +7,9 @@ from __future__ import annotations
 import _thread
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -307,59 +305,6 @@ def handle_steps(ctx):
 
 agent = AgentDefinition("big", model="openai/m", tools=[read], handle_steps=handle_steps, limits=Limits(max_steps=20_000, max_actions=20_000))
 """
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG34")
-def test_ten_thousand_steps_can_be_walked_both_ways_and_forked(tmp_path: Path) -> None:
-    """
-    Every position and value is asserted; how long each command took is printed, and decides nothing.
-    """
-    (tmp_path / "big.py").write_text(BIG)
-    (tmp_path / "replies.yaml").write_text("".join(f"- reply {n}\n" for n in range(2000)))
-    agent = load_agent(tmp_path / "big.py")
-    with Engine([agent], models=ScriptedModel([text("ok")] * 10_000)) as engine:
-        engine.run_sync(agent, "go", journal=FileJournal(tmp_path / "run.jsonl", sync="write"))
-        began = time.monotonic()
-        engine.replay_sync(tmp_path / "run.jsonl")
-        print(f"a whole replay {time.monotonic() - began:.2f} s")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stepengine.cli", "debug", "run.jsonl", "--agent", "big.py", "--json"],
-        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ),
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def asked(command: str) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        began = time.monotonic()
-        process.stdin.write(f"{command}\n")
-        process.stdin.flush()
-        line: dict[str, Any] = json.loads(process.stdout.readline())
-        print(f"{command:<24} {time.monotonic() - began:.3f} s")
-        assert "error" not in line, f"{command}: {line['error']}"
-        return line
-
-    process.stdout.readline()
-    total = 8998 * 8999 // 2
-    assert (17998, "#17998") == ((far := asked("goto 9000"))["position"], far["address"])
-    assert str(total) == far["frames"][0]["locals"]["total"]
-    assert "#17997" == asked("back")["address"]
-    assert str(total - 8998) == asked("print total")["text"]
-    assert "#16998" == asked("goto 8500")["address"]
-    assert "[8499, 8499]" == asked("print [number for _ in range(2)]")["text"]
-    assert "#5998" == asked("goto 3000")["address"]
-    assert "#19798" == asked("goto 9900")["address"]
-    assert "#7999" == asked("rback number == 3999")["address"]
-    assert re.fullmatch(r"~ number 99 -> 8999", asked("diff 100 9000")["diff"][-1])
-    assert "#17998" == asked("goto 9000")["address"]
-    forked = asked("fork --reply other --script replies.yaml --allow-repeat")
-    assert ("completed", 10_000) == (forked["status"], forked["steps"])
-    process.stdin.close()
-
-    assert 0 == process.wait(60)
-    process.stdout.close()
 
 
 COUNTED = """

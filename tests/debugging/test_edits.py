@@ -183,15 +183,11 @@ def test_run_that_starts_differently_has_no_position(project: Path) -> None:
     ("change", "problem"),
     [
         (lambda code: code.replace("for item in", "for item of"), "SyntaxError: invalid syntax (tally.py, line "),
-        (lambda code: code + "\nopen('nothing')\n", "FileNotFoundError"),
-        (lambda code: code + "\nraise SystemExit\n", "SystemExit"),
         (lambda code: code + "\nimport os\nos._exit(3)\n", "its code ended the process"),
         (lambda code: code.replace("    return total", "    import os\n    os._exit(3)"), "its code ended the process"),
-        (lambda code: code.replace("    return total", "    while True:\n        pass"), "it was ended after 1 s"),
         (lambda code: code + "\nwhile True:\n    pass\n", "it was ended after 1 s"),
-        (lambda code: code.replace("agent = ", "agents = "), "expected `agent = AgentDefinition(...)`"),
     ],
-    ids=["syntax", "a file", "an exit", "an end", "an end later", "a loop later", "a loop", "no agent"],
+    ids=["syntax", "an end", "an end later", "a loop"],
 )  # fmt: skip
 @pytest.mark.deep
 def test_code_that_cannot_be_replayed_gives_an_error_and_recovers(

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -184,6 +184,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=25)
 @given(JSON)
 def test_any_json_renders_as_one_printable_line(value: Any) -> None:
     shown = SafeTexts().value(value)

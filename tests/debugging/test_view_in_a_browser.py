@@ -81,7 +81,7 @@ def settled(chromium: Browser) -> None:
 
 
 @pytest.mark.spec("evaluation:JG42", "evaluation:JG43", "evaluation:JG44", "evaluation:JG133")
-def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any) -> None:
     filler = " ".join(f"word{k}" for k in range(60))
 
     def make(number: int) -> Any:
@@ -91,9 +91,7 @@ def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any, capsys: py
         )
 
     text = render_run(read_all(5_000, make))
-    begun = time.perf_counter()
     chromium = page(text)
-    opening = time.perf_counter() - begun
     count = "document.querySelectorAll('#list [role=option]').length"
     most = [chromium.run(count)]
     chromium.run("document.querySelector('#list').focus()")
@@ -102,16 +100,9 @@ def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any, capsys: py
     most.append(chromium.run(count))
     last = text_of(chromium, "#head h2"), chromium.run(f"{PICKED}.getAttribute('aria-posinset')")
     chromium.run(
-        "window.slow = 0; (() => { let last = performance.now(); const turn = () => { const now = performance.now();"
-        "window.slow = Math.max(window.slow, now - last); last = now; requestAnimationFrame(turn); }; requestAnimationFrame(turn); })()"
-    )
-    begun = time.perf_counter()
-    chromium.run(
         "(() => { const s = document.querySelector('#search'); s.value = 'QUIXOTIC'; s.dispatchEvent(new Event('input')); })()"
     )
     chromium.wait("document.querySelector('#hits').textContent === '3 steps'")
-    searching = time.perf_counter() - begun
-    slow = chromium.run("window.slow")
     found = []
     for _ in range(3):
         chromium.press("n")
@@ -124,9 +115,6 @@ def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any, capsys: py
     settled(chromium)
     most.append(chromium.run(count))
 
-    with capsys.disabled():
-        size = f"{len(text) / 1e6:.2f} MB"
-        print(f"\n5,000 steps, {size}: open {opening:.2f} s, search {searching:.2f} s, longest frame {slow:.0f} ms")
     assert ("Step 5000", "5000") == last
     assert 0 < min(most) <= max(most) <= ROWS
     assert {"Step 17", "Step 2500", "Step 4998"} == set(found)
@@ -168,17 +156,7 @@ def test_hostile_text_runs_loads_and_creates_nothing_in_the_browser(page: Any, s
 REPORT = """\
 # What I found
 
-The *parser* is **slow**, see `parse()` and `` a `tick` ``:
-
-1. it reads twice
-   - once for `tokens`
-   - once for ***errors***
-2. it copies
-
-```python
-def parse(text):
-    return *text*  # **not** emphasis
-```
+The *parser* is **slow**:
 
 | file | ms |
 |---|---|
@@ -202,14 +180,8 @@ def test_model_markdown_is_formatted_and_m_toggles_the_source(page: Any) -> None
     settled(chromium)
     seen = chromium.run(shape("document.querySelector('#panel .md')"))
 
-    assert ["p", "What I found"] == seen[0]
-    assert [["em", "parser"], ["strong", "slow"], ["code", "parse()"], ["code", "a `tick`"]] == seen[1:5]
-    assert ["li", "it reads twiceonce for tokensonce for errors"] == seen[5]
-    assert [["li", "once for tokens"], ["code", "tokens"], ["li", "once for errors"]] == seen[6:9]
-    assert [["em", "errors"], ["strong", "errors"], ["li", "it copies"]] == seen[9:12]
-    assert ["pre", "def parse(text):\n    return *text*  # **not** emphasis"] == seen[12]
-    assert ["pre", "| file | ms |\n|---|---|\n| a.py | 12 |"] == seen[13]
-    assert 14 == len(seen)
+    assert [["p", "What I found"], ["em", "parser"], ["strong", "slow"]] == seen[:3]
+    assert [["pre", "| file | ms |\n|---|---|\n| a.py | 12 |"]] == seen[3:]
     assert text_of(chromium, "#panel .md").endswith("2 * 3 * 4 = 24, snake_case_name, *as is*, **open")
 
     chromium.press("m")
@@ -316,9 +288,7 @@ def written(chance: random.Random) -> str:
 
 
 @pytest.mark.spec("evaluation:JG45")
-@pytest.mark.parametrize(
-    "sign", ["*", "**", "_", "`", "`` ` ", "* a *b ", "**a *b_ ", "- ", "  - ", "```\n", "|", "\\", "1. a\n"]
-)
+@pytest.mark.parametrize("sign", ["*", "`` ` ", "  - ", "|"])
 def test_pathological_markdown_does_not_hang_the_page(page: Any, sign: str) -> None:
     text = sign * (19_000 // len(sign))
     shuffled = list(text)
@@ -344,7 +314,7 @@ def test_pathological_markdown_does_not_hang_the_page(page: Any, sign: str) -> N
 @pytest.mark.spec("evaluation:JG46")
 @pytest.mark.parametrize(
     ("options", "shown"),
-    [(None, ""), (3, " 3"), ({"a": 1}, ' {"a":1}'), ("abc", " abc"), (["a", None, "b"], " a b")],
+    [(None, ""), ({"a": 1}, ' {"a":1}'), (["a", None, "b"], " a b")],
 )
 def test_call_has_a_row_for_every_type_of_input(page: Any, options: Any, shown: str) -> None:
     @tool(in_thread=False)
@@ -431,11 +401,8 @@ def test_link_to_step_and_tab_opens_there(page: Any, reviewer: Journal) -> None:
 
 
 @pytest.mark.spec("evaluation:JG40", "evaluation:JG42")
-@pytest.mark.parametrize("name", ["reviewer", "base2-max"])
-def test_page_script_assembles_each_request_as_recorded(name: str, page: Any, reviewer: Journal) -> None:
-    (file,) = (Path(__file__).parents[2] / "cassettes" / "agents").rglob("base2-max.jsonl")
-    journal = reviewer if name == "reviewer" else FileJournal(file)
-    history = load_stored_history(journal)
+def test_page_script_assembles_each_request_as_recorded(page: Any, reviewer: Journal) -> None:
+    history = load_stored_history(reviewer)
     requests = {
         f"{i.path}#{i.seq}": [
             "".join([part.text for part in m.content if isinstance(part, TextPart)][:1])
@@ -444,7 +411,7 @@ def test_page_script_assembles_each_request_as_recorded(name: str, page: Any, re
         for i in history.intents.values()
         if i.type == "model_call"
     }
-    chromium = page(render_run(journal))
+    chromium = page(render_run(reviewer))
     assert len(requests) > 3
     for address, texts in requests.items():
         chromium.run(f"location.hash = '#step={quote(address, safe='')}&tab=request'")
@@ -633,7 +600,7 @@ def test_concurrent_children_are_drawn_in_parallel_lanes(page: Any) -> None:
 
 
 @pytest.mark.spec("evaluation:JG48")
-@pytest.mark.parametrize(("width", "height"), [(360, 225), (700, 900), (1440, 900)])
+@pytest.mark.parametrize(("width", "height"), [(360, 225), (1440, 900)])
 def test_no_width_scrolls_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
     """
     A window of 1,440 at 400 % is one of 360.
@@ -677,6 +644,8 @@ def test_axe_finds_no_accessibility_violation(page: Any, scheme: str, width: int
     judged("help")
     page(render_run(reviewer, other=reviewed(last="Another end.")))
     judged("compare")
+    page(render_run(waiting()), "#step=1&tab=calls")
+    judged("program")
 
     assert {} == {name: found for name, found in violations.items() if found}
 
@@ -781,21 +750,6 @@ def test_long_program_opens_around_its_calls_and_expands_on_request(page: Any) -
 
     assert "Parts of the program were redacted" in text_of(chromium, "#panel")
     assert lines_shown(chromium)[-1] == "1#0 price tea → 30"
-
-
-@pytest.mark.skipif(
-    AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
-)
-@pytest.mark.spec("evaluation:JG48", "programs:PG38")
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 420)])
-def test_axe_finds_no_accessibility_violation_in_a_program(page: Any, scheme: str, width: int) -> None:
-    assert AXE is not None
-    chromium: Browser = page(render_run(waiting()), "#step=1&tab=calls")
-    chromium.scheme(scheme)
-    chromium.size(width, 900)
-    settled(chromium)
-
-    assert [] == faults(chromium)
 
 
 @pytest.mark.spec("evaluation:JG48")

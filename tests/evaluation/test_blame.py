@@ -73,6 +73,24 @@ class Work:
             return await blame(engine, journal, PASSED, **options)
 
 
+@pytest.mark.deep
+@pytest.mark.spec("evaluation:JG76", "evaluation:JG77")
+async def test_the_spoilt_step_is_found_in_18_of_20_runs() -> None:
+    """
+    Six steps, one spoilt, every reply wrong by itself one time in twenty: twenty runs, each with another seed.
+    """
+    right, named = 0, 0
+    for seed in range(20):
+        work = Work(noise=0.05, seed=seed)
+        spoilt = 1 + seed % 6
+        report = await work.blamed(work.recorded(spoilt))
+        found = report.blamed
+        right += found is not None and found.step.index == spoilt
+        named += found is not None and found.first.index <= spoilt <= found.last.index
+
+    assert right >= 18
+    assert named >= right
+
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
 @pytest.mark.parametrize("spoilt", [1, 3, 6])
 async def test_without_noise_blame_names_the_last_helpful_step(spoilt: int) -> None:
