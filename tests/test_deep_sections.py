@@ -63,54 +63,6 @@ def test_sections_name_files_that_exist_and_known_tools(deep: ModuleType, reques
     assert len({one.name for one in deep.SECTIONS}) == len(deep.SECTIONS)
 
 
-def test_interpreters_are_found_oldest_first_also_free_threaded_ones(
-    deep: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    versions = {
-        "bin/python3": "3.12", "bin/python3.12": "3.12", "bin/python3.13": "3.13", "bin/python3.14": "3.14", "bin/python3.15": "2.7",
-        "pyenv/versions/3.11.9/bin/python": "3.11", "pyenv/versions/3.14.1/bin/python": "3.14",
-        "pyenv/versions/3.14.1t/bin/python": "3.14t", "pyenv/versions/3.15.0t/bin/python": "3.15t",
-    }  # fmt: skip
-    for place, version in versions.items():
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(f"#!/bin/sh\necho {version}\n")
-        (tmp_path / place).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # and no interpreter of this machine
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
-
-    found = deep.find_pythons(str(tmp_path / "bin" / "python3"))
-
-    assert ["3.11", "3.13", "3.14", "3.14t", "3.15t"] == [
-        versions[Path(place).relative_to(tmp_path).as_posix()] for place in found
-    ]
-
-
-def test_each_interpreter_has_an_environment_of_its_own(
-    deep: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made: dict[str, str] = {}
-    tested: list[str] = []
-
-    class Machine(deep.Machine):
-        def environment(self, name: str, *requirements: str, python: str) -> str:
-            made[name] = python
-            return name
-
-        def pytest(self, *arguments: str, environment: str) -> None:
-            tested.append(environment)
-
-    pythons = ["versions/3.12.1/bin/python", "versions/3.13.0/bin/python"]
-    monkeypatch.setattr(deep, "find_pythons", lambda python: pythons)
-    monkeypatch.setattr(deep, "version_of", lambda python: python.split("/")[1])
-    machine = Machine(tmp_path, "python3")
-
-    machine.prepare(deep.chosen_sections(["interpreters"]))
-    deep.run_other_interpreters(machine)
-
-    assert pythons == [*made.values()]
-    assert tested == [*made]
-
-
 @pytest.mark.parametrize(
     ("last", "code", "counts"),
     [

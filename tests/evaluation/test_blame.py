@@ -91,6 +91,7 @@ async def test_the_spoilt_step_is_found_in_18_of_20_runs() -> None:
     assert right >= 18
     assert named >= right
 
+
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
 @pytest.mark.parametrize("spoilt", [1, 3, 6])
 async def test_without_noise_blame_names_the_last_helpful_step(spoilt: int) -> None:
