@@ -2,18 +2,15 @@
 Foreign text (of models, pages, files, servers, journals) meets no expression that can backtrack, and no codec or parser
 without a cap.
 
-`PLACES` is the table of where the package reads such text: what runs, hostile shapes of n characters, and the sites in
-the source that it covers. A site is a file and a scope with a call of `re`, a codec, JSON, HTML, YAML, `shlex` or
-`difflib`; `test_every_parsing_site_is_listed` finds them all in the syntax tree. A new one goes into the table, or into `APART`
-with its reason.
+`PLACES` is the table of where the package reads such text: what runs, hostile shapes of n characters, and the files that
+it covers. Each file with a call of `re`, a codec, JSON, HTML, YAML, `shlex` or `difflib` is in it, or in `APART` with a reason.
 
-    python -m pytest tests/test_foreign_text.py                # every site is known
+    python -m pytest tests/test_foreign_text.py                # every file is known
     python -m pytest tests/test_foreign_text.py -m speed       # 4n characters within a second, growth, cancels
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import base64
 import contextlib
@@ -178,7 +175,7 @@ class Place:
         name: Its name.
         run: Takes what a shape makes.
         shapes: Each takes a number of characters and makes that much hostile text.
-        covers: The sites behind it, `file:scope` below the package or `agents/`; a trailing `*` stands for any scope.
+        covers: The files behind it, below the package or in `agents/`.
         most: How many characters it can meet, where a cap stands before it.
     """
 
@@ -651,29 +648,19 @@ PLACES = (
         (
             *(
                 of("("),
-                of("["),
                 of("a."),
-                of("a+"),
                 of("not "),
                 of("-"),
                 of("\n"),
                 of("q;"),
                 of("'"),
                 of("f'{"),
-                of(" "),
             ),
             *(of("price();"), of("äö;"), of("import x\n"), of("if 1:x\n"), of("try:x\nexcept:x\n"), of("lambda:")),
             *(of("é: int,", "def f(", "): pass"), of("price(),", "def f(): price = (", ")"), of("\t"), of("\\\n")),
             *(of(" async ", " "), of("ff", after="'"), of("except "), of("9"), of("x=x+1\r")),
         ),
-        (
-            *(
-                "sandbox/program_checks.py:find_defined_names",
-                "sandbox/program_checks.py:LINE",
-                "sandbox/program_checks.py:NEWER",
-            ),
-            *("sandbox/program_checks.py:parse_program",),
-        ),
+        ("sandbox/program_checks.py",),
         most=1 << 16,
     ),
     Place(
@@ -684,17 +671,11 @@ PLACES = (
                 of,
                 (
                     "a",
-                    "a.",
                     "a-",
-                    "-",
-                    ".",
                     "a@",
-                    "@",
                     "a@a.",
-                    "a.a@a.",
                     "x://",
                     "x://a",
-                    "://",
                     "a://a.a/",
                     "(",
                     "1",
@@ -705,37 +686,27 @@ PLACES = (
                 of,
                 (
                     "12 ",
-                    "12-",
                     "12 12-",
-                    "1,",
                     "1,111",
-                    "+1 ",
                     "AB12 ",
                     "AB12 1234 ",
-                    "june ",
                     "june 1 ",
                     "1 june ",
-                    "1 of ",
                 ),
             ),
             *map(
                 of,
                 (
                     "<redacted:",
-                    "<",
                     "<a@a.b>",
                     "'",
                     "\u2019",
-                    "a'",
                     "'s ",
                     "\n",
-                    "\r\n",
                     " ",
-                    "\u3000",
                     "é",
                     "\u0130",
                     "%",
-                    "+",
                     "_",
                 ),
             ),
@@ -751,7 +722,7 @@ PLACES = (
                 of("a)", "x://"),
             ),
         ),
-        ("data/provenance.py:*",),
+        ("data/provenance.py",),
     ),
     Place(
         "agent file of a stranger",
@@ -780,10 +751,8 @@ PLACES = (
             ),
         ),
         (
-            "sandbox/source_rewriter.py:YIELD_FROM",
-            "sandbox/source_rewriter.py:_Rewriting.result",
-            "sandbox/source_rewriter.py:_Rewriting._visit",
-            "sandbox/schemas.py:_SchemaReading._parse_quoted",
+            "sandbox/source_rewriter.py",
+            "sandbox/schemas.py",
         ),
         most=1 << 16,
     ),
@@ -791,12 +760,7 @@ PLACES = (
         "tool as a function of a program",
         as_a_function,
         (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
-        (
-            *("sandbox/stubs.py:Stubs.search", "sandbox/stubs.py:Stubs._line"),
-            *("sandbox/stubs.py:_make_identifier", "sandbox/stubs.py:_unparse_body", "sandbox/stubs.py:_default_value"),
-            "sandbox/stubs.py:_to_camel_case",
-            "sandbox/stubs.py:make_stubs",
-        ),
+        ("sandbox/stubs.py",),
         most=1 << 20,
     ),
     # --- what another end of a connection says
@@ -804,21 +768,21 @@ PLACES = (
         "head of a frame",
         framed,
         (ofb("["), ofb('{"a":'), ofb("9", '{"id": ', "}"), ofb('"'), ofb("\\u"), ofb(" ")),
-        ("workspace/connection.py:_parse_head",),
+        ("workspace/connection.py",),
         most=1 << 20,
     ),
     Place(
         "listing of a folder elsewhere",
         far_listing,
         (ofb("["), ofb("[]"), ofb('[["a","d",1,null]]'), ofb("9"), ofb(" "), ofb('[["a","f",1,[1,')),
-        ("workspace/far.py:_read_listing",),
+        ("workspace/far.py",),
         most=1 << 25,
     ),
     Place(
         "what a supervisor elsewhere says of a search",
         EXIT.fullmatch,
         (ofb("9"), ofb("9", "exit "), ofb("pid 9\n"), ofb("9", "pid ")),
-        ("tools/bundled/search/ripgrep.py:EXIT",),
+        ("tools/bundled/search/ripgrep.py",),
         most=1 << 20,
     ),
     # --- what a repository and earlier runs say
@@ -830,9 +794,7 @@ PLACES = (
                 of(unit)
                 for unit in (
                     "[",
-                    "{",
                     "a: ",
-                    "- ",
                     "&a ",
                     "*a ",
                     "? ",
@@ -840,15 +802,12 @@ PLACES = (
                     '"',
                     "'",
                     "a: b\n",
-                    "\t",
-                    "#",
                     "|\n",
-                    "%",
                     "\\",
                 )
             ]
         ),
-        ("workspace/skills.py:_parse_head", "workspace/skills.py:_read_skill"),
+        ("workspace/skills.py",),
         most=16 * 1024,
     ),
     Place(
@@ -861,45 +820,45 @@ PLACES = (
             of('"a": {},', '{"format": "stepengine.agents/1", "agents": {', '"b": {}}}'),
             of('"a",', '{"format": "stepengine.agents/1", "agents": {"a": {}}, "hosts": [', '"b"]}'),
         ),
-        ("engine/packages.py:parse_declaration",),
+        ("engine/packages.py",),
     ),
     Place(
         "publisher of a package",
         PUBLISHER.fullmatch,
         (of("a"), of("a-"), of("-"), of("a", "", "!")),
-        ("engine/packages.py:ID",),
+        ("engine/packages.py",),
     ),
     Place(
         "where a package has its agents",
         VALUE.fullmatch,
         (of("a"), of("a."), of("a:"), of("a", "", "!"), of(".a", "a", "!")),
-        ("engine/packages.py:VALUE",),
+        ("engine/packages.py",),
     ),
     Place(
         "paths and hosts in the files of a package",
         lambda text: (HOMES.search(text.encode()), HOSTS.findall(text)),
         (of("/home/"), of("C:\\Users\\"), of("a", "/home/"), of("http://"), of("a.", "https://"), of("h")),
-        ("testing/package_checks.py:HOMES", "testing/package_checks.py:HOSTS"),
+        ("testing/package_checks.py",),
     ),
     Place(
         "name of a skill",
         NAME.fullmatch,
         (of("a"), of("a-"), of("-"), of("a", "", "!")),
-        ("workspace/skills.py:NAME",),
+        ("workspace/skills.py",),
         most=64,
     ),
     Place(
         "name of a skill that is not there",
         lambda name: find_nearest(name, [f"{name[:40]}{n}" for n in range(200)]),
         (of("a"), of("ab"), of("a-")),
-        ("data/alike.py:find_nearest", "tools/bundled/skill_tool.py:skill_tool.skill"),
+        ("data/alike.py", "tools/bundled/skill_tool.py"),
         most=64,
     ),
     Place(
         "tags in instructions",
         lambda text: TAGS.sub("&lt;", text),
         (of("<"), of("< "), of("</ "), of("<   /   "), of("<env"), of("< /  skills")),
-        ("context/project.py:TAGS",),
+        ("context/project.py",),
     ),
     Place(
         "file of notes",
@@ -911,42 +870,38 @@ PLACES = (
                 for end in ("", "\n")
             ]
         ),
-        (
-            "tools/bundled/memory.py:LINE",
-            "tools/bundled/memory.py:FileMemory._read_lines",
-            "tools/bundled/memory.py:_to_plain_text",
-        ),
+        ("tools/bundled/memory.py",),
         most=1 << 19,
     ),
     Place(
         "words for pastes",
         lambda text: PASTE.sub("", text),
         (of("[paste "), of("1", "[paste "), of("[paste 1: ")),
-        ("cli/screen/prompt.py:PASTE",),
+        ("cli/screen/prompt.py",),
     ),
     Place(
         "highest note",
         HIGHEST.fullmatch,
         (of("<!-- "), of("1", "<!-- highest: m")),
-        ("tools/bundled/memory.py:HIGHEST",),
+        ("tools/bundled/memory.py",),
     ),
     Place(
         "search of tools",
         lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
         (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
-        ("machine/tool_search.py:BETWEEN",),
+        ("machine/tool_search.py",),
     ),
     Place(
         "words of notes",
         _split_words,
         (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")),
-        ("tools/bundled/memory.py:WORD",),
+        ("tools/bundled/memory.py",),
     ),
     Place(
         "status of git",
         partial(_parse_status, top=PACKAGE),
         (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
-        ("workspace/repository.py:_parse_status",),
+        ("workspace/repository.py",),
     ),
     # --- ignore files, globs, paths
     Place(
@@ -958,12 +913,10 @@ PLACES = (
             of("**/a/"),
             of("[a-"),
             of("[[:"),
-            of("?*", "", "b"),
             of("[!b]*", "", "b"),
             of("\\"),
-            of("***/"),
         ),
-        ("workspace/patterns.py:_compile_component", "tools/bundled/search/ignore.py:*"),
+        ("workspace/patterns.py", "tools/bundled/search/ignore.py"),
         most=4_096,
     ),
     Place(
@@ -977,7 +930,7 @@ PLACES = (
         "glob",
         globbed,
         (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*"), of("{[,]"), of("[{]{"), of("[}]")),
-        ("workspace/patterns.py:_compile",),
+        ("workspace/patterns.py",),
         most=512,
     ),
     Place(
@@ -986,11 +939,8 @@ PLACES = (
         (
             of("%25"),
             of("%"),
-            of("25"),
             of("file:"),
-            of("~/"),
             of("\\"),
-            of("\t"),
             of(" "),
             of("[\\"),
             of("[\\]"),
@@ -1003,7 +953,7 @@ PLACES = (
             PathRules(rules, ["tests/**/conftest.py"]).match(text.split("/")) for rules in (SECRETS, PROTECTED)
         ],
         (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
-        ("workspace/path_rules.py:*", "workspace/contained_paths.py:*"),
+        ("workspace/path_rules.py", "workspace/contained_paths.py"),
         most=4_096,
     ),
     Place(
@@ -1011,31 +961,27 @@ PLACES = (
         keys_of_path,
         (
             of("a", "$."),
-            of(".a", "$"),
             of("['", "$"),
             of("\\\\", "$['"),
             of("\\'", "$['"),
             of('["a', "$"),
-            of("[0]", "$"),
             of("\\\\", '$["'),
         ),
-        ("models/google/calls.py:SEGMENT",),
+        ("models/google/calls.py",),
     ),
     Place(
         "reply of a server that is not a message",
         lambda line: (ANSWER.search(line), list(ID.finditer(line))),
         (
             ofb("a"),
-            ofb('"id"'),
             ofb('"id" '),
-            ofb(" ", b'"id"'.decode()),
             ofb('"id":1'),
             ofb('"id":"'),
             ofb('"id":"a", '),
             ofb('"result"'),
             ofb("1", '"id":'),
         ),
-        ("adapters/mcp/stdio.py:ANSWER", "adapters/mcp/stdio.py:ID", "adapters/mcp/stdio.py:Pipe._answered_id"),
+        ("adapters/mcp/stdio.py",),
     ),
     Place(
         "line of an editor",
@@ -1046,16 +992,15 @@ PLACES = (
             ofb('"'),
             ofb("1"),
             ofb('{"method":"', "", '"}'),
-            ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("adapters/acp/stdio.py:read_message",),
+        ("adapters/acp/stdio.py",),
     ),
     Place(
         "text that an editor shows as a block",
         lambda text: _fence("", text),
         (of("`"), of("` "), of("```\n"), of("`a"), of("a", "`", "`")),
-        ("adapters/acp/updates.py:_fence",),
+        ("adapters/acp/updates.py",),
     ),
     # --- pages
     *(
@@ -1066,17 +1011,11 @@ PLACES = (
                 ofb("<!---->"),
                 ofb("<!--"),
                 ofb("-->"),
-                ofb(" "),
                 ofb("<"),
-                ofb("\x1b"),
                 ofb("\u200b"),
                 ofb("<!doctype "),
             ),
-            (
-                "tools/bundled/web/pages.py:MARKUP",
-                "tools/bundled/web/pages.py:UNSEEN",
-                "tools/bundled/web/pages.py:_decode",
-            ),
+            ("tools/bundled/web/pages.py",),
             most=2_000_000,
         )
         for kind in ("", "text/plain", "text/plain; charset=utf-8", "application/json")
@@ -1085,7 +1024,7 @@ PLACES = (
         "content type",
         lambda text: page(f"text/plain;{text}")(b"x"),
         (of("charset"), of("charset="), of("charset "), of("charset=a"), of("charset='"), of(" ", "charset")),
-        ("tools/bundled/web/pages.py:CHARSET",),
+        ("tools/bundled/web/pages.py",),
         most=65_536,
     ),
     *(
@@ -1103,23 +1042,20 @@ PLACES = (
         (
             of("["),
             of("[a]("),
-            of("[a](http://x"),
             of("[a](http://x "),
             of("[a](http://x) "),
-            of("[a](b)"),
             of("[a](<"),
             of("](("),
             of("[a](//]"),
-            of("[a](b): "),
         ),
-        ("tools/bundled/web/search_queries.py:LINK",),
+        ("tools/bundled/web/search_queries.py",),
         most=2_000_000,
     ),
     Place(
         "part of a long page",
         lambda text: _cut_excerpt(text, "topic " * 20, 40_000),
         (of("# \n"), of("#"), of("topic "), of("# topic\n"), of("topic"), of("\n")),
-        ("tools/bundled/web/search_queries.py:HEADING", "tools/bundled/web/search_queries.py:WORD"),
+        ("tools/bundled/web/search_queries.py",),
         most=2_000_000,
     ),
     Place(
@@ -1127,17 +1063,15 @@ PLACES = (
         lambda text: (parse_url(text), resolve_redirect(parse_url("http://x.test/"), text)),
         (
             of("a", "http://"),
-            of("é", "http://"),
             of("\u0300", "http://"),
             of("a.", "http://"),
             of("[", "http://"),
             of(":", "http://"),
             of("%", "http://x/"),
-            of("#", "http://x/"),
             of("../", "http://x/"),
             of("xn--", "http://"),
         ),
-        ("workspace/urls.py:*",),
+        ("workspace/urls.py",),
         most=4_096,
     ),
     # --- output of commands
@@ -1145,7 +1079,7 @@ PLACES = (
         "output",
         captured,
         tuple(ofb(unit) for unit in (*OPENERS, "\x07", "a\n", "\x00")),
-        ("tools/bundled/shell/output.py:*",),
+        ("tools/bundled/shell/output.py",),
     ),
     Place(
         "output that is not text",
@@ -1157,14 +1091,14 @@ PLACES = (
         "command",
         parse_command,
         (of("a "), of("'"), of("''"), of('"a'), of("\\"), of("a'b'"), of("$("), of("A=")),
-        ("workspace/argv.py:*",),
+        ("workspace/argv.py",),
         most=131_072,
     ),
     Place(
         "flags of a search",
         parse_flags,
         (of("-"), of("-i "), of("-g '"), of("a", "-g "), of("\\"), of("-A1 "), of("-ii"), of("[a", "-g ")),
-        ("tools/bundled/search/hits.py:*",),
+        ("tools/bundled/search/hits.py",),
         most=2_000,
     ),
     # --- searches
@@ -1172,7 +1106,7 @@ PLACES = (
         "pattern of a search",
         safe_columns,
         (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
-        ("workspace/patterns.py:*",),
+        ("workspace/patterns.py",),
         most=512,
     ),
     *(
@@ -1180,7 +1114,7 @@ PLACES = (
             f"search for {pattern}",
             fallback(pattern),
             (of("a" * 300 + "\n"), of("x" * 2_000 + "\n"), of("a\n")),
-            ("tools/bundled/search/ripgrep.py:_make_line_test",),
+            ("tools/bundled/search/ripgrep.py",),
             most=1 << 13,  # the time is checked between long lines
         )
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
@@ -1189,7 +1123,7 @@ PLACES = (
         "line of a search",
         _cut_line,
         (of("\udcff"), of("a"), of("é")),
-        ("tools/bundled/search/hits.py:*",),
+        ("tools/bundled/search/hits.py",),
         most=1 << 22,
     ),
     *(
@@ -1202,23 +1136,22 @@ PLACES = (
                 of("a:"),
                 of("(" * 250 + "\n"),
                 of("pub(a" * 50 + "\n"),
-                of("async " * 40 + "\n"),
                 of("a" * 290 + "\n"),
                 of("public " * 40 + "\n"),
                 of("a b" * 95 + "\n"),
                 of("export \n"),
             ),
-            ("tools/bundled/search/symbols.py:top_level_names",),
+            ("tools/bundled/search/symbols.py",),
             most=524_288,
         )
         for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")
     ),
-    Place("words", split_words, HOSTILE_NAMES, ("tools/bundled/search/symbols.py:*",)),
+    Place("words", split_words, HOSTILE_NAMES, ("tools/bundled/search/symbols.py",)),
     Place(
         "description of files",
         lambda text: rank_files(text, {("a.py",): ["aa"]}),
         (*HOSTILE_NAMES, of("abcd ")),
-        ("tools/bundled/search/overview.py:*",),
+        ("tools/bundled/search/overview.py",),
         most=2_000,
     ),
     Place(
@@ -1234,20 +1167,20 @@ PLACES = (
         "text of a file",
         lambda data: (found := decode_text(data)) and found.shown,
         (ofb("é"), lambda n: b"\xff" * n, lambda n: b"\xff\xfe" + b"\xd8" * n, lambda n: b"\xff\xfe\0\0" + b"\1" * n),
-        ("workspace/text.py:FileText.shown", "workspace/text.py:decode_text"),
+        ("workspace/text.py",),
     ),
     Place(
         "window of a file",
         streamed,
         (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n),
-        ("workspace/text.py:_LineWindow._close",),
+        ("workspace/text.py",),
     ),
-    Place("file name", printable_name, (of("\udcff"), of("a")), ("workspace/paths.py:*",)),
+    Place("file name", printable_name, (of("\udcff"), of("a")), ("workspace/paths.py",)),
     Place(
         "replacement",
         lambda text: replace_all(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
         (of("a"), of("ab"), of("\r\n"), of("a\r\n"), of("\n")),
-        ("tools/bundled/files/edits.py:*",),
+        ("tools/bundled/files/edits.py",),
     ),
     Place(
         "replacement of all",
@@ -1267,12 +1200,12 @@ PLACES = (
         most=1 << 20,
     ),
     # --- tools
-    Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py:_decode_if_wanted",), most=1 << 22),
+    Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py",), most=1 << 22),
     Place(
         "input of a typed tool",
         validated,
         BRACKETS,
-        ("tools/arguments.py:FunctionInputs._validate_as_json_text",),
+        ("tools/arguments.py",),
         most=1 << 22,
     ),
     *(
@@ -1289,7 +1222,7 @@ PLACES = (
             f"content of a schema, {encoding or 'as it is'}",
             schema_content(encoding),
             BRACKETS,
-            ("tools/schemas.py:_content_media_type",),
+            ("tools/schemas.py",),
             most=1 << 22,
         )
         for encoding in ("", "base64", "base32")
@@ -1299,15 +1232,13 @@ PLACES = (
         lambda text: JsonSchema("x", {"pattern": text}),
         (
             of("("),
-            of("{"),
             of("a{9}"),
             of("(a{9}){9}"),
             of(r"\w{0,99}"),
             of("[a"),
             of("(" * 99 + "a" + "){99}" * 99),
-            of("|"),
         ),
-        ("tools/schemas.py:_Rules.compile_pattern",),
+        ("tools/schemas.py",),
         most=1 << 17,
     ),
     Place(
@@ -1341,7 +1272,7 @@ PLACES = (
         )
         for words in ("anyOf", "oneOf", "allOf", "anyOf oneOf allOf")
     ),
-    Place("text of a result", replace_surrogates, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
+    Place("text of a result", replace_surrogates, (of("\ud800"), of("a")), ("tools/conversion.py",)),
     # --- models
     Place(
         "events of a stream",
@@ -1350,13 +1281,10 @@ PLACES = (
             ofb("data: x\n"),
             ofb("data: x\n\n"),
             ofb("\r"),
-            ofb("\n"),
             ofb("a"),
-            ofb(":"),
             ofb("event: "),
-            ofb("event: é\n"),
         ),
-        ("models/_sse.py:*",),
+        ("models/_sse.py",),
     ),
     Place(
         "messages of an AWS event stream",
@@ -1368,13 +1296,13 @@ PLACES = (
             ofb("\x00"),
             ofb("a"),
         ),
-        ("models/_aws_events.py:*",),
+        ("models/_aws_events.py",),
     ),
     Place(
         "JSON of a provider",
         read_json,
         JSON_SHAPES,
-        ("models/_json.py:*",),
+        ("models/_json.py",),
     ),
     Place(
         "arguments of a call",
@@ -1396,7 +1324,7 @@ PLACES = (
             *(of(word) for word in ("<codebuff_tool_call>", "<codebuff_tool_call></tool_call>")),
             of('{"a":', "<codebuff_tool_call>"),
         ),
-        ("models/openai_chat/written.py:OPEN",),
+        ("models/openai_chat/written.py",),
     ),
     Place(
         "thoughts that a model wrote",
@@ -1420,33 +1348,33 @@ PLACES = (
         "name of a document",
         make_document_name,
         (of("é"), of("a"), of(" a"), of("."), of("a.")),
-        ("models/bedrock_converse/encode.py:NOT_IN_NAMES",),
+        ("models/bedrock_converse/encode.py",),
     ),
-    Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
-    Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py:can_begin",)),
+    Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
+    Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py",)),
     Place(
         "line ends of a changed text",
         lambda text: keep_line_ends(text, f"x\n{text}"),
         (of("\r"), of("\n"), of("\r\n"), of("\n\r\n"), of("a\nb\r\n")),
-        ("workspace/line_ends.py:END",),
+        ("workspace/line_ends.py",),
     ),
     Place(
         "pattern of a search of several lines",
         lambda text: [_match_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)],
         (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
-        ("tools/bundled/search/ripgrep.py:LINE_END", "tools/bundled/search/ripgrep.py:_escape"),
+        ("tools/bundled/search/ripgrep.py",),
     ),
     Place(
         "data address",
         lambda text: parse_data_url(f"data:{text},{text}"),
         (of("%"), of("%4"), of("%41"), of(";"), of("a;base64"), of("=")),
-        ("data/media_types.py:ESCAPE",),
+        ("data/media_types.py",),
     ),
     Place(
         "type of a medium",
         normalize_media_type,
         (of("image/"), of("audio/l"), of(";"), of("application/pdf"), of(" ")),
-        ("data/media_types.py:PLAIN",),
+        ("data/media_types.py",),
     ),
     Place(
         "error reply",
@@ -1456,27 +1384,27 @@ PLACES = (
             ofb("sk-a", '{"error":{"message":"', '"}}'),
             ofb("a", '{"error":{"code":"', '"}}'),
         ),
-        ("models/_failures.py:*",),
+        ("models/_failures.py",),
         most=1 << 21,
     ),
     Place(
         "key in a message",
         lambda text: printable(text, 2_000),
         (of("sk-"), of("sk-a"), of("key-" * 3 + " "), of("sk"), of("gsk-a-")),
-        ("models/keys.py:CONTROL",),
+        ("models/keys.py",),
     ),
     # --- the machine and the views
     Place(
         "what a judge says",
         judged_by_an_agent,
         tuple([of(unit, '{"score": 1, "a": ', "}") for unit in ("[", '{"a":', "1", "{", "}")]),
-        ("evaluation/criteria.py:_read_verdict",),
+        ("evaluation/criteria.py",),
     ),
     Place(
         "text on a page",
         shown_on_a_page,
         (of("a"), of("a\n"), of("\r\n"), of("\x1b"), of("\u202e\n"), of("a", "", "\x1b"), of("\u0300")),
-        ("debugging/viewer/payload.py:ORDINARY",),
+        ("debugging/viewer/payload.py",),
     ),
     Place(
         "tool calls in text",
@@ -1487,38 +1415,37 @@ PLACES = (
             of("```"),
             of("<tool_call>[</tool_call>"),
             of("<tool_call>{}</tool_call>"),
-            of("<tool_call> "),
             of("</tool_call>", "<tool_call>"),
             of("[", "<tool_call>", "</tool_call>"),
             of('{"a":', "<codebuff_tool_call>"),
             of(" ", "<tool_call>{}"),
         ),
-        ("machine/blocks.py:*",),
+        ("machine/blocks.py",),
     ),
     Place(
         "words of an error that are compared",
         lambda text: _describe_error(StepEngineError(text)),
         (of("/a"), of("/"), of("(a:1"), of(":1", "("), of("1", "(:"), of("<a"), of("0", "at 0x"), of("/a", after="'")),
-        ("journal/encoding.py:LOCATION", "journal/encoding.py:FOLDERS", "journal/encoding.py:MEMORY_ADDRESS"),
+        ("journal/encoding.py",),
     ),
     Place(
         "JSON of an answer",
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
-        ("data/json.py:parse_json_answer",),
+        ("data/json.py",),
     ),
     Place(
         "call in a history of other makers",
         imported_call,
         (*BRACKETS, of('"\\"')),
-        ("data/wire.py:_make_call",),
+        ("data/wire.py",),
         most=1 << 22,
     ),
     Place(
         "id of an agent",
         lambda text: find_matching_id(text, ["a/b@1", "c"]),
         (of("a"), of("a/"), of("@"), of("/"), of("_")),
-        ("data/definition.py:PARTS",),
+        ("data/definition.py",),
     ),
     Place(
         "thoughts in a text",
@@ -1528,12 +1455,10 @@ PLACES = (
                 of(u)
                 for u in (
                     "<think>",
-                    "<thinking>",
                     "</think>",
                     "<think></thinking>",
                     "<",
                     "</think> ",
-                    " </think>a",
                     "\n",
                 )
             ),
@@ -1546,13 +1471,13 @@ PLACES = (
         "what a terminal shows",
         lambda text: visible(text, strict=True),
         (of("\u0300"), of("\ufe00"), of("\x1b"), of("é")),
-        ("data/visible.py:NOT_PLAIN", "data/visible.py:NOT_PLAIN_STRICT", "data/visible.py:SELECTORS"),
+        ("data/visible.py",),
     ),
     Place(
         "message of an error",
         lambda text: (mended(text), StepEngineError(text)),
         (of("\ud800"), of("é")),
-        ("data/json.py:mended", "errors.py:StepEngineError.__init__"),
+        ("data/json.py", "errors.py"),
         most=1 << 22,
     ),
     # --- journals
@@ -1560,7 +1485,7 @@ PLACES = (
         "redaction of known values",
         lambda text: Redactor(KNOWN, shapes=False).json_text(text),
         SECRET_SHAPES,
-        ("redaction.py:*",),
+        ("redaction.py",),
     ),
     Place("redaction of all", lambda text: make_redactor("all", {}).value({"a": text}), SECRET_SHAPES),
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
@@ -1569,28 +1494,28 @@ PLACES = (
         "message of an MCP server",
         served,
         BRACKETS,
-        ("adapters/mcp/stdio.py:Pipe._parse_line", "adapters/mcp/http.py:_parse_message"),
+        ("adapters/mcp/stdio.py", "adapters/mcp/http.py"),
         most=1 << 24,
     ),
     Place(
         "list of an MCP server that no parser takes",
         reread,
         (*BRACKETS, of('\\"'), of('"\\ud800",'), of('"a"[')),
-        ("adapters/mcp/lenient_messages.py:TOKEN", "adapters/mcp/lenient_messages.py:MessageRepair.reread"),
+        ("adapters/mcp/lenient_messages.py",),
         most=1 << 24,
     ),
     Place(
         "last words of an MCP server",
         last_words,
         (of("\x1b[8m"), of("\u0300"), of("\n")),
-        ("adapters/mcp/stdio.py:Pipe.stderr_tail",),
+        ("adapters/mcp/stdio.py",),
         most=1 << 16,
     ),
     Place(
         "result of an MCP server",
         result_text,
         (*BRACKETS, of("a")),
-        ("adapters/mcp/results.py:_parse_json",),
+        ("adapters/mcp/results.py",),
         most=1 << 24,
     ),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
@@ -1598,19 +1523,13 @@ PLACES = (
         "search for secrets",
         scanned,
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
-        ("journal/secret_scan.py:*",),
+        ("journal/secret_scan.py",),
     ),
     Place(
         "line of a journal",
         lambda line: (parse_members(line, "x"), parse_strictly(line, "x")),
         JSON_SHAPES,
-        (
-            "journal/line_reader.py:parse_members",
-            "journal/line_reader.py:_decode_value",
-            "journal/line_reader.py:SURROGATE",
-            "journal/line_reader.py:_DECODER",
-            "journal/line_reader.py:parse_strictly",
-        ),
+        ("journal/line_reader.py",),
     ),
     Place(
         "form of a line",
@@ -1623,12 +1542,8 @@ PLACES = (
             ofb(',"crc":"0'),
         ),
         (
-            "journal/line_reader.py:INTENT_FORM",
-            "journal/line_reader.py:RESULT_FORM",
-            "journal/line_reader.py:BESIDE_FORM",
-            "journal/line_reader.py:parse_record_lazily",
-            "journal/line_reader.py:_decode_interned",
-            "journal/records.py:TAIL_FORM",
+            "journal/line_reader.py",
+            "journal/records.py",
         ),
     ),
     Place(
@@ -1639,7 +1554,7 @@ PLACES = (
             ofb("0", f'{SIGNED},"records":'),
             ofb("{"),
         ),
-        ("journal/signing.py:FORM", "journal/signing.py:JournalSignature.from_line"),
+        ("journal/signing.py",),
     ),
     Place(
         "marks of a journal",
@@ -1647,7 +1562,7 @@ PLACES = (
         (of("a"), of("ab"), of("0123456789")),
         most=1 << 18,
     ),
-    Place("key in a head", KEY.fullmatch, (of("A"), of("=")), ("journal/records.py:KEY",)),
+    Place("key in a head", KEY.fullmatch, (of("A"), of("=")), ("journal/records.py",)),
     Place(
         "journal",
         lambda data: read_lines(data, "x"),
@@ -1668,14 +1583,14 @@ PLACES = (
         "tree of a journal",
         lambda text: clean_tree({"a": text}, portable=True),
         (of("<tmp>"), of("<tmp>/pytest-of-"), of("<tmp>/pytest-of-a/pytest-"), of("<tmp>/pytest-of-a/pytest-1")),
-        ("journal/show.py:PYTEST_FOLDER",),
+        ("journal/show.py",),
         most=1 << 21,
     ),
     Place(
         "address in a journal",
         lambda text: check_address(text, 1),
         (of("1"), of("1."), of("111111111."), of(".")),
-        ("journal/records.py:PATH",),
+        ("journal/records.py",),
     ),
     # --- sessions, policies, settings
     Place(
@@ -1685,20 +1600,20 @@ PLACES = (
             *JSON_SHAPES,
             ofb("a", '{"type":"user_message","content":[{"type":"text","text":"', '"}]}'),
         ),
-        ("sessions/stores.py:_parse_messages",),
+        ("sessions/stores.py",),
     ),
     Place("file of a session", loaded(_read_json), JSON_SHAPES),
     Place(
         "row of a session",
         lambda data: _parse_json(data.decode(), "x"),
         JSON_SHAPES,
-        ("sessions/stores.py:_parse_json",),
+        ("sessions/stores.py",),
     ),
     Place(
         "policy",
         loaded(Policy.load),
         (*JSON_SHAPES, ofb("a", '{"', '":1}'), ofb("rules", '{"', '":1}')),
-        ("permissions/policy.py:*",),
+        ("permissions/policy.py",),
         most=1 << 20,
     ),
     Place(
@@ -1708,15 +1623,12 @@ PLACES = (
             of(unit, before)
             for unit, before in (
                 ("a ", "env "),
-                ("git -a ", "env "),
                 ("-a ", "git "),
                 ("git ", "env git "),
                 ("a/", "cat "),
                 ("../", "cat "),
-                ("a:", "cat "),
                 ("=", "cat "),
                 ("git;", ""),
-                ("a;", ""),
                 ("é", "cat "),
                 ("'a  bc' ", "sh -c a "),
                 ("bwrap ", ""),
@@ -1729,14 +1641,14 @@ PLACES = (
                 ("sh -c '", ""),
             )
         ),
-        ("permissions/commands.py:*", "permissions/script_commands.py:*", "permissions/wrappers.py:*"),
+        ("permissions/commands.py", "permissions/script_commands.py", "permissions/wrappers.py"),
         most=131_072,
     ),
     Place(
         "input before rules",
         asked,
         (of("a"), of("a/"), of("ab"), of(".a", "https://"), of("/", "https://"), of("src/a/"), of("\u0300")),
-        ("permissions/rules.py:*",),
+        ("permissions/rules.py",),
         most=1 << 18,
     ),
     Place(
@@ -1751,53 +1663,41 @@ PLACES = (
                     ("a.", "[", "a]"),
                     ("[",),
                     ("a={",),
-                    ('"',),
                     ("a=1\n",),
-                    ("[a]\n",),
                     ("[[a]]\n",),
                     ("a.b=1\n",),
                     ("9", "a="),
-                    ("1_", "a="),
-                    ("a", "", "=1"),
                     ("key", "", "=1"),
-                    (" ", "a="),
-                    ("#\n",),
                 )
             ),
             lambda n: "".join([f"[permissions.a{i}]\nb = {i}\n" for i in range(n // 25)]).encode(),
         ),
-        (
-            "engine/settings.py:_read_settings_file",
-            "engine/settings.py:_load_settings_file",
-            "engine/settings.py:KEYLIKE",
-        ),
+        ("engine/settings.py",),
         most=1 << 18,
     ),
     Place(
         "variable in settings",
         lambda text: settings_of(Path("/"), {"STEPENGINE_PROVIDERS__X__KEY": text, f"STEPENGINE_{text}__X": "1"}),
         (of("a"), of("{"), of("A_"), of("__"), of("secrets")),
-        ("engine/settings.py:VARIABLE",),
+        ("engine/settings.py",),
         most=131_072,
     ),
     # --- deployments
-    Place("outcome that is typed for a fork", _parse_edit, BRACKETS, ("cli/commands/fork.py:_parse_edit",)),
-    Place(
-        "message that is piped into send", _sent, BRACKETS, ("cli/commands/send.py:parse_json_message",), most=MAX_CHARS
-    ),
+    Place("outcome that is typed for a fork", _parse_edit, BRACKETS, ("cli/commands/fork.py",)),
+    Place("message that is piped into send", _sent, BRACKETS, ("cli/commands/send.py",), most=MAX_CHARS),
     Place(
         "row of a deployment",
         lambda text: _parse_recorded_json(text, "x"),
         BRACKETS,
-        ("durable/operate.py:_parse_recorded_json",),
+        ("durable/operate.py",),
         most=1 << 24,
     ),
-    Place("message to a run", parse_message_form, BRACKETS, ("durable/messages.py:parse_message_form",), most=1 << 24),
+    Place("message to a run", parse_message_form, BRACKETS, ("durable/messages.py",), most=1 << 24),
     Place(
         "names of steps in an error of the database",
         lambda text: [*NAMES_OF_STEPS.finditer(text)],
         (of("a"), of("tool:"), of("a:0"), of("tool:" + "0" * 31), of("DBOS."), of("A", "DBOS."), of("recorde")),
-        ("durable/steps.py:NAMES",),
+        ("durable/steps.py",),
     ),
     # --- bundled agents
     *(
@@ -1805,24 +1705,19 @@ PLACES = (
             f"edited file {suffix}",
             parses(suffix),
             tuple(of(*parts) for parts in units),
-            ("agents/editor.py:parse_problem",),
+            ("agents/editor.py",),
             most=1 << 21,
         )
         for suffix, units in {
             "py": (
                 ("(",),
                 ("-",),
-                ("not ",),
                 ("lambda:",),
-                ("a\n",),
                 ("x;",),
-                ("(a)=",),
                 ('f"{',),
                 ("()", "", "!"),
                 ("if a:\n ",),
-                ("with (",),
                 ("a if a else ",),
-                ("9",),
                 ("\\\n",),
                 ("@a\n",),
             ),
@@ -1843,7 +1738,7 @@ PLACES = (
         "listing of files",
         listed,
         (of("1"), of("1."), of("- "), of("1 "), of("a\n"), of("../"), of("1. a\n"), of("`"), of("-", "", "a")),
-        ("agents/file_picker.py:BULLET",),
+        ("agents/file_picker.py",),
     ),
     Place("comparison of journals", differing, (of("a"), of("ab"), of("abcdefghijklmnop")), most=1 << 17),
     # --- recordings
@@ -1852,25 +1747,21 @@ PLACES = (
         lambda data: parse_cassette(data, "x"),
         (
             ofb("["),
-            ofb("{"),
-            ofb("- "),
             ofb("&a "),
             ofb("a: &a\n- *a\n"),
             ofb("a: "),
-            ofb("'"),
             ofb("? "),
             ofb("!"),
-            ofb("|\n "),
             ofb('"\\u'),
         ),
-        ("testing/cassette_files.py:*",),
+        ("testing/cassette_files.py",),
         most=1 << 20,
     ),
     Place(
         "stream of a cassette",
         cleaned_stream,
         (of("data: {\n"), of('data: {"a":"sk-"}\n\n'), of("\r"), of("data:"), of("data: [[[\n")),
-        ("testing/traffic_redaction.py:*",),
+        ("testing/traffic_redaction.py",),
         most=1 << 16,
     ),
     Place(
@@ -1878,7 +1769,6 @@ PLACES = (
         request_of_a_cassette,
         (
             of("["),
-            of("{"),
             of("data:image/a;a"),
             of("data:a;base64,"),
             of('},{"role":"user","content":"a"'),
@@ -1888,7 +1778,7 @@ PLACES = (
             of('},{"type":"function_call","call_id":"a","name":"a","arguments":"{}"'),
             of('},{"type":"function_call_output","call_id":"b","output":"a"'),
         ),
-        ("testing/cassette_requests.py:*",),
+        ("testing/cassette_requests.py",),
         most=1 << 20,
     ),
     Place(
@@ -1903,27 +1793,24 @@ PLACES = (
         "events of a cassette",
         EVENT.findall,
         (ofb("\n"), ofb("\r"), ofb("a"), ofb("\r\n"), ofb("a\n")),
-        ("testing/httpx_exchanges.py:EVENT",),
+        ("testing/httpx_exchanges.py",),
     ),
     Place(
         "end of a recorded stream",
         lambda text: stream_is_complete(text, read_to_end=True),
         (
             of("data: {\n"),
-            of("data: {}\n\n"),
             of("\r"),
-            of("\n"),
-            of("data:"),
             of("data: [[["),
             of('data: {"candidates":[{}]}\n\n'),
         ),
-        ("testing/stream_ends.py:*",),
+        ("testing/stream_ends.py",),
     ),
     Place(
         "JSON of a recorded reply",
         indent_json,
         (*BRACKETS, of('{"a":1},', "[", "{}]"), of("\n", "{}"), of("\u0085", '"', '"')),
-        ("testing/cassette_bodies.py:*",),
+        ("testing/cassette_bodies.py",),
     ),
     Place(
         "compressed body of a recorded reply",
@@ -1934,13 +1821,13 @@ PLACES = (
         "placeholder of a cassette",
         MARK.findall,
         (of("<redacted:"), of("<redacted:a~"), of("a"), of("~0")),
-        ("testing/cassette_matching.py:MARK",),
+        ("testing/cassette_matching.py",),
     ),
     Place(
         "placeholder of a cassette for what always counts",
         COUNTED_MARK.findall,
         (of("<redacted:"), of("<redacted:a="), of("a"), of("=0", "<redacted:")),
-        ("testing/cassette_matching.py:COUNTED_MARK",),
+        ("testing/cassette_matching.py",),
     ),
     Place(
         "what is nearly JSON, in a cassette",
@@ -1948,7 +1835,6 @@ PLACES = (
         (
             of('"password":'),
             of('"'),
-            of("\\"),
             of('\\"'),
             of('"a\\'),
             of("["),
@@ -1956,67 +1842,60 @@ PLACES = (
             of("?"),
             of("?a"),
             of("&a=b"),
-            of("%"),
             of("1"),
         ),
-        ("redaction.py:*", "testing/traffic_redaction.py:*"),
+        ("redaction.py", "testing/traffic_redaction.py"),
         most=1 << 18,
     ),
     Place(
         "error of a test that replays",
         CREDENTIAL.search,
         (of("api"), of("api_"), of("credential"), of("_API_KE"), of(" ")),
-        ("pytest_plugin/messages.py:CREDENTIAL",),
+        ("pytest_plugin/messages.py",),
     ),
     Place(
         "boundary of a multipart message",
         lambda text: find_boundary(f"multipart/form-data; {text}"),
         (of("boundary="), of("a", "boundary="), of(" ", "boundary="), of("b")),
-        ("testing/cassette_matching.py:find_boundary",),
+        ("testing/cassette_matching.py",),
     ),
     Place(
         "multipart body of a cassette",
         lambda data: Cleaner(KNOWN).body(data, "multipart/form-data; boundary=b"),
         (
             ofb("--b\r\n"),
-            ofb("\r\n--b"),
             ofb('--b\r\nContent-Disposition: form-data; name="token"\r\n\r\nx\r\n'),
-            ofb("\r"),
             ofb("\r\n"),
             ofb(";name=", "--b\r\n", "\r\n\r\nx"),
             ofb("a-", "--b\r\n;name=", "\r\n\r\nx"),
             ofb("content-type: ", "--b\r\n", "\r\n\r\nx"),
         ),
-        ("testing/traffic_redaction.py:*",),
+        ("testing/traffic_redaction.py",),
     ),
     Place(
         "names of members",
         may_name_secret_member,
         (of("token"), of("token1"), of("key_-."), of("\\", '"key'), of("passw"), of('"'), of("\u0130")),
-        ("data/secret_names.py:NAME_END",),
+        ("data/secret_names.py",),
     ),
     Place(
         "name of a secret",
         lambda text: (is_secret_name(text, "member"), is_secret_name(text, "variable")),
         (of("a"), of("a_"), of("aA"), of("AAa"), of("1"), of("[]"), of("\u0130")),
-        ("data/secret_names.py:*",),
+        ("data/secret_names.py",),
     ),
     Place(
         "body of a cassette",
         lambda data: Cleaner(KNOWN).body(data, "text/plain"),
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
-        ("testing/traffic_redaction.py:*",),
+        ("testing/traffic_redaction.py",),
     ),
     # --- what another server of runs says
     Place(
         "answer and event of another server",
         remote_said,
         (*JSON_SHAPES, ofb('{"type":"'), ofb('"a":1,', '{"type":"a",', '"b":1}'), ofb('{"run_id":"', "a", '"}')),
-        (
-            "adapters/external/remote.py:RUN_ID",
-            "adapters/external/remote.py:_ServerClient._parse_answer",
-            "adapters/external/remote.py:_ServerClient._parse_event",
-        ),
+        ("adapters/external/remote.py",),
         most=1 << 20,
     ),
     # --- what clients of a server of runs send
@@ -2024,7 +1903,7 @@ PLACES = (
         "body of a request",
         lambda data: validate_as(StartRun, parse_strict_json(data)),
         (*JSON_SHAPES, ofb('{"agent":"'), ofb('"a":1,', '{"agent":"a",', '"b":1}'), ofb('{"params":{"a":')),
-        ("server/bodies.py:parse_strict_json",),
+        ("server/bodies.py",),
         most=1 << 20,
     ),
     Place(
@@ -2043,13 +1922,13 @@ PLACES = (
         "file of tokens",
         lambda data: _parse_entries(data, Path("tokens.json")),
         (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
-        ("server/access.py:_parse_entries",),
+        ("server/access.py",),
     ),
     Place(
         "file of webhooks",
         lambda data: Webhooks.read(data, "webhooks.json"),
         (*JSON_SHAPES, ofb('{"topics":{"go":{"run":"'), ofb("/a", '{"topics":{"go":{"run":"', '"}}}')),
-        ("server/webhooks.py:Webhooks.read",),
+        ("server/webhooks.py",),
     ),
     Place(
         "signature of an event",
@@ -2058,28 +1937,25 @@ PLACES = (
             of("t=1,"),
             of("v1=a,"),
             of(",", "t=1"),
-            of("="),
             of("9", "t=1,v1="),
             of("v1,a "),
-            of(" "),
-            of("v1,"),
             of("whsec_"),
         ),
-        ("server/webhooks.py:_compute_standard_signature",),
+        ("server/webhooks.py",),
         most=1 << 16,
     ),
     Place(
         "event of another service",
         as_an_event,
         (*JSON_SHAPES, ofb('{"id":"'), ofb("[", '{"id":'), ofb("1,", '{"id":[', "1]}"), ofb('{"a":{"b":')),
-        ("server/webhooks.py:_parse_event",),
+        ("server/webhooks.py",),
         most=1 << 20,
     ),
     Place(
         "report of an evaluation",
         parsed_report,
         (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
-        ("server/reports.py:_parse_report",),
+        ("server/reports.py",),
         most=64 << 20,
     ),
     Place(
@@ -2089,314 +1965,60 @@ PLACES = (
             of("a"),
             of("["),
             of(":"),
-            of("[::"),
             of("a.", "[", "]"),
             of(";"),
             of("stepengine=a;"),
-            of(" "),
             of("9", "a:"),
         ),
-        (
-            "server/access.py:HOST",
-            "server/access.py:ORIGIN",
-            "server/access.py:_RequestFacts.header",
-            "server/access.py:_RequestFacts.bearer",
-            "server/access.py:_RequestFacts.query",
-        ),
+        ("server/access.py",),
         most=1 << 16,
     ),
 )
 
-APART: dict[str, str] = {
-    "tools/bundled/search/tools.py:NEGATED": "two characters and the one behind them, without repetition",
-    "tools/bundled/search/tools.py:OTHER_SYNTAX": "a pattern of at most 512 characters, since GlobPattern refuses longer ones before",
-    "workspace/guard.py:_PatternExpander.expand": "one name of a path, whose length has a bound; fnmatch makes expressions that do not go back",
-    "testing/conformance/journals.py:_check_killed": "what a program of ours said; bytes are decoded with replacement",
-    "testing/conformance/providers.py:_require_call_pieces": "the arguments that a provider under test sends in its own test",
-    "cli/commands/undo.py:_confirm_changes": "the content of a file of at most 16 MiB; the error of decoding it is caught",
-    "data/origins.py:clean_origin": "one class of characters; a path that leaves_of made of a value that JSON caps",
-    "data/definition.py:MODULES": "the text of an annotation that an author wrote",
-    "data/schemas.py:ESCAPED_BYTE": "three characters, nothing repeats",
-    "data/schemas.py:_decode_percents": "bytes are decoded with replacement",
-    "data/spellings.py:RUNS": "a secret value of this process; each alternative takes what it starts with",
-    "data/spellings.py:FIXED_RUN": "a secret value of this process; one class, nothing repeats",
-    "data/spellings.py:Spelling.unfinished": "an expression made of a secret value; it has a bound for each sign",
-    "data/spellings.py:spellings_of": "base64 that was just made",
-    "engine/packages.py:TOOL": "one class of characters with a bound",
-    "engine/packages.py:CATEGORY": "one class of characters with a bound",
-    "engine/packages.py:HOST": "a class of characters, then at most five digits; nothing repeats inside a repetition",
-    "engine/handler_sources.py:_parse_file": "the source of agents and tools of this process, which its interpreter has parsed already",
-    "data/quantities.py:AGE": "digits with a bound, then one letter",
-    "data/quantities.py:SIZE": "digits with a bound, then one of four words",
-    "adapters/external/remote.py:EVENT_ID": "one class of characters with a bound",
-    "engine/catalog.py:NOTES": "instructions that an author wrote and the engine completed",
-    "journal/line_reader.py:_is_other_text": "the error of decoding is caught; the text is only compared",
-    "machine/author.py:UNKNOWN_KEYWORD": "the error of a call that an author wrote",
-    "server/problems.py:DAMAGED_RECORD": "an error of ours; nine digits at most",
-    "cli/evaluation.py:RESULTS_FILE": "a fixed start of a file; each class takes what the text after it is not",
-    "evaluation/reply_book.py:REPLIES_FILE": "a fixed start of a file; each class takes what the text after it is not",
-    "journal/line_macs.py:_Signatures.add_covered": "the head of a journal of this user: its line has a valid keyed digest",
-    "journal/files.py:JOURNAL_FILE": "a fixed text at the start of a file",
-    "journal/mailbox.py:MAILBOX_FILE": "a fixed text at the start of a file",
-    "journal/line_macs.py:TAIL_FORM": "fixed lengths at the end of a line, of which no more is searched",
-    "journal/provenance.py:NOTES_FILE": "64 characters of one class at the start of a file",
-    "runtime/logs.py:EVENTS_FILE": "a fixed start of a file; each class takes what the text after it is not",
-    "sessions/stores.py:CACHE_FILE": "a fixed text at the start of a file",
-    "sessions/stores.py:OWN_FILES": "a fixed start of a file; each class takes what the text after it is not",
-    "workspace/file_formats.py:LINE_END": "fixed text and eight characters of one class",
-    "workspace/guarded_database.py:PLAIN_SCHEMA": "a fixed text at the start of a line",
-    "data/json.py:JSON_STRING": "each part starts with another character; tests/journal/test_deep_journals.py measures it on hostile lines",
-    "workspace/containers.py:Container._ensure_running": "what the program of containers said in a form that we wrote",
-    "workspace/containers.py:Container._raise_lost": "what the program of containers said last, for a message",
-    "server/access.py:Guard._log_in": "the body of a request, at most 1 MiB; whatever it is, it is no code of a link",
-    "cli/running_studios.py:_read_announcements": "what a studio of this user has written, into a folder that nobody else can write",
-    "server/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
-    "durable/register.py:_parse_row": "what a server of ours has written",
-    "server/ledger.py:_run_row_from_columns": "what a server of ours has written",
-    "server/ledger.py:make_resume_act.take": "what a server of ours has written",
-    "server/stored_states.py:_read_texts": "records of a journal that a server of ours has written",
-    "server/stored_states.py:decode_state": "what a server of ours has written",
-    "server/problems.py:WORD": "the name of a class of ours",
-    "server/processes.py:JsonChildProcess.lines": "what a process of ours says, in lines of a stream with a limit",
-    "debugging/desk.py:make_line_reader.come": "what the server that began the process writes into its pipe",
-    "debugging/edits.py:Walker._asked": "what the process that walks a run says, of at most 4 MiB",
-    "debugging/edits.py:_WalkerProcess.serve": "what the process that began it asks",
-    "debugging/jobs.py:_run_job": "JSON that was just made",
-    "evaluation/origins.py:_find_line": "an agent's own file, which was loaded as code before, of at most MAX_SOURCE bytes",
-    "server/bodies.py:encode_cursor": "JSON and base64 that were just made",
-    "server/bodies.py:parse_cursor": "at most 2,000 characters of a parameter",
-    "cli/perform.py:_print_waits": "a command that this program made",
-    "sandbox/untrusted_handlers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
-    "sandbox/untrusted_handlers.py:_key": "at most 1,000 characters of an error; literals alone are read",
-    "sandbox/program_checks.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
-    "sandbox/program_checks.py:_run_checker": "what a worker of ours says of a program of at most 64 KiB",
-    "cli/journals.py:parse_result_answer": "what a person typed",
-    "cli/commands/improve.py:_PlannedSearch._digest_inputs": "a file of the author's that was just loaded as code; UTF-8",
-    "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
-    "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
-    "tools/bundled/names.py:BundledTool.documentation": "docstrings of this package",
-    "tools/bundled/reference.py:_find_example": "docstrings of this package",
-    "tools/bundled/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
-    "tools/bundled/memory.py:SCOPE": "a name of a fixed length, made by this package",
-    "tools/bundled/note_tools.py:_make_remember_tool.remember": "the id of a run, one run of characters",
-    "tools/bundled/note_tools.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
-    "workspace/repository.py:_Instructions._read_file": "at most 32 KiB, in UTF-8",
-    "models/_limits.py:fill_model_limits": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_reply.py:FIGURE": "at most 40 characters of a price; each repeat has one character class and ends at another",
-    "models/_thinking_levels.py:_find_words": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_thinking_levels.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_thinking_levels.py:MORE_THAN_HIGH": "the name of a model, which its author gave; nothing in it repeats",
-    "models/_thinking_levels.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_thinking_levels.py:LATEST": "the name of a model, which its author gave; each repeat has one character class",
-    "models/anthropic/families.py:find_family": "the name of a model, which its author gave; each pattern ends at its first other character",
-    "models/openai_chat/request.py:supports_strict": "the name of a model, which its author gave",
-    "models/_settings.py:CACHES_LONGER": "the name of a model, which its author gave",
-    "models/anthropic/request.py:FAST": "the name of a model, which its author gave",
-    "models/_programs.py:OPENAI": "the name of a model, which its author gave",
-    "models/_programs.py:RUNS_NEWER_CODE": "the name of a model, which its author gave",
-    "models/anthropic/request.py:UNPROMISING": "the name of a model, which its author gave",
-    "models/google/request.py:VALIDATING": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:MARKED": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:SEARCHES": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:WITHOUT_STOPS": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:_encode_cache": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:_make_cache_mark": "the name of a model, which its author gave",
-    "cli/app.py:MARKUP": "help texts of this package",
-    "cli/debug_navigation.py:DebugNavigation._search_in_child_process": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/debug_forks.py:fork_run": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/debug_forks.py:_parse_edit": "what a person typed, or a file that the person named; too deep is text",
-    "cli/debug_forks.py:_parse_fork": "what a person typed",
-    "cli/commands/debug.py:_read_pipe_line": "a line that the person's own script wrote, in UTF-8",
-    "testing/installation_checks.py:EXTRA": "what this package says that it needs",
-    "testing/installation_checks.py:PLACEHOLDER": "at most 100 characters of a key",
-    "testing/installation_checks.py:REQUIREMENT": "what this package says that it needs",
-    "cli/commands/impact.py:SPECIAL": "one character at a time",
-    "cli/commands/impact.py:_format_code_span": "one run of characters, in at most 300 of them",
-    "engine/projects.py:ODD": "the name of the folder that the user typed; one run of characters",
-    "adapters/mcp/owned_sessions.py:_find_session": "a header of a request, which latin-1 decodes whatever it is",
-    "durable/database.py:parse_database_url": "a file of at most 64 KiB that the user names; the error of decoding it is caught",
-    "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
-    "durable/sessions.py:Sessions._make_delivery_action": "JSON that this package wrote down beside the run",
-    "durable/wire.py:to_portable_json": "JSON that was just made",
-    "evaluation/checks.py:PLACE": "what a person typed; each part ends at the first other character",
-    "cli/commands/evaluate.py:_read_results": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
-    "evaluation/criteria.py:read_text": "at most 4 MiB, in UTF-8",
-    "evaluation/criteria.py:matches": "pydantic's engine, which cannot backtrack; the first site only joins the words of its message",
-    "evaluation/criteria.py:_run_command": "at most 1,600 bytes, in UTF-8",
-    "evaluation/case_runs.py:NAME": "a name that an author gave; one class of characters",
-    "evaluation/case_runs.py:ADDRESS": "what Python writes of an object; at most 16 digits",
-    "evaluation/case_runs.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
-    "evaluation/checks.py:load_data": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
-    "evaluation/report_pages.py:_render_page": "base64 that was just made",
-    "evaluation/alterations.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
-    "evaluation/alterations.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
-    "evaluation/alterations.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
-    "evaluation/alterations.py:_AgentSource.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
-    "evaluation/alterations.py:_AgentSource._part_of_scalar": "syntax of a file that was just loaded as code",
-    "evaluation/alterations.py:_AgentSource._make_part": "syntax of a file that was just loaded as code",
-    "evaluation/alterations.py:_evaluate_literal": "one literal that was just written, of at most 20,000 characters",
-    "evaluation/reply_book.py:ReplyBook._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
-    "evaluation/reply_book.py:ReplyBook._add_entry": "one line of that file",
-    "evaluation/scoring.py:SIGN": "at most 300 characters of the user's own command line",
-    "evaluation/scoring.py:_check_name": "at most 300 characters of the user's own command line",
-    "models/_reply.py:make_media_part": "base64 that was just made",
-    "models/anthropic/encode.py:_encode_source": "UTF-8 of a document that the caller gives",
-    "debugging/debugger.py:Debugger.locals_of": "JSON that a process of this one just made, at most 64 KiB",
-    "debugging/debugger.py:ForkedWalk._read": "JSON that a process of this one wrote into their shared memory",
-    "debugging/debugger.py:LINE": "what a person typed; its first part ends at the next colon",
-    "debugging/debugger.py:call_in_fork": "at most 64 KiB of UTF-8 that a process of this one wrote",
-    "debugging/debugger.py:is_harmless": "an expression that a person typed, and that is run as code next",
-    "evaluation/impact.py:GATE": "at most 100 characters of the user's own command line",
-    "evaluation/pinned_tests.py:NAME": "at most 80 characters",
-    "evaluation/pinned_tests.py:pin_name": "at most 80 characters, one run at a time",
-    "evaluation/prices.py:FAMILY": "at most 100 characters of a model's name",
-    "debugging/viewer/page.py:PLACE": "the page of this package, not what goes into it",
-    "debugging/viewer/page.py:_csp_hash": "base64 that was just made",
-    "debugging/viewer/page.py:render_page": "base64 that was just made",
-    "debugging/viewer/payload.py:PageTexts._media_to_json": "base64 that was just made",
-    "adapters/acp/prompts.py:encode_media": "bytes of a capped size that were just decoded",
-    "adapters/acp/prompts.py:_load_media_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
-    "adapters/acp/servers.py:_make_server_name": "at most 28 characters",
-    "adapters/acp/updates.py:_shown_result": "bytes of a capped size",
-    "engine/packages.py:_ascii_host": "a host of at most 300 characters",
-    "adapters/acp/workplace.py:BorrowedFiles.content": "UTF-8 of at most 4 MiB of a file of the workspace",
-    "adapters/acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
-    "adapters/acp/program.py:AgentProgram._wait_until_started": "at most 64 bytes that a process of this one wrote",
-    "adapters/acp/program.py:AgentProgram._end_with_program": "at most 64 bytes that a process of this one wrote",
-    "adapters/acp/program.py:AgentProgram.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
-    "adapters/acp/program.py:AgentProgram.describe_end": "the last 8,192 bytes of what a program printed, decoded for a message",
-    "adapters/acp/kept.py:ID": "a name of a fixed length",
-    "adapters/acp/kept.py:_read_json": "JSON of a capped size, in a folder that was made for its owner alone",
-    "adapters/mcp/names.py:ODD": "one character at a time",
-    "adapters/mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
-    "cli/screen/console.py:TypedLines._pop_line": "what a person typed, in UTF-8",
-    "cli/commands/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
-    "cli/journals.py:ADVISED": "advice that this package wrote",
-    "cli/journals.py:PLAIN_ID": "one run of characters",
-    "cli/commands/fork.py:_choose_fork_journal": "the user's own command line",
-    "models/known_models.py:USER": "an address that the user configured; each part ends at the next slash",
-    "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
-    "cli/screen/prompt.py:_read_file": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
-    "cli/screen/prompt.py:PromptHistory.load": "JSON of capped lines, in a state folder that only its owner may write in",
-    "cli/screen/prompt.py:run_shell_command": "at most 1 MiB that the person's own command printed, in UTF-8",
-    "journal/recorded_runs.py:STEM": "a name of a fixed length",
-    "cli/code_trust.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
-    "engine/trust.py:_read_json_object": "at most 1 MiB of JSON, in a state folder that only its owner may write in",
-    "engine/packages.py:_editable_folder": "what the installer wrote of where it installed a package from, at most 256 KiB",
-    "testing/package_checks.py:_build_wheel": "the pyproject.toml of whoever types the command",
-    "testing/package_checks.py:_probe_package": "what our own process prints of a package that the user checks",
-    "testing/package_checks.py:_write_declaration": "at most 4 MiB of a file of the user's own project",
-    "testing/package_checks.py:_find_leaked_data": "a name of a file, escaped for what it shows",
-    "testing/package_checks.py:_find_undeclared_hosts": "at most 4 MiB of a file, decoded as UTF-8",
-    "cli/state_folder.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
-    "journal/recorded_runs.py:read_companion": "JSON of a capped size, in a state folder that only its owner may write in",
-    "cli/options.py:read_value_file": "a file of at most 64 MiB that the user names; the error of decoding it is caught",
-    "cli/options.py:read_params": "the user's own command line",
-    "data/object_codec.py:_decode_single_member": "`decode_text` of a codec of ours",
-    "data/object_codec.py:ObjectCodec._decode_members": "`decode_text` of a codec of ours",
-    "data/object_codec.py:_bytes_to_text": "base64 that was just made",
-    "data/object_codec.py:_json_to_seconds": "`decode_text` of a codec of ours",
-    "data/object_codec.py:_mapping_codec.each": "`decode_text` of a codec of ours",
-    "data/placeholders.py:PLACEHOLDER": "prompts that an author wrote; one run of characters",
-    "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
-    "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
-    "data/state.py:OWN_CALL_ID": "at most ten characters",
-    "data/typed_values.py:model_from_json": "JSON that was just made, by pydantic",
-    "data/typed_values.py:model_to_json": "JSON that was just made, by pydantic",
-    "data/wire.py:_write_source": "base64 that was just made",
-    "workspace/installation.py:find_install_source": "what the installer wrote of this package",
-    "engine/beside.py:WORD": "the source of an agent file, which is run next; one run of characters",
-    "engine/beside.py:_AgentFileLoader.get_code": "the source of an agent file, which is run next; its parts are only named",
-    "engine/session_turns.py:EmbeddedJournals.stored": "UTF-8 of a journal that was just made",
-    "helpers/calls.py:call": "`decode_text` of a tool",
-    "journal/recorded_part.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
-    "journal/signing.py:SigningKey.__init__": "bytes of a key, which are encoded",
-    "journal/signing.py:SigningKey.signature": "a signature, which is encoded",
-    "journal/signing.py:_register_secret": "at most 16 KiB of a file that the user named",
-    "journal/signing.py:key_fingerprint": "68 letters, each one of a class",
-    "journal/verification.py:read_public_keys": "at most 16 KiB of a file that the user named",
-    "journal/places.py:_find_lock_owner": "the kernel's list of locks",
-    "journal/mend.py:_parse_edited_line": "UTF-8 of a line that was read already",
-    "journal/encoding.py:remove_secret_content": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
-    "journal/sqlite.py:RUN_ID": "at most 64 characters",
-    "models/_byte_reader.py:HttpExchange.json": "at most 200 bytes",
-    "models/_wire.py:encode_base64": "base64 that was just made",
-    "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
-    "models/anthropic/request.py:BOUND": "a model's name, given by the author",
-    "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
-    "models/bedrock_converse/encode.py:PLACED": "a beginning that only this package writes, and one run of characters behind it",
-    "models/bedrock_converse/encode.py:_ConverseJoiner._unique_name": "a name of at most 150 characters that was just cleaned",
-    "models/bedrock_converse/families.py:NAME": "a model's name, given by the author",
-    "models/bedrock_converse/families.py:find_family": "a model's name, given by the author",
-    "models/bedrock_converse/stream.py:_join_base64": "base64, read once behind the end of its block",
-    "models/google/interactions/decode.py:_decode_citation": "UTF-8 of at most 4,000 bytes",
-    "models/google/encode.py:GENERATION": "a model's name, given by the author",
-    "models/google/encode.py:LATEST": "a model's name, given by the author",
-    "models/openai/encode.py:_encode_call": "UTF-8 that was just made",
-    "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
-    "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
-    "models/openai_chat/encode.py:_is_tagged": "patterns of a preset for a model's name",
-    "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
-    "models/openai_chat/encode.py:_encode_call": "UTF-8 that was just made",
-    "models/pricing.py:nearest_names": "a model's name, given by the author",
-    "testing/processes/broker.py:_Handler.handle": "a line that this package just wrote in a process of the user's program",
-    "testing/processes/channel.py:ask_broker": "a line that this package just wrote in the user's command",
-    "testing/processes/child_commands.py:PYTHON": "the name of a program that the user's program starts",
-    "testing/processes/child_commands.py:_command_words": "a command of the user's program",
-    "testing/processes/forms.py:request_to_json": "base64 that was just made",
-    "testing/processes/forms.py:response_to_json": "base64 that was just made",
-    "testing/processes/frozen_values.py:TEMPORARY": "a command of the program that the user records",
-    "workspace/network.py:_audit": "a host that a test of the user's asks for",
-    "pytest_plugin/places.py:UNFIT": "names of the user's tests",
-    "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",
-    "testing/simulation.py:TOOL_NAME": "at most 64 characters",
-    "testing/snapshots.py:RequestSnapshot.to_value": "a request of the user's tests",
-    "testing/snapshots.py:UNSEEN": "one character",
-    "testing/cassette_matching.py:UNRESERVED": "three characters",
-    "testing/cassette_matching.py:Matcher.read": "UTF-8 of a request of the user's tests",
-    "testing/cassette_matching.py:Matcher._body_key": "UTF-8 of a request of the user's tests",
-    "testing/cassette_matching.py:_header_value": "a header of a request of the user's tests",
-    "testing/cassette_matching.py:_remove_marks_in_bytes": "UTF-8 of a request of the user's tests",
-    "testing/cassette_matching.py:json_body": "a request of the user's tests",
-    "testing/recorded_errors.py:_argument_to_json": "Latin-1, which all bytes are",
-    "testing/cassette_misses.py:_describe_body_cause": "a JSON pointer of ours",
-    "testing/cassette_misses.py:find_nearest": "UTF-8 of requests of the user's tests",
-    "testing/exchanges.py:Exchange._read_reply": "UTF-8 of a body that is recorded",
-    "testing/exchanges.py:headers_from_raw": "Latin-1 of headers",
-    "testing/patching/aiohttp_sessions.py:_watch": "Latin-1 of a reason",
-    "testing/patching/httpcore_pools.py:_read_request": "Latin-1 of a request of the user's program",
-    "testing/patching/httpcore_pools.py:_watch": "Latin-1 of a reason",
-    "testing/patching/wire.py:parse_sent": "a request of the user's program",
-    "testing/patching/wire.py:is_whole": "a request of the user's program",
-    "testing/cassette_files.py:_body_to_yaml": "UTF-8 of a body that is recorded",
-    "tools/definition.py:NAME": "at most 64 characters",
-    "tools/signatures.py:HEADER": "docstrings of the author",
-    "tools/arguments.py:FunctionInputs._load": "JSON that was just made, by pydantic",
-    "tools/conversion.py:_encode_result": "JSON that was just made, by pydantic",
-    "tools/conversion.py:_text_converters": "UTF-8 that was just made",
-    "workspace/connection.py:ProgramConnection._lost_text": "UTF-8 of at most 2,000 bytes",
-    "workspace/whole_files.py:NAME": "names of the package's own temporary files",
-    "workspace/whole_files.py:umask": "the kernel's status of this process",
-    "workspace/worker.py:Worker.serve": "what this package sends",
-    "workspace/workspace.py:_split": "a command of the caller",
-    "workspace/writes.py:_content_form": "UTF-8 of at most 4 MiB",
-    "tools/repair.py:_to_camel_case": "names in a tool's schema; two characters",
-    "tools/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
-    "tools/schemas.py:PART_OF_PATTERN": "of each two or three characters, one by one",
-    "tools/schemas.py:PROPERTY_NAME": "at most 64 characters",
-    "tools/bundled/search/ripgrep.py:Ripgrep._iter_events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
-    "tools/bundled/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
-    "tools/bundled/search/ripgrep.py:_decode_text": "UTF-8 of a line of ripgrep's",
-    "tools/bundled/shell/process.py:CommandProcess.receive": "at most 4,096 bytes as ASCII",
-    "tools/conversion.py:_validate_value": "JSON that was just made, of a result that was capped",
-    "tools/bundled/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
-    "tools/bundled/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
-    "tools/bundled/web/html_worker.py:main": "a line that this package wrote",
-    "tools/bundled/web/html_worker.py:extract_readable": "in a process of its own, with limits of time and memory",
-    "tools/bundled/web/pages.py:_convert_in_worker": "what the worker wrote, at most 2,000,000 characters of text",
-    "tools/bundled/web/search_queries.py:_fetch_json": "at most 2,000,000 bytes; too deep is an error that is caught",
-    "workspace/urls.py:_encode_idna": "ASCII that was just made",
+APART = {
+    "what this package, or a process or server of its own, has just written": """
+        adapters/acp/program.py cli/app.py cli/debug_forks.py cli/debug_navigation.py cli/journals.py
+        data/object_codec.py data/spellings.py data/typed_values.py debugging/debugger.py debugging/desk.py
+        debugging/edits.py debugging/jobs.py debugging/viewer/page.py durable/register.py durable/sessions.py
+        durable/wire.py engine/session_turns.py evaluation/case_runs.py evaluation/reply_book.py
+        evaluation/report_pages.py helpers/calls.py models/_reply.py models/openai/encode.py
+        models/openai_chat/encode.py server/ledger.py server/problems.py server/processes.py server/stored_states.py
+        testing/cassette_misses.py testing/conformance/journals.py testing/installation_checks.py
+        testing/processes/broker.py testing/processes/channel.py testing/processes/forms.py
+        testing/recordings.py tools/bundled/names.py tools/bundled/reference.py tools/bundled/shell/sandbox.py
+        tools/bundled/web/html_worker.py workspace/installation.py workspace/worker.py
+    """,
+    "the code, names, words and secrets of whoever runs this process": """
+        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/commands/evaluate.py cli/commands/improve.py
+        cli/options.py cli/running_studios.py cli/screen/console.py cli/state_folder.py data/placeholders.py
+        data/tools.py durable/database.py engine/catalog.py engine/handler_sources.py engine/projects.py
+        engine/schedules.py evaluation/alterations.py evaluation/checks.py evaluation/impact.py evaluation/origins.py
+        evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py
+        models/anthropic/encode.py models/known_models.py pytest_plugin/places.py testing/patching/httpcore_pools.py
+        testing/patching/wire.py testing/processes/child_commands.py testing/processes/frozen_values.py
+        testing/snapshots.py tools/signatures.py workspace/network.py workspace/workspace.py
+    """,
+    "the name of a model, which its author gave: a few characters, of which no class repeats inside another": """
+        evaluation/prices.py models/_limits.py models/_programs.py models/_settings.py models/_thinking_levels.py
+        models/anthropic/families.py models/anthropic/request.py models/base.py models/bedrock_converse/families.py
+        models/google/encode.py models/google/request.py models/openai/__init__.py models/openai_chat/__init__.py
+        models/openai_chat/request.py models/pricing.py
+    """,
+    "at most some kilobytes in one class of characters, or bytes whose error of decoding is caught": """
+        adapters/acp/kept.py adapters/acp/prompts.py adapters/acp/servers.py adapters/acp/workplace.py
+        adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
+        cli/evaluation.py cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
+        engine/beside.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
+        journal/mend.py journal/places.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
+        models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py
+        runtime/logs.py sandbox/untrusted_handlers.py testing/conformance/providers.py testing/exchanges.py
+        testing/patching/aiohttp_sessions.py testing/recorded_errors.py testing/simulation.py
+        tools/bundled/note_tools.py tools/bundled/search/tools.py tools/bundled/shell/process.py tools/definition.py
+        workspace/containers.py workspace/file_formats.py workspace/guard.py workspace/guarded_database.py
+        workspace/whole_files.py workspace/writes.py
+    """,
 }
+"""Files that parse other text, by what text it is. Each of their expressions takes time in proportion to it."""
 
 
 # --- one test over the table ----------------------------------------------------------------------------------------
@@ -2538,101 +2160,26 @@ async def test_a_cancellation_takes_effect_within_a_second(tmp_path: Path, name:
     assert min(taken) < SECONDS, taken
 
 
-# --- the walk over the syntax tree ----------------------------------------------------------------------------------
+# --- no file is left out --------------------------------------------------------------------------------------------
 
-PARSERS = {
-    "json.loads", "json.load", "json.JSONDecoder", "jiter.from_json", "pydantic_core.from_json", "from_json", "shlex.split",
-    "yaml.load", "yaml.safe_load", "yaml.load_all", "yaml.safe_load_all", "yaml.parse", "yaml.scan", "yaml.compose",
-    "tomllib.loads", "tomllib.load", "ast.parse", "ast.literal_eval", "fnmatch.fnmatch", "fnmatch.filter", "glob.glob",
-    "codecs.decode", "codecs.getdecoder", "codecs.getincrementaldecoder", "codecs.lookup",
-}  # fmt: skip
-METHODS = {"decode", "raw_decode", "validate_json", "model_validate_json"}
-NAMES = {
-    "JustHTML",
-    "HTMLParser",
-    "BeautifulSoup",
-    "SequenceMatcher",
-    "get_close_matches",
-    "unified_diff",
-    "ndiff",
-    "JSONDecoder",
-    "SchemaValidator",
-}
-MODULES = {"re", "difflib", "html", "xml", "pickle", "plistlib", "sre_parse"}
-HARMLESS = {"re.escape", "difflib.Match", "html.escape"}
-WORDS = re.compile(
-    rf"\b(?:{'|'.join(sorted({name.partition('.')[0] for name in PARSERS} | METHODS | NAMES | MODULES))})\b"
+PARSES = re.compile(
+    r"(?<![\w.])(?:re\.(?!escape\b)|difflib\.(?!Match)|html\.(?!escape)|xml\.|pickle\.|plistlib\.)[\w.]+\("
+    r"|\bjson\.loads?\(|(?<!def )(?<![\w.])(?:jiter\.|pydantic_core\.)?from_json\(|\bshlex\.split\("
+    r"|\byaml\.(?:load|safe_load|parse|scan|compose)|\btomllib\.loads?\(|\bast\.(?:parse|literal_eval)\("
+    r"|\bfnmatch\.f|\bglob\.glob\(|\bcodecs\.(?:decode|getdecoder|getincrementaldecoder|lookup)\("
+    r"|\.(?:raw_)?decode\(|validate_json\(|\bget_close_matches\("
+    r"|\b(?:JSONDecoder|JustHTML|HTMLParser|BeautifulSoup|SequenceMatcher|SchemaValidator)\("
 )
-"""A file that has none of these has no site: to parse all files takes seconds."""
-LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)
+"""Calls of expressions, codecs and parsers."""
 
 
-def dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
+def test_every_parsing_file_is_listed() -> None:
+    found = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    found |= {path.relative_to(AGENTS.parent).as_posix(): path for path in AGENTS.rglob("*.py")}
+    parsing = {name for name, path in found.items() if PARSES.search(path.read_text(encoding="utf-8"))}
+    covered = {file for place in PLACES for file in place.covers}
+    apart = {file for files in APART.values() for file in files.split()}
 
-
-def is_site(call: ast.Call) -> bool:
-    name = dotted(call.func)
-    head, _, last = name.rpartition(".")
-    if name in HARMLESS:
-        return False
-    if name in PARSERS or (isinstance(call.func, ast.Attribute) and last in METHODS):
-        return True
-    return head.partition(".")[0] in MODULES or (not head and last in NAMES and last not in OWN)
-
-
-OWN = {"unified_diff"}
-"""Functions of the package that have the same name as one that is looked for."""
-
-
-def sites_in(tree: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
-    """Yield scope and line of every call that reads text; at the top of a module the name that is assigned is the scope."""
-    for node in ast.iter_child_nodes(tree):
-        inner = scope
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inner = (*scope, node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and not scope:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            inner = (dotted(targets[0]),)
-        if isinstance(node, ast.Call) and is_site(node):
-            yield ".".join(inner), node.lineno
-        if not isinstance(node, LEAVES):
-            yield from sites_in(node, inner)
-
-
-def test_every_parsing_site_is_listed() -> None:
-    """
-    In the table, or apart with a reason; and nothing stands there that is no more.
-    """
-    files_of = {PACKAGE: sorted(PACKAGE.rglob("*.py")), AGENTS.parent: sorted(AGENTS.rglob("*.py"))}
-    found = {
-        f"{path.relative_to(root).as_posix()}:{scope}": line
-        for root, paths in files_of.items()
-        for path in paths
-        if WORDS.search(text := path.read_text())
-        for scope, line in sites_in(ast.parse(text))
-    }
-    covered = {site for place in PLACES for site in place.covers}
-    whole = {site.removesuffix("*") for site in covered if site.endswith(":*")}
-    files = {f"{site.partition(':')[0]}:" for site in found}
-    unknown = [
-        f"{s} (line {n})"
-        for s, n in found.items()
-        if s not in covered | APART.keys() and f"{s.partition(':')[0]}:" not in whole
-    ]
-    stale = sorted(({c for c in covered if not c.endswith(":*")} | APART.keys()) - found.keys()) + sorted(whole - files)
-    twice = sorted(covered & APART.keys())
-
-    assert not unknown, "foreign text? then into PLACES, else into APART with the reason:\n" + "\n".join(unknown)
-    assert not stale, "no call that reads text is there any more:\n" + "\n".join(stale)
-    assert not twice
-
-
-def test_the_syntax_walk_finds_parsing_calls() -> None:
-    source = (
-        "import re, json\nA = re.compile('x')\nclass C:\n    def f(self, t):\n        return json.loads(t.decode())\n"
-    )
-
-    assert [("A", 2), ("C.f", 5), ("C.f", 5)] == list(sites_in(ast.parse(source)))
+    assert sorted(parsing - covered - apart) == [], "untrusted text? then into PLACES, else into APART"
+    assert sorted((covered | apart) - parsing) == [], "nothing is parsed there any more"
+    assert covered & apart == set()
