@@ -49,10 +49,6 @@ def test_no_attack_reaches_a_destination_the_user_never_named(kind: str, policy:
     assert (0, 0) == (reached(rows, "unnamed"), reached(rows, "contact"))
 
 
-def test_reading_lists_of_contacts_helps_no_attack() -> None:
-    assert 0 == reached(FIGURES["lookups"], "unnamed")
-
-
 @pytest.mark.parametrize("kind", LABELS_OF)
 @pytest.mark.parametrize("policy", CAUTIOUS)
 def test_private_changes_and_named_recipients_take_a_stricter_policy(kind: str, policy: str) -> None:
@@ -63,11 +59,6 @@ def test_private_changes_and_named_recipients_take_a_stricter_policy(kind: str, 
 @pytest.mark.parametrize(("kind", "policy"), GOALS)
 def test_as_many_tasks_as_promised_ask_nothing(kind: str, policy: str) -> None:
     assert total(DOJO[kind][policy], "quiet") >= GOALS[kind, policy]
-
-
-def test_exactly_tools_with_effects_have_destinations() -> None:
-    assert [] == [name for name, label in LABELS.items() if (label.kind == "effect") != bool(label.destinations)]
-    assert [] == [name for name, label in LABELS.items() if label.kind == "reads" and (label.texts or label.details)]
 
 
 @pytest.mark.deep

@@ -15,7 +15,6 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from benchmarks import serving
-from benchmarks.peers import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,10 +37,6 @@ def test_all_runs_end_and_all_idle_watchers_stay() -> None:
     assert {"-"} == {row[-1] for row in rows}
     for row in rows:
         assert all(re.fullmatch(r"[\d,]+ / [\d,]+", cell) for cell in row[2:3]), row
-
-
-def test_the_peers_have_environments() -> None:
-    assert set(serving.PEERS) <= set(ENVIRONMENTS)
 
 
 async def test_refused_and_cut_requests_are_counted() -> None:

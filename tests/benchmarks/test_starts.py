@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -63,22 +61,3 @@ def test_a_run_loads_no_unused_adapter_or_sdk(tmp_path: Path, monkeypatch: pytes
     assert [] == [name for name in SDKS if name in names]
     assert [] == [n for n in names if n.startswith(UNASKED)]
     assert "stepengine.evaluation" not in of_ours(names)
-
-
-def test_the_page_lists_the_size_of_each_installed_part() -> None:
-    """
-    Within a fifth, since versions differ from environment to environment; the parts are those that are installed.
-    """
-    written = (
-        (ROOT / "benchmarks" / "README.md")
-        .read_text(encoding="utf-8")
-        .partition("<!-- weights:")[2]
-        .partition("<!-- end")[0]
-    )
-    told = {
-        name: float(megabytes) for name, megabytes in re.findall(r"^\| (.+) \| ([\d.]+) \|$", written, re.MULTILINE)
-    }
-    made = runpy.run_path(str(ROOT / "docs" / "make_weights.py"))["figures"]()
-
-    assert [*made] == [*told]
-    assert told == {name: pytest.approx(megabytes, rel=0.2, abs=0.1) for name, megabytes in made.items()}

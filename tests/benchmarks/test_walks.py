@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.walks import walked
-from stepengine.machine.progress import Progress
-
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {
     "bare call": (131, 29),
@@ -42,12 +39,3 @@ def test_a_step_makes_no_more_calls_than_before() -> None:
     assert {} == {
         name: found for name, found in walks.items() if any(a > b for a, b in zip(found, MOST[name], strict=True))
     }
-
-
-@pytest.mark.speed
-def test_one_call_more_of_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = walked("bare STEP").calls
-    ask = Progress.request_step
-    monkeypatch.setattr(Progress, "request_step", lambda progress: ask(progress) and ask(progress))
-
-    assert before + 1 == walked("bare STEP").calls

@@ -8,12 +8,11 @@ import asyncio
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from benchmarks import http_worker, loopback, measuring, peers, worker
-from benchmarks.engines import UNCOUNTED, Told, Work, bare, checked, floor, stepengine, stepengine_handler
+from benchmarks import measuring
+from benchmarks.engines import UNCOUNTED, Told, Work, checked, floor, stepengine, stepengine_handler
 
 DONE = Work(4, [1, 2, 3], "done")
 
@@ -64,55 +63,3 @@ def test_both_clients_do_the_work_over_a_socket(kind: str, client: str, protocol
 
     assert done.returncode == 0, done.stderr
     assert ["3", "5"] == list(json.loads(done.stdout))
-
-
-def test_the_server_ends_with_a_tool_if_asked() -> None:
-    server = loopback.Server()
-    server.answer("/reset/0/final_answer")
-    (choice,) = json.loads(server.answer("/v1/chat/completions"))["choices"]
-    (call,) = choice["message"]["tool_calls"]
-
-    assert ("final_answer", {"answer": "done"}) == (call["function"]["name"], json.loads(call["function"]["arguments"]))
-    assert b"1" == server.answer("/count")
-
-
-def test_a_size_that_takes_too_long_is_skipped() -> None:
-    spent: dict[int, float] = {}
-    taken = []
-    for size in worker.sizes_within([10, 100, 1_000], spent, cap=5.0):
-        taken.append(size)
-        spent[size] = size / 100  # 1,000 could take 100 s, if it grows with the square
-
-    assert [10, 100] == taken
-
-
-def test_a_missing_peer_is_reported_with_its_reason(tmp_path: Path) -> None:
-    bench = measuring.Bench(peers.Peers(str(tmp_path / "none")), measuring.QUICK)
-
-    assert bench.worker("W1", "langgraph", "worker", "steps", "langgraph", "10", 1) is None
-    assert [("W1", "langgraph", "its environment was not made")] == bench.sheet.gaps
-
-
-def test_peers_are_found_in_a_folder_or_interpreter(tmp_path: Path) -> None:
-    assert str(tmp_path / "openai" / "bin" / "python") == peers.Peers(str(tmp_path)).python("openai")
-    python = tmp_path / "python"
-    python.touch()
-    assert str(python) == peers.Peers(str(python)).python("openai")
-
-
-def test_every_peer_is_pinned_and_has_a_module() -> None:
-    engines = Path(bare.__file__).parent
-
-    assert all("==" in wanted for of in peers.ENVIRONMENTS.values() for wanted in of)
-    for name in peers.AGENTS:
-        source = (engines / f"{name}.py").read_text(encoding="utf-8")
-        assert all(f"def {part}(" in source for part in ("run", "over_http", "behind")), name
-    assert set(peers.AGENTS) | {"anthropic", "openai", "google"} == set(measuring.IMPORTS)
-
-
-def test_the_protocol_is_passed_only_to_workers_accepting_one() -> None:
-    def several(url: str, protocol: str) -> str:
-        return url + protocol
-
-    assert "ab" == http_worker.bound(several, "a", "b")
-    assert "a" == http_worker.bound(lambda url: url, "a", "b")
