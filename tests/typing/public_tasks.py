@@ -14,40 +14,29 @@ from typing import Any, assert_type
 from pydantic import BaseModel, Field
 
 from stepengine import (
-    STEP,
     STEP_ALL,
     AgentDefinition,
     AgentState,
     Answer,
     Ask,
     AssistantMessage,
-    Complete,
-    DocumentPart,
     Engine,
-    ImagePart,
     InputSchema,
     Interactor,
-    ModelSettings,
     Question,
     RunResult,
-    Schedule,
-    Scheduler,
     StepContext,
     Steps,
     TextPart,
-    Thinking,
     ThinkingPart,
     ToolAnnotations,
-    ToolCall,
     ToolCallPart,
     ToolMessage,
-    ToolResult,
     Transcript,
     Usage,
     UserMessage,
     tool,
 )
-from stepengine.debugging import render_run
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
 from stepengine.journal import (
@@ -64,18 +53,13 @@ from stepengine.journal import (
     send_tool_result,
 )
 from stepengine.models import (
-    CitationPart,
     ModelDelta,
     ModelReply,
     ModelRequest,
-    OpaquePart,
-    Programs,
     Provider,
     ReplyDone,
-    ServerTool,
     TextChunk,
     ThinkingChunk,
-    WebSearch,
 )
 from stepengine.permissions import Policy, Rule
 from stepengine.sandbox import (
@@ -97,8 +81,6 @@ from stepengine.sandbox import (
     code_mode,
 )
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ResourceMap, ToolLike, ToolReferencePart, ToolRegistry
-from stepengine.tools.bundled import recall_history_tool
 
 # --- a provider that streams ------------------------------------------------------------------------------------------
 
@@ -141,70 +123,6 @@ async def stream_of_an_own_provider() -> tuple[list[str], list[str]]:
             elif isinstance(event, ThinkingDelta):
                 thought.append(event.text)
     return said, thought
-
-
-# --- images, documents and thinking -----------------------------------------------------------------------------------
-
-
-def compare(ctx: StepContext) -> Steps[str]:
-    """
-    Show a model a picture beside the conversation, and then let it answer.
-    """
-    seen = yield from Complete([UserMessage(["What is on it?", ImagePart(data=b"png", mime_type="image/png")])])
-    assert_type(seen, ModelReply)
-    turn = yield STEP
-    assert_type(turn.text, str)
-    return f"{seen.text} / {turn.text}"
-
-
-def send_an_image_and_a_document(files: Path) -> tuple[RunResult[str], ScriptedModel]:
-    """
-    What a conversation holds already may have any parts; what goes on from it sees them.
-    """
-    report = DocumentPart(data=(files / "report.pdf").read_bytes(), mime_type="application/pdf", name="report.pdf")
-    picture = ImagePart(url="https://example.org/chart.png")
-    before = AgentState.from_messages([UserMessage([TextPart("These belong together."), report, picture])])
-    agent = AgentDefinition(
-        "reader", settings=ModelSettings(thinking=Thinking("high", show=False)), handle_steps=compare
-    )
-    model = ScriptedModel(["a cat", "It says 42."])
-    with Engine([agent], models=model) as engine:
-        result = engine.run_sync(agent, "What does the report say?", previous=before)
-    assert_type(result, RunResult[str])
-    return result, model
-
-
-# --- a provider's own search ------------------------------------------------------------------------------------------
-
-
-def search_and_list_the_sources() -> list[str]:
-    """
-    What a provider searched and where it found things are parts of the last message.
-    """
-    settings = ModelSettings(server_tools=[WebSearch(max_uses=2)], service_tier="flex", cache="1h")
-    found = OpaquePart("openai", {"type": "web_search_call"}, tool="web_search", text="tides at Brest")
-    model = ScriptedModel([ModelReply([found, "High at noon.", CitationPart("https://tides.example", "Tides")])])
-    with Engine([AgentDefinition("sailor", settings=settings)], models=model) as engine:
-        result = engine.run_sync("sailor", "When is the tide high?")
-    last = result.state.message_history[-1]
-    sources = [part.url for part in last.content if isinstance(part, CitationPart)]
-    assert_type(sources, list[str])
-    assert_type(model.calls[0].settings.server_tools, tuple[ServerTool, ...])
-    return [*sources, *[part.text for part in last.content if isinstance(part, OpaquePart)]]
-
-
-# --- programs of a provider that call tools of ours -----------------------------------------------------------------------
-
-
-def let_programs_of_the_model_call_a_tool() -> tuple[str, ...]:
-    """
-    The provider runs programs that the model writes, and they call the tools that are named.
-    """
-    programs = Programs("look_up", direct=["look_up"])
-    settings = ModelSettings(server_tools=[programs])
-    assert_type(settings.server_tools, tuple[ServerTool, ...])
-    assert_type(programs.tools, tuple[str, ...])
-    return programs.direct
 
 
 # --- programs that a model writes -----------------------------------------------------------------------------------------
@@ -289,61 +207,6 @@ def run_a_program() -> str:
     counting.inner.close()
     assert counting.turns == ["tide_of(port)", "tide_of in line 1", "noon at Brest"]
     return found
-
-
-# --- tools that a model searches for -----------------------------------------------------------------------------------
-
-
-@tool(defer_loading=True)
-def tide(port: str) -> str:
-    """Tell when the tide is high at a port."""
-    return f"noon at {port}"
-
-
-@tool
-def open_almanac() -> ToolResult:
-    """Open the almanac."""
-    return ToolResult.parts(["It is open.", ToolReferencePart("tide")])
-
-
-def search_a_tool_and_call_it() -> list[str]:
-    """
-    What a model is not shown it finds by words, or by what another tool says.
-    """
-    model = ScriptedModel(
-        [
-            tool_call("find_tools", {"query": "tide"}),
-            tool_call("open_almanac"),
-            tool_call("tide", {"port": "Brest"}),
-            "Noon.",
-        ]
-    )
-    with Engine([AgentDefinition("sailor", tools=[tide, open_almanac])], models=model) as engine:
-        result = engine.run_sync("sailor", "When is the tide high at Brest?")
-    parts = [part for call in result.tool_calls for part in call.result.content]
-    return [
-        *[part.tool_name for part in parts if isinstance(part, ToolReferencePart)],
-        result.tool_calls[-1].result.text,
-    ]
-
-
-# --- what a compaction left out ---------------------------------------------------------------------------------------
-
-
-def find_again_what_was_left_out() -> tuple[list[str], str]:
-    """
-    What was left out of a record is kept for the agent that can look it up, and for its caller.
-    """
-
-    def handle_steps(ctx: StepContext) -> Steps[str]:
-        yield ToolCall("set_messages", {"messages": []}, include_tool_call=False)
-        result = yield from ToolCall("recall_history", {"query": "brest"}, include_tool_call=False)
-        return result.text
-
-    sailor = AgentDefinition("sailor", tools=[recall_history_tool()], handle_steps=handle_steps)
-    with Engine([sailor]) as engine:
-        result = engine.run_sync(sailor, "When is the tide high at Brest?")
-    return [message.text for message in result.state.left_out], result.unwrap()
 
 
 # --- a tool that changes nothing --------------------------------------------------------------------------------------
@@ -450,16 +313,6 @@ def lines_of(transcript: Transcript) -> list[str]:
     return lines
 
 
-# --- a page of a run --------------------------------------------------------------------------------------------------
-
-
-def page_for_a_report(journal: Path, before: Path, page: Path) -> None:
-    """
-    What went wrong, beside the run of yesterday, to attach to an issue.
-    """
-    page.write_text(render_run(journal, other=before, agent="host", locals=False), encoding="utf-8")
-
-
 # --- running a recorded run again -------------------------------------------------------------------------------------
 
 
@@ -484,40 +337,6 @@ def ask_twice(journal: Path) -> tuple[list[ForkReport], Purse]:
         ]
     assert_type(again[0], ForkReport)
     return again, purse
-
-
-# --- an object that tools look up by its base class ---------------------------------------------------------------------
-
-
-def find_tools_of(agent: AgentDefinition, echo: Echo) -> tuple[ToolLike, ...]:
-    """
-    The tools of an agent by a registry, and an engine whose tools find any kind of ``Echo`` by that class.
-    """
-    resources = ResourceMap()
-    resources.insert(echo, as_type=Echo)
-    assert_type(resources.get(Echo), Echo | None)
-    Engine([agent], models=echo, resources=resources)
-    return ToolRegistry([recall_history_tool()]).for_agent(agent)
-
-
-# --- an agent that is started by itself ---------------------------------------------------------------------------------
-
-
-async def nightly(runs: Path, first: datetime, later: datetime) -> list[str]:
-    """
-    What was due since the first look is started, as recorded runs; give their names.
-    """
-    agent = AgentDefinition("host")
-    schedule = Schedule(
-        agent, cron="30 2 * * *", timezone="Europe/Berlin", prompt="Tidy up", catch_up="all", id="night"
-    )
-    async with Engine([agent], models=ScriptedModel(["Done."] * 9)) as engine:
-        scheduler = Scheduler(engine, [schedule], runs=runs)
-        await scheduler.tick(first)
-        started = await scheduler.tick(later)
-        await scheduler.finished()
-    assert_type(schedule.next_after(later), datetime | None)
-    return [one.due.run for one in started]
 
 
 # --- a run that another process holds -----------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from stepengine import STEP, Ask
-from stepengine.errors import DataError
 from tests.scripts import load_script
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -47,40 +45,11 @@ async def test_a_custom_provider_streams_to_an_agent(tasks: ModuleType) -> None:
     assert (["echo: ", "hello"], ["hm"]) == (said, thought)
 
 
-def test_search_sources_of_a_provider_are_listed(tasks: ModuleType) -> None:
-    assert tasks.search_and_list_the_sources() == ["https://tides.example", "tides at Brest"]
-
-
-def test_messages_removed_from_a_record_are_found(tasks: ModuleType) -> None:
-    left_out, answer = tasks.find_again_what_was_left_out()
-
-    assert ["When is the tide high at Brest?"] == left_out
-    assert answer.endswith(left_out[0])
-
-
-def test_a_tool_is_found_by_search_and_called(tasks: ModuleType) -> None:
-    assert ("look_up",) == tasks.let_programs_of_the_model_call_a_tool()
-    assert tasks.search_a_tool_and_call_it() == ["tide", "tide", "noon at Brest"]
-
-
 @pytest.mark.leaks_allowed("the sandbox opens its threads once for a process")
 def test_a_program_runs_in_the_sandbox(tasks: ModuleType) -> None:
     pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
     assert "noon at Brest" == tasks.run_a_program()
-
-
-def test_images_documents_and_thinking_settings_reach_the_model(tasks: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "report.pdf").write_bytes(b"%PDF")
-    result, model = tasks.send_an_image_and_a_document(tmp_path)
-    beside, within = model.calls
-
-    assert "a cat / It says 42." == result.unwrap()
-    assert b"png" == beside.messages[0].content[1].data
-    assert (b"%PDF", "report.pdf") == (within.messages[0].content[1].data, within.messages[0].content[1].name)
-    assert "https://example.org/chart.png" == within.messages[0].content[2].url
-    assert ("high", False) == (within.settings.thinking.effort, within.settings.thinking.show)
-    assert "scripted/default" == within.model
 
 
 def test_a_person_is_asked_only_about_tools_that_write(tasks: ModuleType) -> None:
@@ -97,11 +66,6 @@ def test_a_stored_state_is_loaded_and_continued(tasks: ModuleType, tmp_path: Pat
 
     assert ["user: I am Ann.", "assistant: Hello Ann."] == tasks.lines_of(state.message_history)
     assert ["user: Who am I?", "assistant: You are Ann."] == tasks.lines_of(result.state.message_history)[2:]
-
-
-def test_a_file_without_a_stored_state_is_refused(tasks: ModuleType) -> None:
-    with pytest.raises(DataError, match="not a stored stepengine value"):
-        tasks.AgentState.from_json({"messages": []})
 
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8")
@@ -139,9 +103,3 @@ def test_a_run_of_another_process_is_answered_and_cancelled(tasks: ModuleType, t
     assert ["completed", "cancelled"] == [result.status for result in results]
     assert "red" == results[0].output
     assert ["Go", "Leave the tests out."] == [message.text for message in model.calls[0].all_messages]
-
-
-async def test_a_scheduled_agent_starts_at_each_time(tasks: ModuleType, tmp_path: Path) -> None:
-    first, later = datetime(2026, 3, 28, 12, tzinfo=UTC), datetime(2026, 3, 30, 12, tzinfo=UTC)
-
-    assert ["night-20260329T010000Z", "night-20260330T003000Z"] == await tasks.nightly(tmp_path, first, later)
