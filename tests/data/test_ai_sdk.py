@@ -110,32 +110,6 @@ def test_set_messages_accepts_the_ai_sdk_shape() -> None:
     assert EXPECTED[:3] == shown(result.state)  # what is there for one step is over
 
 
-@pytest.mark.parametrize(
-    ("image", "kind"),
-    [
-        ("https://a.example/x.png", ("image/jpeg", "https://a.example/x.png")),
-        (PNG, ("image/jpeg", "")),
-    ],
-    ids=["address", "base64"],
-)
-def test_image_is_read_from_url_data_url_or_base64(image: str, kind: tuple[str, str]) -> None:
-    part = {"type": "image", "image": image, "mediaType": "image/jpeg"}
-    (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
-
-    assert kind == (message.content[0].mime_type, message.content[0].url or "")
-
-
-def test_file_part_is_read_as_a_document() -> None:
-    part = {"type": "file", "data": PNG, "mediaType": "application/pdf", "filename": "a.pdf"}
-    (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
-
-    assert ("application/pdf", "a.pdf", b"\x89PNG") == (
-        message.content[0].mime_type,
-        message.content[0].name,
-        message.content[0].data,
-    )
-
-
 def test_from_messages_rejects_dicts_and_names_from_dicts() -> None:
     with pytest.raises(TranscriptError, match=r"AgentState\.from_dicts"):
         AgentState.from_messages([{"role": "user", "content": "x", "sentAt": 1}])  # type: ignore[list-item]

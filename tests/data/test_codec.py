@@ -35,7 +35,6 @@ from stepengine.data.messages import (
     ToolCallPart,
     ToolMessage,
     ToolResult,
-    UserMessage,
 )
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
@@ -74,47 +73,6 @@ def test_every_stored_class_survives_json(name: str, data: st.DataObject) -> Non
     assert type(value) is type(loaded)
     assert value == loaded
     assert to_json(value) == to_json(loaded)
-
-
-def test_stored_form_names_types_and_omits_defaults() -> None:
-    call = ToolCallPart("c1", "add", {"a": 1}, provider_data={"provider": "p", "id": "x"})
-    state = AgentState.from_messages(
-        [UserMessage("hi", tags=["USER_PROMPT"]), AssistantMessage([call]), ToolMessage("c1", "add", "2")],
-        run_id="r",
-        cost=Decimal("0.10"),
-    )
-
-    assert to_json(state) == {
-        "stepengine": FORMAT_VERSION,
-        "type": "agent_state",
-        "run_id": "r",
-        "message_history": {
-            "type": "transcript",
-            "messages": [
-                {"type": "user_message", "content": [{"type": "text", "text": "hi"}], "tags": ["USER_PROMPT"]},
-                {
-                    "type": "assistant_message",
-                    "content": [
-                        {
-                            "type": "tool_call",
-                            "tool_call_id": "c1",
-                            "tool_name": "add",
-                            "input": {"a": 1},
-                            "provider_data": {"provider": "p", "id": "x"},
-                        }
-                    ],
-                },
-                {
-                    "type": "tool_message",
-                    "tool_call_id": "c1",
-                    "tool_name": "add",
-                    "content": [{"type": "text", "text": "2"}],
-                },
-            ],
-        },
-        "cost": "0.10",
-        "next_call": 2,
-    }
 
 
 @settings(max_examples=10)

@@ -118,15 +118,8 @@ def test_definitions_with_equal_fields_are_equal() -> None:
     assert hash(AgentDefinition(**FULL)) == hash(AgentDefinition(**FULL))
     others: dict[str, Any] = {
         "id": "other",
-        "model": None,
-        "tools": [],
-        "spawnable_agents": [],
-        "input_schema": None,
-        "output_schema": None,
         "system_prompt": Prompt(),
         "handle_steps": lambda ctx: (yield STEP),
-        "settings": None,
-        "hooks": None,
         "limits": None,
         "include_message_history": False,
     }

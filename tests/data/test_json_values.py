@@ -7,10 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections import OrderedDict
-from collections.abc import Callable
 from enum import IntEnum, StrEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -70,15 +67,6 @@ def test_freezing_copies_containers_and_copies_of_frozen_are_shared(value: Any) 
     assert frozen == rebuilt(*arguments)
 
 
-def test_nested_frozen_containers_are_dicts_and_lists() -> None:
-    frozen = freeze({"a": [{"b": (1, 2)}], "c": MappingProxyType({"d": OrderedDict(e=1)})})
-
-    assert isinstance(frozen, dict)
-    assert isinstance(frozen["a"], list)
-    assert {JsonDict} == {type(frozen), type(frozen["a"][0]), type(frozen["c"]), type(frozen["c"]["d"])}
-    assert {JsonList} == {type(frozen["a"]), type(frozen["a"][0]["b"])}
-
-
 class Word(StrEnum):
     A = "a"
 
@@ -102,52 +90,30 @@ def test_subclasses_of_json_types_become_the_plain_types() -> None:
 
 # --- what cannot change ---------------------------------------------------------------------------------------------
 
-DICT_MUTATORS: dict[str, Callable[[Any], Any]] = {
-    "setitem": lambda d: d.__setitem__("a", 2),
-    "delitem": lambda d: d.__delitem__("a"),
-    "ior": lambda d: d.__ior__({"b": 1}),
-    "clear": lambda d: d.clear(),
-    "pop": lambda d: d.pop("a"),
-    "pop default": lambda d: d.pop("z", None),
-    "popitem": lambda d: d.popitem(),
-    "setdefault": lambda d: d.setdefault("b", 1),
-    "update": lambda d: d.update(b=1),
-    "attribute": lambda d: setattr(d, "x", 1),
-}
-LIST_MUTATORS: dict[str, Callable[[Any], Any]] = {
-    "setitem": lambda v: v.__setitem__(0, 2),
-    "set slice": lambda v: v.__setitem__(slice(0, 1), []),
-    "delitem": lambda v: v.__delitem__(0),
-    "iadd": lambda v: v.__iadd__([1]),
-    "imul": lambda v: v.__imul__(2),
-    "append": lambda v: v.append(1),
-    "extend": lambda v: v.extend([1]),
-    "insert": lambda v: v.insert(0, 1),
-    "remove": lambda v: v.remove(1),
-    "clear": lambda v: v.clear(),
-    "reverse": lambda v: v.reverse(),
-    "sort": lambda v: v.sort(),
-    "pop": lambda v: v.pop(),
-    "attribute": lambda v: setattr(v, "x", 1),
+READERS = {"copy", "fromkeys", "get", "items", "keys", "values", "count", "index"}
+OPERATORS = {
+    dict: {"__setitem__", "__delitem__", "__ior__"},
+    list: {"__setitem__", "__delitem__", "__iadd__", "__imul__"},
 }
 
 
 @pytest.mark.spec("requirements:B1", "reliability:GN14")
-@pytest.mark.parametrize(
-    ("value", "change"),
-    [
-        *[({"a": 1}, change) for change in DICT_MUTATORS.values()],
-        *[([1, 0], change) for change in LIST_MUTATORS.values()],
-    ],
-    ids=[*[f"object {name}" for name in DICT_MUTATORS], *[f"list {name}" for name in LIST_MUTATORS]],
-)
-def test_no_mutator_changes_a_frozen_value(value: Any, change: Callable[[Any], Any]) -> None:
-    frozen = freeze(value)
-
-    with pytest.raises((TypeError, AttributeError)):
-        change(frozen)
-
-    assert value == frozen
+def test_no_mutator_changes_a_frozen_value() -> None:
+    """
+    A mutator is a method without an underscore that is no reader, or one of the operators. One class refuses them all.
+    """
+    for value, plain, change in (
+        ({"a": 1}, dict, lambda d: d.update(b=1)),
+        ([1], list, lambda v: v.append(1)),
+    ):
+        frozen = freeze(value)
+        mutators = {name for name in vars(plain) if not name.startswith("_")} - READERS | OPERATORS[plain]
+        for name in mutators:
+            assert getattr(type(frozen), name) is not getattr(plain, name), name
+        for wrong in (change, lambda v: v.clear(), lambda v: v.pop(), lambda v: setattr(v, "x", 1)):
+            with pytest.raises((TypeError, AttributeError)):
+                wrong(frozen)
+        assert value == frozen
 
 
 def test_operators_that_make_new_values_work() -> None:

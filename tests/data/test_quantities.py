@@ -13,9 +13,9 @@ from stepengine.cli.app import app
 from stepengine.data.quantities import format_age, parse_age, parse_size
 
 
-@pytest.mark.spec("durable:UC8")
-def test_an_age_is_a_number_and_a_unit() -> None:
-    expected = [
+@pytest.mark.spec("durable:UC8", "studio:SV32")
+def test_ages_and_sizes_are_a_number_and_a_unit() -> None:
+    ages = [
         timedelta(),
         timedelta(seconds=45),
         timedelta(minutes=90),
@@ -24,24 +24,17 @@ def test_an_age_is_a_number_and_a_unit() -> None:
         timedelta(56),
     ]
 
-    assert expected == [parse_age(text) for text in ("0s", "45s", "90m", "12h", "30d", "8w")]
+    assert ages == [parse_age(text) for text in ("0s", "45s", "90m", "12h", "30d", "8w")]
+    assert [0, 7, 2048, 3 << 20, 2 << 30] == [parse_size(text) for text in ("0", "7", "2KiB", "3 mib", "2GiB")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "30", "d", "-1d", "1.5h", "1h30m", "30 d", "30D", "30d\n", "\u0661d", "5y", "9" * 5_000 + "d", "99999w"],
-)
+@pytest.mark.parametrize("text", ["", "30", "-1d", "1.5h", "1h30m", "30d\n", "\u0661d", "9" * 5_000 + "d", "99999w"])
 def test_another_text_is_no_age(text: str) -> None:
     with pytest.raises(ValueError, match=r"30d, 12h, 90m and 2w are valid"):
         parse_age(text)
 
 
-@pytest.mark.spec("studio:SV32")
-def test_size_is_bytes_or_a_binary_unit() -> None:
-    assert [0, 7, 2048, 3 << 20, 2 << 30] == [parse_size(text) for text in ("0", "7", "2KiB", "3 mib", "2GiB")]
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "2GB", "2G", "2 x", "²", "1\n", "9" * 5_000, "1  KiB"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "2GB", "\u00b2", "1\n", "9" * 5_000])
 def test_another_text_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match=r"100, 64KiB, 8MiB and 2GiB are valid"):
         parse_size(text)

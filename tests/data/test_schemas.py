@@ -16,10 +16,8 @@ NAME = {"type": "string"}
     [
         {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": NAME}},
         {"items": {"$ref": "#"}},
-        {"anyOf": [NAME, {"items": {"$ref": "#/anyOf/0"}}]},
         {"$ref": "#name", "$defs": {"A": {**NAME, "$anchor": "name"}}},
         {"$ref": "#/$defs/a~1b~0c%20d", "$defs": {"a/b~c d": NAME}},
-        {"$ref": "#/parts/A", "parts": {"A": {"$ref": "#/parts/B"}, "B": True}},
         {"enum": [{"$ref": "#/data"}], "properties": {"$ref": NAME}},
     ],
 )
@@ -33,9 +31,7 @@ def test_a_reference_with_a_target_is_accepted(schema):
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "#/properties/a/$ref"),
         ({"properties": {"data": {"$ref": "#/$defs/A", "$defs": {"A": NAME}}}}, "#/properties/data/$ref"),
         ({"items": {"$ref": "#/anyOf/1"}, "anyOf": [NAME]}, "#/items/$ref"),
-        ({"$ref": "#name"}, "#/$ref"),
         ({"$ref": "https://schemas.example/a"}, "#/$ref"),
-        ({"$ref": "#/parts/A", "parts": {"A": {"$ref": "#/parts/C"}}}, "#/parts/A/$ref"),
     ],
 )
 def test_reference_without_target_is_rejected_with_its_place(schema, at):
