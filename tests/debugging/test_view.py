@@ -459,16 +459,6 @@ def test_handler_lines_come_from_the_engine_that_replays_the_run(reviewer: Journ
     assert [1] * 4 == [len(each["sources"]) for each in data]
 
 
-@pytest.mark.spec("evaluation:JG41")
-def test_page_without_agent_explains_missing_handler_lines(reviewer: Journal) -> None:
-    data = opened(render_run(reviewer))
-    (reason,) = [each["text"] for each in data["missing"] if each.get("handler")]
-
-    assert "--agent" in reason
-    assert "locals" not in data
-    assert opened(render_run(reviewer, agent=engine([]), locals=False))["locals"]["0"]["frames"][0].get("set") is None
-
-
 # --- two runs -----------------------------------------------------------------------------------------------------------
 
 

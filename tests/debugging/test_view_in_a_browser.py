@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait, tool
+from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait
 from stepengine.data.messages import TextPart
 from stepengine.debugging import render_run
 from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
@@ -24,11 +24,10 @@ from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.recorded_requests import RecordedRequests
-from stepengine.testing import ScriptedModel
 from tests.evaluation.runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
 from .browser import AXE, CHROMIUM, Browser, browser, faults
-from .pages import frames_at, opened
+from .pages import opened
 
 pytestmark = [
     pytest.mark.deep,
@@ -311,41 +310,6 @@ def test_pathological_markdown_does_not_hang_the_page(page: Any, sign: str) -> N
         assert deepest < 40
 
 
-@pytest.mark.spec("evaluation:JG46")
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    [(None, ""), ({"a": 1}, ' {"a":1}'), (["a", None, "b"], " a b")],
-)
-def test_call_has_a_row_for_every_type_of_input(page: Any, options: Any, shown: str) -> None:
-    @tool(in_thread=False)
-    def draw(text: str, options: Any) -> str:
-        """
-        Draw.
-        """
-        return text
-
-    artist, journal = AgentDefinition("artist", model="x/y", tools=[draw]), MemoryJournal()
-    answers = [said("", tool_call("draw", {"text": "a house", "options": options})), said("Done.")]
-    with Engine([artist], models=ScriptedModel(answers)) as running:
-        assert "completed" == running.run_sync("artist", "Go.", journal=journal).status
-
-    chromium = page(render_run(journal))
-
-    assert 2 == chromium.run("document.querySelectorAll('#list .row').length")
-    assert f"a house{shown}" == text_of(chromium, "#list .given")
-
-
-@pytest.mark.spec("evaluation:JG46", "evaluation:JG111")
-def test_page_offers_resume_for_suspended_and_fork_for_ended_runs(page: Any) -> None:
-    chromium = page(render_run(reviewed(answered=False)))
-    begun = text_of(chromium, "#head .command")
-    chromium.run("[...document.querySelectorAll('#list .row')].findLast(n => n.querySelector('.call.ask')).click()")
-    settled(chromium)
-
-    assert begun.startswith("stepengine fork 'the journal in memory' --at '#")
-    assert "stepengine resume 'the journal in memory'" == text_of(chromium, "#head .command")
-
-
 @pytest.mark.spec("evaluation:JG47", "evaluation:JG46", "evaluation:JG44")
 def test_keys_navigate_search_and_copy_but_type_in_search(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))
@@ -451,35 +415,6 @@ def test_each_tab_shows_its_part_of_the_step(page: Any, reviewer: Journal) -> No
         "[...document.querySelectorAll('#panel button')].find(b => b.textContent === 'Show the picture').click()"
     )
     assert chromium.run("document.querySelector('#panel img').src").startswith("data:image/png;base64,")
-
-
-@pytest.mark.spec("evaluation:JG41", "evaluation:JG46")
-def test_handler_tab_shows_line_variables_and_changes_between_steps(page: Any, reviewer: Journal) -> None:
-    text = render_run(reviewer, agent=engine([]))
-    data = opened(text)
-    number = next(n for n, row in enumerate(data["steps"]) if row["kind"] == "model" and row["n"] == 2)
-    frame = frames_at(data, number)[0]
-    chromium = page(text, "#step=2&tab=handler")
-    here = text_of(chromium, "#panel [aria-current=true]")
-    shown = dict(
-        zip(
-            *[
-                chromium.run(f"[...document.querySelectorAll('#panel .members > {tag}')].map(n => n.textContent)")
-                for tag in ("dt", "dd")
-            ],
-            strict=True,
-        )
-    )
-    chromium.press("5")
-    settled(chromium)
-    changed = text_of(chromium, "#panel")
-
-    assert f"{frame['line']}        yield STEP" == here
-    assert frame["values"] == shown
-    assert "findings = []" in changed
-    assert "+ findings = [" in changed
-    assert "count_messagespre_step" in changed
-    assert "+ 4 added" in changed
 
 
 @pytest.mark.spec("evaluation:JG49")

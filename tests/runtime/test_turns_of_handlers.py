@@ -4,10 +4,8 @@ A turn of a handler that is done in a thread, when its run is stopped meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -64,44 +62,6 @@ async def test_handler_turn_of_a_stopped_run_finishes_and_replays(
         threading.Timer(SOON, go_on.set).start()
 
     result, replayed = await run_and_replay(family(work, go_on.set, before), tmp_path / "run.jsonl")
-
-    assert [(RunStatus.COMPLETED, 3)] == [(child.status, child.output) for child in result.children]
-    assert (replayed.output, replayed.children) == (result.output, result.children)
-
-
-class CountingExecutor(ThreadPoolExecutor):
-    """A thread pool that knows its work."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[Future[Any]] = []
-
-    def submit(self, *args: Any, **options: Any) -> Future[Any]:
-        self.made.append(super().submit(*args, **options))
-        return self.made[-1]
-
-
-async def test_result_ready_at_the_turn_time_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", SOON)
-    begun, go_on, executor = threading.Event(), threading.Event(), CountingExecutor()
-    asyncio.get_running_loop().set_default_executor(executor)
-    wait_in_loop = asyncio.wait
-
-    async def wait_a_moment_too_short(work: Any, **options: Any) -> Any:
-        found = await wait_in_loop(work, **options)
-        if options.get("timeout") == SOON:
-            go_on.set()
-            wait(executor.made)
-        return found
-
-    def work() -> int:
-        begun.set()
-        go_on.wait(PATIENCE)
-        return 3
-
-    monkeypatch.setattr(asyncio, "wait", wait_a_moment_too_short)
-    agents = family(work, go_on.set, lambda: begun.wait(PATIENCE) and None)
-    result, replayed = await run_and_replay(agents, tmp_path / "run.jsonl")
 
     assert [(RunStatus.COMPLETED, 3)] == [(child.status, child.output) for child in result.children]
     assert (replayed.output, replayed.children) == (result.output, result.children)
