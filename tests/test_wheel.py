@@ -33,49 +33,31 @@ def metadata(wheel: zipfile.Path, name: str) -> str:
     return (wheel / f"stepengine-{VERSION}.dist-info" / name).read_text(encoding="utf-8")
 
 
-def test_the_wheel_has_one_top_level_package(wheel: zipfile.Path) -> None:
+def test_the_wheel_contains_the_package_and_the_agents_only(wheel: zipfile.Path) -> None:
     """
     Anything else, above all a top-level `agents`, would overwrite other packages.
     """
-    top = {name.partition("/")[0] for name in names(wheel)}
-
-    assert {"stepengine", f"stepengine-{VERSION}.dist-info"} == top
-
-
-def test_the_wheel_contains_every_module_and_py_typed(wheel: zipfile.Path) -> None:
     files = [file for file in (ROOT / "stepengine").rglob("*") if file.is_file() and file.suffix != ".pyc"]
     package = {file.relative_to(ROOT).as_posix() for file in files}
-
-    assert set() == package - names(wheel)
-    assert "stepengine/py.typed" in names(wheel)
-
-
-def test_the_wheel_contains_the_agents_as_data(wheel: zipfile.Path) -> None:
     agents = {
         f"stepengine/_agents/{file.relative_to(ROOT / 'agents').as_posix()}" for file in (ROOT / "agents").rglob("*.py")
     }
-    shipped = {name for name in names(wheel) if name.startswith("stepengine/_agents/") and name.endswith(".py")}
+    inside = names(wheel)
 
-    assert agents
-    assert agents == shipped
-
-
-def test_the_wheel_contains_no_bytecode_or_tests(wheel: zipfile.Path) -> None:
+    assert {"stepengine", f"stepengine-{VERSION}.dist-info"} == {name.partition("/")[0] for name in inside}
+    assert set() == package - inside
+    assert "stepengine/py.typed" in inside
+    assert agents == {name for name in inside if name.startswith("stepengine/_agents/") and name.endswith(".py")}
     assert [] == [
-        name for name in names(wheel) if name.endswith(".pyc") or ("/tests/" in name and "/engine/_init/" not in name)
+        name for name in inside if name.endswith(".pyc") or ("/tests/" in name and "/engine/_init/" not in name)
     ]
 
 
-def test_the_wheel_names_its_license_and_contains_the_text(wheel: zipfile.Path) -> None:
+def test_the_metadata_names_license_command_and_extras(wheel: zipfile.Path) -> None:
     headers = HeaderParser().parsestr(metadata(wheel, "METADATA"))
 
     assert "MIT" == headers["License-Expression"]
     assert (ROOT / "LICENSE").read_text() == metadata(wheel, "licenses/LICENSE")
-
-
-def test_the_wheel_offers_the_command_and_the_extras(wheel: zipfile.Path) -> None:
-    headers = HeaderParser().parsestr(metadata(wheel, "METADATA"))
-
     assert "stepengine = stepengine.cli:main" in metadata(wheel, "entry_points.txt")
     assert {"anthropic", "openai", "google", "test"} <= set(headers.get_all("Provides-Extra"))
 

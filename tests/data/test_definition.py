@@ -83,11 +83,13 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.spec("requirements:A1")
-def test_an_unknown_field_is_refused() -> None:
+def test_an_unknown_or_assigned_field_is_refused() -> None:
     with pytest.raises(DefinitionError, match=r"agent 'a' takes no 'surprise'; it takes: id, model, display_name, "):
         AgentDefinition("a", surprise=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         AgentDefinition("a", "model")  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        AgentDefinition("a").model = "m"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("name", "meant"), sorted(ELSEWHERE.items()))

@@ -310,6 +310,17 @@ def test_pathological_markdown_does_not_hang_the_page(page: Any, sign: str) -> N
         assert deepest < 40
 
 
+@pytest.mark.spec("evaluation:JG46", "evaluation:JG111")
+def test_page_offers_resume_for_suspended_and_fork_for_ended_runs(page: Any) -> None:
+    chromium = page(render_run(reviewed(answered=False)))
+    begun = text_of(chromium, "#head .command")
+    chromium.run("[...document.querySelectorAll('#list .row')].findLast(n => n.querySelector('.call.ask')).click()")
+    settled(chromium)
+
+    assert begun.startswith("stepengine fork 'the journal in memory' --at '#")
+    assert "stepengine resume 'the journal in memory'" == text_of(chromium, "#head .command")
+
+
 @pytest.mark.spec("evaluation:JG47", "evaluation:JG46", "evaluation:JG44")
 def test_keys_navigate_search_and_copy_but_type_in_search(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))

@@ -268,7 +268,7 @@ def test_checks_fail_on_an_agent_that_changes_nothing(fixing: Any) -> None:
     assert "grep ended with 1" in scores["command"]["reason"]
 
 
-@pytest.mark.spec("evaluation:JG63", "evaluation:JG12")
+@pytest.mark.spec("evaluation:JG63", "evaluation:JG64", "evaluation:JG12")
 def test_a_check_that_raises_is_broken_and_no_failed_case(fixing: Any) -> None:
     fixing.write("fixing.py", FIXER.replace('return "a + b" in', 'return 1 / 0 or "a + b" in'))
 
@@ -591,7 +591,7 @@ def test_the_report_is_escaped_linked_and_without_secret(folder: Any) -> None:
         assert key not in run
 
 
-@pytest.mark.spec("evaluation:JG12")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG65")
 def test_ctrl_c_exits_with_130_and_keeps_finished_samples(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The third case sends the signal; the first two are in the results, and only the others are run when it goes on.

@@ -91,7 +91,7 @@ def test_python_pins_a_run_as_the_command_does(clerk: Any) -> None:
     assert typed == {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
 
 
-@pytest.mark.spec("evaluation:JG80")
+@pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
 def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clerk.write("tests/ready.txt", "")
     monkeypatch.chdir(clerk.path / "tests")
@@ -101,6 +101,9 @@ def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pyte
 
     assert ["test_pin_wrong.py", "journals/wrong.jsonl"] == said.stdout.split()
     assert "output == 3 does not hold" in passes(clerk, "wrong")
+    edit(clerk, "agents/clerk.py", '["left"] + 1', '["left"]')
+    assert "" == passes(clerk, "wrong")
+    assert not (clerk.path / "asked.txt").exists()
 
 
 @pytest.mark.spec("evaluation:JG80")

@@ -300,7 +300,7 @@ async def test_finished_gather_members_survive_a_stop(world):
     assert [True] == cancelled
 
 
-@pytest.mark.spec("reliability:I12")
+@pytest.mark.spec("reliability:I12", "reliability:SS12")
 async def test_concurrent_stops_from_threads_count_once(world):
     seen, started = [], asyncio.Event()
     tree = world.tree(hanging(world, seen, started))

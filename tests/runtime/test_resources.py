@@ -187,6 +187,51 @@ def traced() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
+class Forgetful(ScriptedModel):
+    """
+    Says the same at every step and keeps no request.
+    """
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        return ModelReply("seen")
+
+
+async def growth(steps: int, kept: list[Any] | None) -> int:
+    """
+    The bytes that the second half of a run adds, whose handler keeps every state or none.
+    """
+    sizes = []
+
+    def handle_steps(ctx: StepContext) -> Any:
+        for number in range(1, steps + 1):
+            state = (yield STEP).agent_state
+            if kept is not None:
+                kept.append(state)
+            if number in {steps // 2, steps}:
+                sizes.append(traced())
+
+    agent = AgentDefinition("a", model="test/m", tools=[], handle_steps=handle_steps)
+    engine = Engine(models=Forgetful(), pricing=None, limits=Limits(max_steps=steps + 1))
+    tracemalloc.start()
+    try:
+        result = await engine.run(agent, "go")
+    finally:
+        tracemalloc.stop()
+
+    assert (RunStatus.COMPLETED, 2) == (result.status, len(sizes))
+    return sizes[1] - sizes[0]
+
+
+@pytest.mark.memory
+@pytest.mark.spec("reliability:RS03")
+async def test_kept_handler_state_costs_less_than_a_kilobyte():
+    kept: list[Any] = []
+    with_all, with_none = await growth(2_000, kept), await growth(2_000, None)
+
+    assert list(range(2, 2_002)) == [len(state.message_history) for state in kept]
+    assert with_all - with_none < 1_000 * 1_000
+
+
 LONG = 10_000
 
 
