@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepengine.data.definition import ELSEWHERE, AgentDefinition, InputSchema, normalised_id
+from stepengine.data.functions import accepts_one_argument, location_of
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
@@ -390,3 +391,11 @@ def test_unsupported_output_schema_type_suggests_a_root_model(schema, wanted):
     with pytest.raises(DefinitionError) as caught:
         AgentDefinition("finder", output_schema=schema)
     assert caught.value.message.endswith(f"for {wanted} write RootModel[{wanted}]")
+
+
+def test_functions_without_source_or_signature_are_described() -> None:
+    made = type("Made", (), {"__module__": "nowhere"})
+
+    assert ["builtins.int", "nowhere.Made"] == [location_of(int), location_of(made)]
+    assert accepts_one_argument(getattr)
+    assert not accepts_one_argument(lambda: None)

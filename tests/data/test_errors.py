@@ -20,6 +20,7 @@ from stepengine.errors import (
     ModelError,
     StepEngineError,
     ToolError,
+    ToolNotAvailable,
 )
 from tests import strategies
 
@@ -101,6 +102,7 @@ def test_transient_error_fields_are_copied_but_not_compared() -> None:
 
     assert ["anything"] == copy.copy(error).result
     assert error == ToolError("boom", tool_name="t")
+    assert ("a", "b") == ToolNotAvailable("no tool", tool_name="x", available=["a", "b"]).available
 
 
 def test_error_message_replaces_lone_surrogates() -> None:

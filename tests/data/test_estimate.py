@@ -73,6 +73,8 @@ def test_state_and_its_request_have_equal_estimates() -> None:
     request = ModelRequest("m", state.system_prompt, state.view, tuple(tools))
 
     assert state.context_tokens == estimated_tokens(request)
+    longer = attrs.evolve(request, tail=(UserMessage("y" * 40),))
+    assert estimated_tokens(longer) == estimated_tokens(request) + 18
     assert sum([-(-len(t.name + t.description + compact(t.input_schema)) // 4) for t in tools]) == tool_tokens(tools)
 
 

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data import events
-from stepengine.data.events import EVENTS, Event, ModelStarted, RunFinished, ToolFinished, ToolStarted
+from stepengine.data.events import EVENTS, Event, LogLine, ModelStarted, RunFinished, ToolFinished, ToolStarted
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelRequest
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
+from stepengine.errors import DataError
 from tests import strategies
 
 CLASSES = [
@@ -98,3 +99,5 @@ def test_unstorable_values_in_events_are_shown_as_text() -> None:
     assert "nan" == shown["result"]["credits_used"]
     assert ("failed", "gone") == (finished["result"]["status"], finished["result"]["error"])
     json.dumps([shown, finished], allow_nan=False).encode()
+    with pytest.raises(DataError):
+        LogLine(level="info", message="m", data={"a": object()})

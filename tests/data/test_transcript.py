@@ -4,6 +4,7 @@ The history: versions never change, appends copy nothing, calls and results pair
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from collections import Counter
@@ -339,6 +340,7 @@ def test_transcript_behaves_as_an_immutable_sequence() -> None:
     assert 1 == transcript.index(call("c1"))
     assert transcript != [text, *step("c1")]
     assert {transcript: 1} == {Transcript([text, *step("c1")]): 1}
+    assert transcript.extend(()) is transcript is copy.copy(transcript) is copy.deepcopy(transcript)
     assert {Transcript(): 1} == {Transcript(): 1}
     for index in (3, -4):
         with pytest.raises(IndexError, match="in a transcript of 3"):
