@@ -646,16 +646,7 @@ PLACES = (
         "program",
         looked_at,
         (
-            *(
-                of("("),
-                of("a."),
-                of("not "),
-                of("-"),
-                of("\n"),
-                of("q;"),
-                of("'"),
-                of("f'{"),
-            ),
+            *(of("("), of("a."), of("not "), of("-"), of("\n"), of("q;"), of("'"), of("f'{")),
             *(of("price();"), of("äö;"), of("import x\n"), of("if 1:x\n"), of("try:x\nexcept:x\n"), of("lambda:")),
             *(of("é: int,", "def f(", "): pass"), of("price(),", "def f(): price = (", ")"), of("\t"), of("\\\n")),
             *(of(" async ", " "), of("ff", after="'"), of("except "), of("9"), of("x=x+1\r")),
@@ -667,49 +658,9 @@ PLACES = (
         "result whose values are looked up",
         received,
         (
-            *map(
-                of,
-                (
-                    "a",
-                    "a-",
-                    "a@",
-                    "a@a.",
-                    "x://",
-                    "x://a",
-                    "a://a.a/",
-                    "(",
-                    "1",
-                    "1 ",
-                ),
-            ),
-            *map(
-                of,
-                (
-                    "12 ",
-                    "12 12-",
-                    "1,111",
-                    "AB12 ",
-                    "AB12 1234 ",
-                    "june 1 ",
-                    "1 june ",
-                ),
-            ),
-            *map(
-                of,
-                (
-                    "<redacted:",
-                    "<a@a.b>",
-                    "'",
-                    "\u2019",
-                    "'s ",
-                    "\n",
-                    " ",
-                    "é",
-                    "\u0130",
-                    "%",
-                    "_",
-                ),
-            ),
+            *map(of, ("a", "a-", "a@", "a@a.", "x://", "x://a", "a://a.a/", "(", "1", "1 ")),
+            *map(of, ("12 ", "12 12-", "1,111", "AB12 ", "AB12 1234 ", "june 1 ", "1 june ")),
+            *map(of, ("<redacted:", "<a@a.b>", "'", "\u2019", "'s ", "\n", " ", "é", "\u0130", "%", "_")),
             *(
                 of("a.", "a@", "!"),
                 of("a-", "x://", "!"),
@@ -750,10 +701,7 @@ PLACES = (
                 of("from string import digits\n"),
             ),
         ),
-        (
-            "sandbox/source_rewriter.py",
-            "sandbox/schemas.py",
-        ),
+        ("sandbox/source_rewriter.py", "sandbox/schemas.py"),
         most=1 << 16,
     ),
     Place(
@@ -789,24 +737,7 @@ PLACES = (
     Place(
         "head of a skill",
         _parse_head,
-        tuple(
-            [
-                of(unit)
-                for unit in (
-                    "[",
-                    "a: ",
-                    "&a ",
-                    "*a ",
-                    "? ",
-                    "!!x ",
-                    '"',
-                    "'",
-                    "a: b\n",
-                    "|\n",
-                    "\\",
-                )
-            ]
-        ),
+        tuple([of(unit) for unit in ("[", "a: ", "&a ", "*a ", "? ", "!!x ", '"', "'", "a: b\n", "|\n", "\\")]),
         ("workspace/skills.py",),
         most=16 * 1024,
     ),
@@ -879,12 +810,7 @@ PLACES = (
         (of("[paste "), of("1", "[paste "), of("[paste 1: ")),
         ("cli/screen/prompt.py",),
     ),
-    Place(
-        "highest note",
-        HIGHEST.fullmatch,
-        (of("<!-- "), of("1", "<!-- highest: m")),
-        ("tools/bundled/memory.py",),
-    ),
+    Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/bundled/memory.py",)),
     Place(
         "search of tools",
         lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
@@ -907,15 +833,7 @@ PLACES = (
     Place(
         "ignore line",
         ignored,
-        (
-            of("*a"),
-            of("*a", "", "*b"),
-            of("**/a/"),
-            of("[a-"),
-            of("[[:"),
-            of("[!b]*", "", "b"),
-            of("\\"),
-        ),
+        (of("*a"), of("*a", "", "*b"), of("**/a/"), of("[a-"), of("[[:"), of("[!b]*", "", "b"), of("\\")),
         ("workspace/patterns.py", "tools/bundled/search/ignore.py"),
         most=4_096,
     ),
@@ -936,16 +854,7 @@ PLACES = (
     Place(
         "patterns of rules and paths in calls",
         lambda text: (find_pattern_problem(text), possible_paths(text), contained_paths(text)),
-        (
-            of("%25"),
-            of("%"),
-            of("file:"),
-            of("\\"),
-            of(" "),
-            of("[\\"),
-            of("[\\]"),
-            of("file:%5C"),
-        ),
+        (of("%25"), of("%"), of("file:"), of("\\"), of(" "), of("[\\"), of("[\\]"), of("file:%5C")),
     ),
     Place(
         "secret and protected paths",
@@ -959,28 +868,13 @@ PLACES = (
     Place(
         "path of a piece of a call's arguments",
         keys_of_path,
-        (
-            of("a", "$."),
-            of("['", "$"),
-            of("\\\\", "$['"),
-            of("\\'", "$['"),
-            of('["a', "$"),
-            of("\\\\", '$["'),
-        ),
+        (of("a", "$."), of("['", "$"), of("\\\\", "$['"), of("\\'", "$['"), of('["a', "$"), of("\\\\", '$["')),
         ("models/google/calls.py",),
     ),
     Place(
         "reply of a server that is not a message",
         lambda line: (ANSWER.search(line), list(ID.finditer(line))),
-        (
-            ofb("a"),
-            ofb('"id" '),
-            ofb('"id":1'),
-            ofb('"id":"'),
-            ofb('"id":"a", '),
-            ofb('"result"'),
-            ofb("1", '"id":'),
-        ),
+        (ofb("a"), ofb('"id" '), ofb('"id":1'), ofb('"id":"'), ofb('"id":"a", '), ofb('"result"'), ofb("1", '"id":')),
         ("adapters/mcp/stdio.py",),
     ),
     Place(
@@ -1007,14 +901,7 @@ PLACES = (
         Place(
             f"page {kind or 'without type'}",
             page(kind),
-            (
-                ofb("<!---->"),
-                ofb("<!--"),
-                ofb("-->"),
-                ofb("<"),
-                ofb("\u200b"),
-                ofb("<!doctype "),
-            ),
+            (ofb("<!---->"), ofb("<!--"), ofb("-->"), ofb("<"), ofb("\u200b"), ofb("<!doctype ")),
             ("tools/bundled/web/pages.py",),
             most=2_000_000,
         )
@@ -1039,15 +926,7 @@ PLACES = (
     Place(
         "links of documentation",
         lambda text: _parse_links(text, "http://x.test/"),
-        (
-            of("["),
-            of("[a]("),
-            of("[a](http://x "),
-            of("[a](http://x) "),
-            of("[a](<"),
-            of("](("),
-            of("[a](//]"),
-        ),
+        (of("["), of("[a]("), of("[a](http://x "), of("[a](http://x) "), of("[a](<"), of("](("), of("[a](//]")),
         ("tools/bundled/web/search_queries.py",),
         most=2_000_000,
     ),
@@ -1120,11 +999,7 @@ PLACES = (
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
     ),
     Place(
-        "line of a search",
-        _cut_line,
-        (of("\udcff"), of("a"), of("é")),
-        ("tools/bundled/search/hits.py",),
-        most=1 << 22,
+        "line of a search", _cut_line, (of("\udcff"), of("a"), of("é")), ("tools/bundled/search/hits.py",), most=1 << 22
     ),
     *(
         Place(
@@ -1170,10 +1045,7 @@ PLACES = (
         ("workspace/text.py",),
     ),
     Place(
-        "window of a file",
-        streamed,
-        (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n),
-        ("workspace/text.py",),
+        "window of a file", streamed, (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n), ("workspace/text.py",)
     ),
     Place("file name", printable_name, (of("\udcff"), of("a")), ("workspace/paths.py",)),
     Place(
@@ -1201,13 +1073,7 @@ PLACES = (
     ),
     # --- tools
     Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py",), most=1 << 22),
-    Place(
-        "input of a typed tool",
-        validated,
-        BRACKETS,
-        ("tools/arguments.py",),
-        most=1 << 22,
-    ),
+    Place("input of a typed tool", validated, BRACKETS, ("tools/arguments.py",), most=1 << 22),
     *(
         Place(
             f"pattern {pattern} of a schema",
@@ -1230,14 +1096,7 @@ PLACES = (
     Place(
         "patterns in a schema",
         lambda text: JsonSchema("x", {"pattern": text}),
-        (
-            of("("),
-            of("a{9}"),
-            of("(a{9}){9}"),
-            of(r"\w{0,99}"),
-            of("[a"),
-            of("(" * 99 + "a" + "){99}" * 99),
-        ),
+        (of("("), of("a{9}"), of("(a{9}){9}"), of(r"\w{0,99}"), of("[a"), of("(" * 99 + "a" + "){99}" * 99)),
         ("tools/schemas.py",),
         most=1 << 17,
     ),
@@ -1277,13 +1136,7 @@ PLACES = (
     Place(
         "events of a stream",
         parsed_events,
-        (
-            ofb("data: x\n"),
-            ofb("data: x\n\n"),
-            ofb("\r"),
-            ofb("a"),
-            ofb("event: "),
-        ),
+        (ofb("data: x\n"), ofb("data: x\n\n"), ofb("\r"), ofb("a"), ofb("event: ")),
         ("models/_sse.py",),
     ),
     Place(
@@ -1298,12 +1151,7 @@ PLACES = (
         ),
         ("models/_aws_events.py",),
     ),
-    Place(
-        "JSON of a provider",
-        read_json,
-        JSON_SHAPES,
-        ("models/_json.py",),
-    ),
+    Place("JSON of a provider", read_json, JSON_SHAPES, ("models/_json.py",)),
     Place(
         "arguments of a call",
         lambda text: make_call_part("x", text, {}),
@@ -1434,13 +1282,7 @@ PLACES = (
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
         ("data/json.py",),
     ),
-    Place(
-        "call in a history of other makers",
-        imported_call,
-        (*BRACKETS, of('"\\"')),
-        ("data/wire.py",),
-        most=1 << 22,
-    ),
+    Place("call in a history of other makers", imported_call, (*BRACKETS, of('"\\"')), ("data/wire.py",), most=1 << 22),
     Place(
         "id of an agent",
         lambda text: find_matching_id(text, ["a/b@1", "c"]),
@@ -1451,17 +1293,7 @@ PLACES = (
         "thoughts in a text",
         split_thoughts,
         (
-            *(
-                of(u)
-                for u in (
-                    "<think>",
-                    "</think>",
-                    "<think></thinking>",
-                    "<",
-                    "</think> ",
-                    "\n",
-                )
-            ),
+            *(of(u) for u in ("<think>", "</think>", "<think></thinking>", "<", "</think> ", "\n")),
             *(of(u, "", "</think>\n") for u in ("`", "`a``a", "```\n", "~~~\n", "<think>", "` ", " ", "`\n\n")),
             of("<think>a</think>"),
             of(" ", "</think>", "a"),
@@ -1491,11 +1323,7 @@ PLACES = (
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
     Place("JSON in a text to redact", parse_if_json, BRACKETS, most=1 << 22),
     Place(
-        "message of an MCP server",
-        served,
-        BRACKETS,
-        ("adapters/mcp/stdio.py", "adapters/mcp/http.py"),
-        most=1 << 24,
+        "message of an MCP server", served, BRACKETS, ("adapters/mcp/stdio.py", "adapters/mcp/http.py"), most=1 << 24
     ),
     Place(
         "list of an MCP server that no parser takes",
@@ -1511,13 +1339,7 @@ PLACES = (
         ("adapters/mcp/stdio.py",),
         most=1 << 16,
     ),
-    Place(
-        "result of an MCP server",
-        result_text,
-        (*BRACKETS, of("a")),
-        ("adapters/mcp/results.py",),
-        most=1 << 24,
-    ),
+    Place("result of an MCP server", result_text, (*BRACKETS, of("a")), ("adapters/mcp/results.py",), most=1 << 24),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
@@ -1541,10 +1363,7 @@ PLACES = (
             ofb(',"gather":', '{"kind":"intent","path":"","seq":1,"fp":"' + "0" * 32 + '","effect":{"type":"A"'),
             ofb(',"crc":"0'),
         ),
-        (
-            "journal/line_reader.py",
-            "journal/records.py",
-        ),
+        ("journal/line_reader.py", "journal/records.py"),
     ),
     Place(
         "signature in a journal",
@@ -1596,19 +1415,11 @@ PLACES = (
     Place(
         "message of a session",
         lambda data: _parse_messages(iter([data]), "x"),
-        (
-            *JSON_SHAPES,
-            ofb("a", '{"type":"user_message","content":[{"type":"text","text":"', '"}]}'),
-        ),
+        (*JSON_SHAPES, ofb("a", '{"type":"user_message","content":[{"type":"text","text":"', '"}]}')),
         ("sessions/stores.py",),
     ),
     Place("file of a session", loaded(_read_json), JSON_SHAPES),
-    Place(
-        "row of a session",
-        lambda data: _parse_json(data.decode(), "x"),
-        JSON_SHAPES,
-        ("sessions/stores.py",),
-    ),
+    Place("row of a session", lambda data: _parse_json(data.decode(), "x"), JSON_SHAPES, ("sessions/stores.py",)),
     Place(
         "policy",
         loaded(Policy.load),
@@ -1745,15 +1556,7 @@ PLACES = (
     Place(
         "cassette",
         lambda data: parse_cassette(data, "x"),
-        (
-            ofb("["),
-            ofb("&a "),
-            ofb("a: &a\n- *a\n"),
-            ofb("a: "),
-            ofb("? "),
-            ofb("!"),
-            ofb('"\\u'),
-        ),
+        (ofb("["), ofb("&a "), ofb("a: &a\n- *a\n"), ofb("a: "), ofb("? "), ofb("!"), ofb('"\\u')),
         ("testing/cassette_files.py",),
         most=1 << 20,
     ),
@@ -1798,12 +1601,7 @@ PLACES = (
     Place(
         "end of a recorded stream",
         lambda text: stream_is_complete(text, read_to_end=True),
-        (
-            of("data: {\n"),
-            of("\r"),
-            of("data: [[["),
-            of('data: {"candidates":[{}]}\n\n'),
-        ),
+        (of("data: {\n"), of("\r"), of("data: [[["), of('data: {"candidates":[{}]}\n\n')),
         ("testing/stream_ends.py",),
     ),
     Place(
@@ -1832,18 +1630,7 @@ PLACES = (
     Place(
         "what is nearly JSON, in a cassette",
         lambda text: Cleaner(KNOWN).body(f'f({{"password": 1, {text}'.encode(), "text/javascript"),
-        (
-            of('"password":'),
-            of('"'),
-            of('\\"'),
-            of('"a\\'),
-            of("["),
-            of("a"),
-            of("?"),
-            of("?a"),
-            of("&a=b"),
-            of("1"),
-        ),
+        (of('"password":'), of('"'), of('\\"'), of('"a\\'), of("["), of("a"), of("?"), of("?a"), of("&a=b"), of("1")),
         ("redaction.py", "testing/traffic_redaction.py"),
         most=1 << 18,
     ),
@@ -1933,14 +1720,7 @@ PLACES = (
     Place(
         "signature of an event",
         as_signatures,
-        (
-            of("t=1,"),
-            of("v1=a,"),
-            of(",", "t=1"),
-            of("9", "t=1,v1="),
-            of("v1,a "),
-            of("whsec_"),
-        ),
+        (of("t=1,"), of("v1=a,"), of(",", "t=1"), of("9", "t=1,v1="), of("v1,a "), of("whsec_")),
         ("server/webhooks.py",),
         most=1 << 16,
     ),
@@ -1961,15 +1741,7 @@ PLACES = (
     Place(
         "headers of a request",
         lambda text: (HOST.fullmatch(text), ORIGIN.fullmatch(f"https://{text}"), as_headers(text)),
-        (
-            of("a"),
-            of("["),
-            of(":"),
-            of("a.", "[", "]"),
-            of(";"),
-            of("stepengine=a;"),
-            of("9", "a:"),
-        ),
+        (of("a"), of("["), of(":"), of("a.", "[", "]"), of(";"), of("stepengine=a;"), of("9", "a:")),
         ("server/access.py",),
         most=1 << 16,
     ),
