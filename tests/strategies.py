@@ -18,7 +18,7 @@ from stepengine import errors
 from stepengine.data.codec import STORED as STORED_CLASSES
 from stepengine.data.codec import tag_of
 from stepengine.data.hooks import Change
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import (
     AssistantMessage,
@@ -542,4 +542,3 @@ not_json = st.sampled_from(
         "a\udfffb",
     ]
 ) | st.sampled_from([10**4300, -(10**4300), 10**5000])
-EMPTY = JsonDict()

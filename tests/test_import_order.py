@@ -60,12 +60,6 @@ def test_an_import_cycle_of_several_modules_is_reported_once(check: ModuleType, 
     ]
 
 
-def test_a_cycle_between_module_and_package_is_reported(check: ModuleType, tmp_path: Path) -> None:
-    files = {"data/__init__.py": "from stepengine.data.a import x\n", "data/a.py": "from stepengine.data import y\n"}
-    (problem,) = problems_of(check, tmp_path, files)
-    assert problem.startswith("2 modules import each other:")
-
-
 @pytest.mark.parametrize(
     "text", ["from stepengine.engine.a import f\n", BACK["by a loader"].replace("data.lower", "engine.a")]
 )
@@ -82,13 +76,6 @@ def test_imports_in_one_direction_are_fine(check: ModuleType, tmp_path: Path) ->
         "engine/a.py": "from stepengine.data.a import f\n",
     }
     assert problems_of(check, tmp_path, files) == []
-
-
-def test_the_layers_are_those_of_the_import_contract(check: ModuleType) -> None:
-    layers = check.read_layers(ROOT / "pyproject.toml")
-    assert "cli" in layers[0]
-    assert layers[-1] == {"errors"}
-    assert any({"machine", "helpers"} <= layer for layer in layers)
 
 
 def test_an_import_cycle_makes_the_script_fail(

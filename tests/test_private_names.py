@@ -14,17 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / ".ci" / "private_names.py"
 
 PLANTED = {
-    "from dbos import _sys_db": [("private name", "dbos._sys_db")],
     "from dbos._context import current_owner_xid": [("private name", "dbos._context.current_owner_xid")],
-    "import google.genai._api_client": [("private name", "google.genai._api_client")],
     "def clear(client):\n    client._custom_headers = {}": [("private name", "_custom_headers")],
     "class Ours:\n    def __init__(self, inner):\n        self._inner = inner\n\n    def f(self):\n        return self._inner._x": [
         ("private name", "_x")
     ],
     "Q = 'select status from dbos.workflow_status'": [("foreign table", "dbos.workflow_status")],
-    "Q = 'delete from notifications where consumed'": [("foreign table", "notifications")],
     "def q(table):\n    return f'update dbos.{table} set x = 1'": [("foreign table", "dbos.")],
-    "exec('x = 1')": [("generated code", "exec")],
     "def load(text):\n    return eval(compile(text, '<made>', 'eval'))": [
         ("generated code", "eval"),
         ("generated code", "compile"),
@@ -64,19 +60,6 @@ def test_planted_private_names_and_generated_code_are_found(check: ModuleType, t
 @pytest.mark.parametrize("what", list(CLEAN))
 def test_our_own_and_public_names_are_not_reported(check: ModuleType, tmp_path: Path, what: str) -> None:
     assert [] == found_in(check, tmp_path, CLEAN[what])
-
-
-def test_a_dependency_name_is_reported_despite_our_equal_one(check: ModuleType, tmp_path: Path) -> None:
-    other = tmp_path / "stepengine" / "models" / "ours.py"
-    other.parent.mkdir(parents=True)
-    other.write_text("class Ours:\n    def __init__(self):\n        self._content = b''\n")
-    planted = "def forget(response):\n    response._content = b''"
-
-    assert ["_content"] == [finding.name for finding in found_in(check, tmp_path, planted, "mcp")]
-
-
-def test_the_sandbox_may_generate_code(check: ModuleType, tmp_path: Path) -> None:
-    assert [] == found_in(check, tmp_path, "exec('x = 1')", "sandbox")
 
 
 ENTRY = {

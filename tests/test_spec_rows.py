@@ -64,28 +64,6 @@ def test_every_cited_row_exists() -> None:
     assert "" == "\n".join(str(each) for each in cited if not each.resolves)
 
 
-OF_SIMULATE = {*(f"I{number}" for number in range(1, 13)), "R3"}
-"""Names of what ``simulate`` checks: its docstring says what each means, and its failures show them."""
-LOOSE = re.compile(rf"\b(?:design|{'|'.join(spec_rows.PAGES)}) (?:section )?(?:{spec_rows.ID}|[0-9.]+)\b")
-
-
-@pytest.mark.deep
-def test_the_package_cites_rows_by_page_and_id() -> None:
-    """
-    ``(reliability:MP12)`` alone: what stands there can be searched for, and opened.
-    """
-    found = []
-    for file in spec_rows.citing():
-        if file.relative_to(spec_rows.ROOT).parts[0] == "stepengine":
-            text = file.read_text(encoding="utf-8")
-            found += [(file.name, loose) for loose in LOOSE.findall(text)]
-            found += [
-                (c.file.name, c.row) for c in spec_rows.citations(file, text) if not c.page and c.row not in OF_SIMULATE
-            ]
-
-    assert [] == found
-
-
 @pytest.mark.parametrize(
     ("line", "ids"),
     [
@@ -116,36 +94,6 @@ def test_a_citation_of_a_missing_row_is_reported_with_place() -> None:
         "stepengine/x.py:2: docs/spec/replay.md has no row 'ZZ1'",
         "stepengine/x.py:2: docs/spec has no row 'ZZ2'",
     ] == told
-
-
-@pytest.mark.deep
-def test_tests_shown_with_a_row_are_those_citing_it(request: pytest.FixtureRequest) -> None:
-    """
-    Marks are read from the text of the tests; whatever this run collected cites what was read.
-    """
-    held = spec_rows.holders()
-    missing = []
-    for item in request.session.items:
-        file, _, names = item.nodeid.partition("::")
-        name = names.partition("[")[0]
-        shown = {file, *(f"{file}::{'::'.join(name.split('::')[:n])}" for n in (1, 2))}
-        rows = {row for mark in item.iter_markers("spec") for row in mark.args}
-        missing += [(item.nodeid, row) for row in rows if shown.isdisjoint(held.get(row, ()))]
-
-    assert [] == missing
-
-
-def test_tests_of_a_row_are_shown_below_and_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, many = ("tests/x.py::test_<b>",), tuple(f"tests/y.py::test_{n}" for n in range(7))
-    monkeypatch.setattr(spec_rows, "holders", lambda: {"replay:A4": many, "replay:A7b": one})
-    shown = spec_rows.with_tests("replay", PAGE)
-    plain = re.sub(r'\n\n  <.*>\n|<span id="\w+"></span>', "", shown)
-
-    assert PAGE == plain
-    assert shown.index("belongs to it") < shown.index("Held by 7 tests") < shown.index("**A7b**")
-    assert shown.index("two lines") < shown.index("<code>tests/x.py::test_&lt;b&gt;</code>") < shown.index("**FS09**")
-    assert shown.index("**FS09**") < shown.index("## Next")
-    assert 1 == shown.count("<details>")
 
 
 @pytest.mark.parametrize("row", ["requirements:E99", "elsewhere:A1", "A1", 7, ["requirements:E1"]])
