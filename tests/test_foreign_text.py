@@ -6,7 +6,7 @@ without a cap.
 it covers. Each file with a call of `re`, a codec, JSON, HTML, YAML, `shlex` or `difflib` is in it, or in `APART` with a reason.
 
     python -m pytest tests/test_foreign_text.py                # every file is known
-    python -m pytest tests/test_foreign_text.py -m speed       # 4n characters within a second, growth, cancels
+    python -m pytest tests/test_foreign_text.py -m speed       # linear time, and cancels within a second
 """
 
 from __future__ import annotations
@@ -156,8 +156,6 @@ from stepengine.workspace.urls import parse_url, resolve_redirect
 
 PACKAGE = Path(stepengine.__file__).parent
 AGENTS = Path(__file__).resolve().parent.parent / "agents"
-N = 32_768
-"""How many hostile characters n is, unless a place takes fewer."""
 SECONDS = 1.0
 MEASURABLE = 0.02
 GROWTH = 9.0
@@ -1813,25 +1811,6 @@ def seconds_of(place: Place, text: Any) -> float:
         gc.enable()
 
 
-def least_seconds_of(place: Place, text: Any) -> float:
-    """Return the time; what took too long is measured again, for the machine may have been busy."""
-    least = seconds_of(place, text)
-    for _ in range(ROUNDS - 1):
-        if least >= SECONDS:
-            least = min(least, seconds_of(place, text))
-    return least
-
-
-@pytest.mark.spec("reliability:RS12", "reliability:R23")
-@EACH_PLACE
-@pytest.mark.speed
-def test_hostile_text_takes_less_than_a_second(place: Place) -> None:
-    n = min(4 * N, place.most)
-    taken = [least_seconds_of(place, shape(n)) for shape in place.shapes]
-
-    assert max(taken) < SECONDS, taken
-
-
 @pytest.mark.speed
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @EACH_PLACE
@@ -1876,9 +1855,7 @@ async def searching(folder: Path, name: str, prefer_python: bool) -> Any:
         (folder / f"{'ab' * 100}{number}.py").write_text("x" * 2_000 + "\n")
     tools = ToolRegistry([*file_tools(folder), *search_tools(folder, prefer_python=prefer_python)])
     given = {
-        "glob": {"pattern": "**/*"},
         "code_search": {"pattern": "x.*x.*y" if prefer_python else "x"},
-        "find_files": {"prompt": "abab"},
         "read_subtree": {},
     }
     return tools.execute(name, given[name])
@@ -1900,7 +1877,7 @@ CANCELLED: dict[str, Callable[[Path], Awaitable[Any]]] = {
         f"{name} with {'Python' if python else 'ripgrep'}": lambda folder, name=name, python=python: searching(
             folder, name, python
         )
-        for name in ("glob", "code_search", "find_files", "read_subtree")
+        for name in ("code_search", "read_subtree")
         for python in (False, True)
     },
     "HTML": html,

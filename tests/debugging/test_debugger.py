@@ -414,28 +414,3 @@ walk._wait_for_forks = twice
 @pytest.mark.usefixtures("forks")
 def test_forked_walk_survives_an_extra_wakeup_signal() -> None:
     assert ("went on with 3\n", 0) == walked_by(WOKEN_TWICE)
-
-
-BESIDE_NATIVE_THREADS = """
-import ctypes, time
-
-libc = ctypes.CDLL(None)  # threads of the kind that a library for numbers has, and that Python knows nothing of
-for _ in range(3):
-    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
-
-fork = walk._fork_active_process
-
-def slowly():
-    is_new = fork()
-    if not is_new:
-        time.sleep(1)  # so that the signal comes while this process does not wait for it
-    return is_new
-
-walk._fork_active_process = slowly
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("forks")
-def test_signal_delivered_to_native_thread_is_not_lost() -> None:
-    assert ("went on with 3\n", 0) == walked_by(BESIDE_NATIVE_THREADS)
