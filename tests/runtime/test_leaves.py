@@ -12,14 +12,14 @@ from functools import partial
 import attrs
 import pytest
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, Gather, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, Spawn
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.usage import Spending, Usage
 from stepengine.data.yields import Perform as Do
-from stepengine.errors import AgentError, AnswerRejected, PerformError
+from stepengine.errors import AgentError, PerformError
 from stepengine.runtime import RunHandle
 
 REQUEST = ModelRequest("test/m")
@@ -154,33 +154,6 @@ async def test_interactor_without_answer_leaves_the_question_open(world, behavio
     assert "suspended" == outcome.kind
 
 
-def asking(world):
-    def machine(plan, state):
-        outcome = yield AskPerson(0, (QUESTION,))
-        if isinstance(outcome, Stop):
-            return world.done(state, status="suspended", pending=outcome.questions)
-        return world.done(state, outcome.value[0].value)
-
-    return machine
-
-
-@pytest.mark.spec("requirements:X54", "requirements:K12")
-async def test_watched_handle_answers_open_questions_once(world):
-    tree = world.tree(asking(world))
-    handle = RunHandle(tree, tree.run)
-    async for event in handle.events(answers=True):
-        if event.type == "question_asked":
-            with pytest.raises(AnswerRejected, match="'q0'"):
-                handle.answer("q7", "red")
-            handle.answer("q0", "red")
-            break
-    finished = await handle.result()
-    with pytest.raises(AnswerRejected, match="none"):
-        handle.answer("q0", "blue")
-
-    assert "red" == finished.output
-
-
 async def test_all_questions_of_one_ask_are_open_together(world):
     first, second = QUESTION, Question("q1", "How many?")
 
@@ -198,19 +171,6 @@ async def test_all_questions_of_one_ask_are_open_together(world):
     finished = await handle.result()
 
     assert ["red", "two"] == finished.output
-
-
-async def test_question_waits_only_while_the_run_is_watched(world):
-    tree = world.tree(asking(world))
-    handle = RunHandle(tree, tree.run)
-    events = handle.events(answers=True)
-    async for event in events:
-        if event.type == "question_asked":
-            break
-    await events.aclose()
-    finished = await handle.result()
-
-    assert RunStatus.SUSPENDED is finished.status
 
 
 # --- spawn ----------------------------------------------------------------------------------------------------------
@@ -267,84 +227,6 @@ async def test_child_uses_the_same_performers_and_emits_its_path(world):
     assert 3 == events[-1].usage.output_tokens
 
 
-@pytest.mark.spec("reliability:SP10")
-async def test_suspended_child_suspends_its_parent_after_siblings_finish(world):
-    done = []
-
-    def child(plan, state):
-        if plan.path == "0":
-            outcome = yield AskPerson(0, (Question("0.q0", "Really?", path="0"),))
-            return world.done(state, status="suspended", pending=outcome.questions)
-        yield CallModel(0, REQUEST)
-        done.append(plan.path)
-        return world.done(state)
-
-    def parent(plan, state):
-        outcome = yield Gather((Spawn(0, "kid"), Spawn(1, "kid"), Spawn(2, "kid")))
-        return world.done(state, outcome.outcomes, status="suspended")
-
-    asked, *siblings = (await nursery(world, child, parent).run()).output
-
-    assert ("suspended", "0.q0") == (asked.kind, asked.questions[0].id)
-    assert RunStatus.SUSPENDED is asked.child.status
-    assert [Value, Value] == [type(o) for o in siblings]
-    assert ["1", "2"] == done
-
-
-@pytest.mark.spec("generator-contract:L6", "reliability:I12", "reliability:R10")
-async def test_no_child_outlives_its_parent(world):
-    started, ended = asyncio.Event(), []
-
-    async def hang(request):
-        if len(provider.requests) == 6:
-            started.set()
-        await asyncio.Event().wait()
-
-    def child(plan, state):
-        if plan.path.count(".") < 1:
-            outcome = yield Gather((Spawn(0, "kid"), Spawn(1, "kid")))
-        outcome = yield CallModel(2, REQUEST)
-        ended.append(plan.path)
-        return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
-
-    def parent(plan, state):
-        outcome = yield Gather((Spawn(0, "kid"), Spawn(1, "kid"), Spawn(2, "kid")))
-        return world.done(state, outcome.outcomes, status="cancelled")
-
-    provider = world.Provider(default=hang)
-    tree = nursery(world, child, parent, models=provider)
-    before = asyncio.all_tasks()
-    task = asyncio.create_task(tree.run())
-    await started.wait()
-    tree.root.stop(Stop("shutdown"))
-    finished = await task
-
-    assert before == asyncio.all_tasks()
-    assert 9 == len(ended)
-    assert {RunStatus.CANCELLED} == {o.child.status for o in finished.output}
-
-
-@pytest.mark.spec("requirements:X59")
-async def test_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
-    async def interrupt():
-        raise KeyboardInterrupt
-
-    def child(plan, state):
-        outcome = yield CallFunction(0, Do(interrupt))
-        return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
-
-    def parent(plan, state):
-        yield Gather((Spawn(0, "kid"), Spawn(1, "kid")))
-        outcome = yield CallModel(2, REQUEST)
-        return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
-
-    tree = nursery(world, child, parent)
-    finished = await tree.run()
-
-    assert RunStatus.CANCELLED is finished.status
-    assert isinstance(tree.leftovers.reraise, KeyboardInterrupt)
-
-
 async def test_children_nest_300_levels_deep(world):
     from stepengine.data.limits import Limits
 
@@ -361,35 +243,3 @@ async def test_children_nest_300_levels_deep(world):
     finished = await world.tree(machine, plan=plan, planner=plan_child).run()
 
     assert RunStatus.COMPLETED is finished.status
-
-
-@pytest.mark.parametrize("wrong", [3, None])
-async def test_invalid_answer_raises_in_advance_and_from_handle_and_interactor(world, wrong, caplog):
-    question = Question("q0", "May I?")
-
-    def machine(plan, state):
-        outcome = yield AskPerson(0, (question,))
-        return world.done(state, outcome)
-
-    with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):
-        world.tree(machine, answers={"May I?": wrong})
-
-    class Odd:
-        def ask(self, question):
-            return wrong
-
-    finished = await world.tree(machine, interactor=Odd()).run()
-
-    assert (Stop, "suspended") == (type(finished.output), finished.output.kind)
-    assert (wrong is None) == ("nobody answers it" not in caplog.text)
-
-    tree = world.tree(machine)
-    tree.desk.attend()
-    task = asyncio.create_task(tree.run())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):
-        tree.desk.answer("q0", wrong)
-    tree.desk.answer("q0", "yes")
-
-    assert "yes" == (await task).output.value[0].value
