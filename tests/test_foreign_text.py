@@ -43,7 +43,7 @@ from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.adapters.mcp.results import make_result
 from stepengine.adapters.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
 from stepengine.cli.commands.fork import _parse_edit
-from stepengine.cli.commands.send import MAX_CHARS, parse_json_message
+from stepengine.cli.commands.send import parse_json_message
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import UsageProblem
 from stepengine.context.project import TAGS
@@ -711,20 +711,6 @@ PLACES = (
     ),
     # --- what another end of a connection says
     Place(
-        "head of a frame",
-        framed,
-        (ofb("["), ofb('{"a":'), ofb("9", '{"id": ', "}"), ofb('"'), ofb("\\u"), ofb(" ")),
-        ("workspace/connection.py",),
-        most=1 << 20,
-    ),
-    Place(
-        "listing of a folder elsewhere",
-        far_listing,
-        (ofb("["), ofb("[]"), ofb('[["a","d",1,null]]'), ofb("9"), ofb(" "), ofb('[["a","f",1,[1,')),
-        ("workspace/far.py",),
-        most=1 << 25,
-    ),
-    Place(
         "what a supervisor elsewhere says of a search",
         EXIT.fullmatch,
         (ofb("9"), ofb("9", "exit "), ofb("pid 9\n"), ofb("9", "pid ")),
@@ -738,18 +724,6 @@ PLACES = (
         tuple([of(unit) for unit in ("[", "a: ", "&a ", "*a ", "? ", "!!x ", '"', "'", "a: b\n", "|\n", "\\")]),
         ("workspace/skills.py",),
         most=16 * 1024,
-    ),
-    Place(
-        "what a package says of its agents",
-        lambda text: parse_declaration(text.encode()),
-        (
-            of("["),
-            of('{"agents":'),
-            of("1", '{"format": ', "}"),
-            of('"a": {},', '{"format": "stepengine.agents/1", "agents": {', '"b": {}}}'),
-            of('"a",', '{"format": "stepengine.agents/1", "agents": {"a": {}}, "hosts": [', '"b"]}'),
-        ),
-        ("engine/packages.py",),
     ),
     Place(
         "publisher of a package",
@@ -874,19 +848,6 @@ PLACES = (
         lambda line: (ANSWER.search(line), list(ID.finditer(line))),
         (ofb("a"), ofb('"id" '), ofb('"id":1'), ofb('"id":"'), ofb('"id":"a", '), ofb('"result"'), ofb("1", '"id":')),
         ("adapters/mcp/stdio.py",),
-    ),
-    Place(
-        "line of an editor",
-        read_message,
-        (
-            ofb("["),
-            ofb('{"a":'),
-            ofb('"'),
-            ofb("1"),
-            ofb('{"method":"', "", '"}'),
-            ofb('{"id":1,"result":["', "", '"]}'),
-        ),
-        ("adapters/acp/stdio.py",),
     ),
     Place(
         "text that an editor shows as a block",
@@ -1070,8 +1031,6 @@ PLACES = (
         most=1 << 20,
     ),
     # --- tools
-    Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py",), most=1 << 22),
-    Place("input of a typed tool", validated, BRACKETS, ("tools/arguments.py",), most=1 << 22),
     *(
         Place(
             f"pattern {pattern} of a schema",
@@ -1150,12 +1109,6 @@ PLACES = (
         ("models/_aws_events.py",),
     ),
     Place("JSON of a provider", read_json, JSON_SHAPES, ("models/_json.py",)),
-    Place(
-        "arguments of a call",
-        lambda text: make_call_part("x", text, {}),
-        (*BRACKETS, of('"\\"'), of("\ud800")),
-        most=1 << 22,
-    ),
     Place(
         "calls in a text",
         lambda text: parse_written_calls(ModelReply(text)),
@@ -1280,7 +1233,6 @@ PLACES = (
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
         ("data/json.py",),
     ),
-    Place("call in a history of other makers", imported_call, (*BRACKETS, of('"\\"')), ("data/wire.py",), most=1 << 22),
     Place(
         "id of an agent",
         lambda text: find_matching_id(text, ["a/b@1", "c"]),
@@ -1319,10 +1271,6 @@ PLACES = (
     ),
     Place("redaction of all", lambda text: make_redactor("all", {}).value({"a": text}), SECRET_SHAPES),
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
-    Place("JSON in a text to redact", parse_if_json, BRACKETS, most=1 << 22),
-    Place(
-        "message of an MCP server", served, BRACKETS, ("adapters/mcp/stdio.py", "adapters/mcp/http.py"), most=1 << 24
-    ),
     Place(
         "list of an MCP server that no parser takes",
         reread,
@@ -1337,7 +1285,6 @@ PLACES = (
         ("adapters/mcp/stdio.py",),
         most=1 << 16,
     ),
-    Place("result of an MCP server", result_text, (*BRACKETS, of("a")), ("adapters/mcp/results.py",), most=1 << 24),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
@@ -1411,21 +1358,6 @@ PLACES = (
     ),
     # --- sessions, policies, settings
     Place(
-        "message of a session",
-        lambda data: _parse_messages(iter([data]), "x"),
-        (*JSON_SHAPES, ofb("a", '{"type":"user_message","content":[{"type":"text","text":"', '"}]}')),
-        ("sessions/stores.py",),
-    ),
-    Place("file of a session", loaded(_read_json), JSON_SHAPES),
-    Place("row of a session", lambda data: _parse_json(data.decode(), "x"), JSON_SHAPES, ("sessions/stores.py",)),
-    Place(
-        "policy",
-        loaded(Policy.load),
-        (*JSON_SHAPES, ofb("a", '{"', '":1}'), ofb("rules", '{"', '":1}')),
-        ("permissions/policy.py",),
-        most=1 << 20,
-    ),
-    Place(
         "command before rules",
         judged,
         tuple(
@@ -1492,16 +1424,6 @@ PLACES = (
         most=131_072,
     ),
     # --- deployments
-    Place("outcome that is typed for a fork", _parse_edit, BRACKETS, ("cli/commands/fork.py",)),
-    Place("message that is piped into send", _sent, BRACKETS, ("cli/commands/send.py",), most=MAX_CHARS),
-    Place(
-        "row of a deployment",
-        lambda text: _parse_recorded_json(text, "x"),
-        BRACKETS,
-        ("durable/operate.py",),
-        most=1 << 24,
-    ),
-    Place("message to a run", parse_message_form, BRACKETS, ("durable/messages.py",), most=1 << 24),
     Place(
         "names of steps in an error of the database",
         lambda text: [*NAMES_OF_STEPS.finditer(text)],
@@ -1603,12 +1525,6 @@ PLACES = (
         ("testing/stream_ends.py",),
     ),
     Place(
-        "JSON of a recorded reply",
-        indent_json,
-        (*BRACKETS, of('{"a":1},', "[", "{}]"), of("\n", "{}"), of("\u0085", '"', '"')),
-        ("testing/cassette_bodies.py",),
-    ),
-    Place(
         "compressed body of a recorded reply",
         lambda data: decode_body(data, "gzip"),
         (lambda n: gzip.compress(b"") * (n // 20), lambda n: gzip.compress(b"a" * n), ofb("\x1f")),
@@ -1676,65 +1592,13 @@ PLACES = (
         ("testing/traffic_redaction.py",),
     ),
     # --- what another server of runs says
-    Place(
-        "answer and event of another server",
-        remote_said,
-        (*JSON_SHAPES, ofb('{"type":"'), ofb('"a":1,', '{"type":"a",', '"b":1}'), ofb('{"run_id":"', "a", '"}')),
-        ("adapters/external/remote.py",),
-        most=1 << 20,
-    ),
     # --- what clients of a server of runs send
-    Place(
-        "body of a request",
-        lambda data: validate_as(StartRun, parse_strict_json(data)),
-        (*JSON_SHAPES, ofb('{"agent":"'), ofb('"a":1,', '{"agent":"a",', '"b":1}'), ofb('{"params":{"a":')),
-        ("server/bodies.py",),
-        most=1 << 20,
-    ),
-    Place(
-        "body of a page of AG-UI",
-        lambda data: input_of(plain(parse_strict_json(data))),
-        (
-            *JSON_SHAPES,
-            ofb('{"threadId":"'),
-            ofb("{},", '{"threadId":"t","runId":"r","messages":[', "{}]}"),
-            ofb('{"resume":['),
-        ),
-        (),
-        most=1 << 20,
-    ),
-    Place(
-        "file of tokens",
-        lambda data: _parse_entries(data, Path("tokens.json")),
-        (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
-        ("server/access.py",),
-    ),
-    Place(
-        "file of webhooks",
-        lambda data: Webhooks.read(data, "webhooks.json"),
-        (*JSON_SHAPES, ofb('{"topics":{"go":{"run":"'), ofb("/a", '{"topics":{"go":{"run":"', '"}}}')),
-        ("server/webhooks.py",),
-    ),
     Place(
         "signature of an event",
         as_signatures,
         (of("t=1,"), of("v1=a,"), of(",", "t=1"), of("9", "t=1,v1="), of("v1,a "), of("whsec_")),
         ("server/webhooks.py",),
         most=1 << 16,
-    ),
-    Place(
-        "event of another service",
-        as_an_event,
-        (*JSON_SHAPES, ofb('{"id":"'), ofb("[", '{"id":'), ofb("1,", '{"id":[', "1]}"), ofb('{"a":{"b":')),
-        ("server/webhooks.py",),
-        most=1 << 20,
-    ),
-    Place(
-        "report of an evaluation",
-        parsed_report,
-        (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
-        ("server/reports.py",),
-        most=64 << 20,
     ),
     Place(
         "headers of a request",
@@ -1789,6 +1653,51 @@ APART = {
     """,
 }
 """Files that parse other text, by what text it is. Each of their expressions takes time in proportion to it."""
+
+
+def of_bytes(read: Callable[[bytes], Any]) -> Callable[[str], Any]:
+    """Return what reads a text as its bytes."""
+    return lambda text: read(text.encode("utf-8", "surrogatepass"))
+
+
+JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    ("workspace/connection.py", of_bytes(framed)),
+    ("workspace/far.py", of_bytes(far_listing)),
+    ("adapters/acp/stdio.py", of_bytes(read_message)),
+    ("adapters/ag_ui", of_bytes(lambda data: input_of(plain(parse_strict_json(data))))),
+    ("adapters/external/remote.py", of_bytes(remote_said)),
+    ("adapters/mcp/http.py", served),
+    ("adapters/mcp/results.py", result_text),
+    ("cli/commands/fork.py", _parse_edit),
+    ("cli/commands/send.py", _sent),
+    ("data/wire.py", imported_call),
+    ("durable/messages.py", parse_message_form),
+    ("durable/operate.py", lambda text: _parse_recorded_json(text, "x")),
+    ("engine/packages.py", of_bytes(parse_declaration)),
+    ("models/_json.py", lambda text: make_call_part("x", text, {})),
+    ("permissions/policy.py", of_bytes(loaded(Policy.load))),
+    ("redaction.py", parse_if_json),
+    ("server/access.py", of_bytes(lambda data: _parse_entries(data, Path("tokens.json")))),
+    ("server/bodies.py", of_bytes(lambda data: validate_as(StartRun, parse_strict_json(data)))),
+    ("server/reports.py", of_bytes(parsed_report)),
+    ("server/webhooks.py", of_bytes(as_an_event)),
+    ("server/webhooks.py, its file", of_bytes(lambda data: Webhooks.read(data, "webhooks.json"))),
+    ("sessions/stores.py", of_bytes(lambda data: _parse_messages(iter([data]), "x"))),
+    ("sessions/stores.py, a file", of_bytes(loaded(_read_json))),
+    ("sessions/stores.py, a row", lambda text: _parse_json(text, "x")),
+    ("testing/cassette_bodies.py", indent_json),
+    ("tools/arguments.py", validated),
+    ("tools/repair.py", mended_input),
+)
+"""What reads JSON with a parser in C, whose time is linear: all that can happen is that it is nested too deep, or none."""
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("read", [read for _, read in JSON_READERS], ids=[file for file, _ in JSON_READERS])
+def test_hostile_json_is_read_or_refused_by_its_reader(read: Callable[[str], Any]) -> None:
+    for shape in BRACKETS:
+        with contextlib.suppress(StepEngineError, ValueError):
+            read(shape(100_000))
 
 
 # --- one test over the table ----------------------------------------------------------------------------------------
@@ -1926,7 +1835,7 @@ def test_every_parsing_file_is_listed() -> None:
     found = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
     found |= {path.relative_to(AGENTS.parent).as_posix(): path for path in AGENTS.rglob("*.py")}
     parsing = {name for name, path in found.items() if PARSES.search(path.read_text(encoding="utf-8"))}
-    covered = {file for place in PLACES for file in place.covers}
+    covered = {file for place in PLACES for file in place.covers} | {file for file, _ in JSON_READERS if file in found}
     apart = {file for files in APART.values() for file in files.split()}
 
     assert sorted(parsing - covered - apart) == [], "untrusted text? then into PLACES, else into APART"
