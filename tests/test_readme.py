@@ -40,7 +40,6 @@ COMMANDS = [
     for code in re.findall(r"^```console\n(.*?)^```$", TERMINAL, re.DOTALL | re.MULTILINE)
     for line in code.splitlines()
 ]
-LONGEST = 200
 
 IN_GUIDE = [m[1] for m in re.finditer(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)]
 IN_BUNDLED = [m[1] for m in re.finditer(r"^```python\n(.*?)^```$", BUNDLED, re.DOTALL | re.MULTILINE)]
