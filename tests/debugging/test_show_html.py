@@ -27,7 +27,8 @@ from stepengine.debugging.viewer import live_page
 from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.engine import load_agent
-from stepengine.journal import FileJournal
+from stepengine.journal import FileJournal, MemoryJournal, follower
+from stepengine.journal.line_reader import read_more_lines
 from stepengine.testing import ScriptedModel
 from tests.evaluation.runs import read_all, reviewed, said, tool_call
 
@@ -335,14 +336,26 @@ def test_incremental_page_updates_equal_a_page_rendered_at_the_end(step: int, tm
 
 
 @pytest.mark.spec("evaluation:JG50")
-def test_follower_rereads_a_replaced_journal(tmp_path: Path) -> None:
+def test_follower_reads_only_new_bytes_and_rereads_a_replaced_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = reviewed(MemoryJournal(link=True)).lines()
     path, other = tmp_path / "run.jsonl", tmp_path / "other.jsonl"
-    path.write_bytes(b"".join(reviewed().lines()[:3]))
+    path.write_bytes(b"".join(lines[:3]))
     following = FollowedJournal(FileJournal(path), "run.jsonl")
-    other.write_bytes(b"".join(reviewed().lines()[:4]))
+    read: list[int] = []
+    monkeypatch.setattr(
+        follower, "read_more_lines", lambda data, *a, **o: read.append(len(data)) or read_more_lines(data, *a, **o)
+    )
+    for line in lines[3:]:
+        with path.open("ab") as file:
+            file.write(line)
+        following.read()
+    other.write_bytes(b"".join(reviewed(MemoryJournal()).lines()[:4]))
     other.replace(path)
     following.read()
 
+    assert [*[len(line) for line in lines[3:]], path.stat().st_size] == read
     assert path.stat().st_size == following.offset
 
 

@@ -16,13 +16,13 @@ from urllib.parse import quote
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait
+from stepengine import Ask, ToolCall
 from stepengine.data.messages import TextPart
 from stepengine.debugging import render_run
 from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.debugging.viewer.rendering import load_stored_history
-from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal import FileJournal, Journal
 from stepengine.journal.recorded_requests import RecordedRequests
 from tests.evaluation.runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
@@ -482,69 +482,6 @@ def test_served_page_shows_records_written_meanwhile(chromium: Browser, tmp_path
     assert [] == [c for c in chromium.complaints if "favicon" not in c]
 
 
-def beside_each_other() -> Journal:
-    """
-    Two children in the background at the same time, one of which fails, and then a third.
-    """
-
-    def child(ctx: Any) -> Any:
-        yield from Sleep(0.2)
-        if ctx.params["fails"]:
-            msg = "no page"
-            raise ValueError(msg)
-        return "done"
-
-    def lead(ctx: Any) -> Any:
-        kids = [AgentCall("kid", prompt, params={"fails": prompt == "two"}) for prompt in ("one", "two", "three")]
-        yield from Wait(*(yield from Start(*kids[:2])))
-        yield from kids[2]
-
-    kid = AgentDefinition("kid", handle_steps=child)
-    journal = MemoryJournal()
-    Engine([AgentDefinition("lead", handle_steps=lead, spawnable_agents=[kid])]).run_sync("lead", "go", journal=journal)
-    return journal
-
-
-PAINTED = """(() => {
-    const canvas = document.querySelector('#lane'), {width, height} = canvas, scale = width / canvas.clientWidth;
-    const drawn = canvas.getContext('2d').getImageData(0, 0, width, height).data;
-    const there = (part, lane) => drawn[4 * (Math.round((lane * 20 + 13) * scale) * width + Math.round(part * width)) + 3] > 0;
-    return [0.25, 0.9].map(part => [0, 1, 2, 3].map(lane => there(part, lane)));
-})()"""
-"""Which of four lanes have something at a quarter of the time, and near its end."""
-
-
-@pytest.mark.spec("waiting:WT3")
-def test_concurrent_children_are_drawn_in_parallel_lanes(page: Any) -> None:
-    journal = beside_each_other()
-    chromium = page(render_run(journal))
-
-    assert ["leadgo", "kidone", "kidtwo", "kidthree"] == chromium.run(
-        "[...document.querySelectorAll('#names li')].map(li => li.textContent)"
-    )
-    assert [["", "", "bad", ""]] == [
-        chromium.run("[...document.querySelectorAll('#names li')].map(li => li.className.replace('here', '').trim())")
-    ]
-    assert [[True, True, True, False], [True, False, False, True]] == chromium.run(PAINTED)
-    chromium.run(
-        "(() => { const c = document.querySelector('#lane'), b = c.getBoundingClientRect();"
-        " c.dispatchEvent(new MouseEvent('click', {clientX: b.left + b.width / 4, clientY: b.top + 50})); })()"
-    )
-    settled(chromium)
-    assert "kidtwo" == text_of(chromium, "#names .here")
-    assert chromium.run(f"{PICKED}.textContent").startswith("1#")
-
-    chromium.run("document.querySelector('#agent-3').click()")
-    settled(chromium)
-    assert "kidthree" == text_of(chromium, "#names")
-    chromium.run("document.querySelector('#twin').open = true")
-    chromium.wait("document.querySelectorAll('#table table').length == 2")
-    assert "failed" in text_of(chromium, "#table")
-    assert chromium.run(
-        "document.querySelector('#context').offsetParent === null"
-    )  # no model was asked, so nothing is charted
-
-
 @pytest.mark.spec("evaluation:JG48")
 @pytest.mark.parametrize(("width", "height"), [(360, 225), (1440, 900)])
 def test_no_width_scrolls_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
@@ -668,34 +605,6 @@ def test_call_of_a_program_links_to_its_step_and_line(page: Any) -> None:
     assert "line 3 of its program" in cap
     assert text_of(chromium, "#panel h3") == "Program of #1line 3"
     assert text_of(chromium, "#panel [aria-current]").startswith("3prices = await")
-
-
-@pytest.mark.spec("programs:PG38")
-def test_long_program_opens_around_its_calls_and_expands_on_request(page: Any) -> None:
-    """
-    Nor does one whose lines were lost with a secret put calls at lines that are others now.
-    """
-    code = "\n".join([f"n{n} = {n}" for n in range(1, 1_001)])
-    calls: list[Any] = [ToolCall("price", {"item": "tea"})]
-    chromium = page(render_run(programmed(code, (calls, [500]))), "#step=1&tab=calls")
-    settled(chromium)
-    some = lines_shown(chromium)
-    chromium.run(
-        "[...document.querySelectorAll('#panel button')].find(b => b.textContent === 'Show all 1,000 lines').click()"
-    )
-
-    assert some[5:10] == ["6 n6 = 6", "… 487 lines", "494 n494 = 494", "495 n495 = 495", "496 n496 = 496"]
-    assert "1#0 price tea → 30" in some
-    assert len(lines_shown(chromium)) == 1_001
-
-    key = "\n".join(
-        ["-----BEGIN PRIVATE KEY-----", *["QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo" * 2] * 5, "-----END PRIVATE KEY-----"]
-    )
-    chromium = page(render_run(programmed(f'key = """{key}"""\n1' + "\n" * 9, (calls, [8]))), "#step=1&tab=calls")
-    settled(chromium)
-
-    assert "Parts of the program were redacted" in text_of(chromium, "#panel")
-    assert lines_shown(chromium)[-1] == "1#0 price tea → 30"
 
 
 @pytest.mark.spec("evaluation:JG48")
