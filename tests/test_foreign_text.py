@@ -74,7 +74,7 @@ from stepengine.journal.altered import describe_changes
 from stepengine.journal.encoding import _describe_error
 from stepengine.journal.line_reader import JournalBytes, parse_members, parse_record_lazily, parse_strictly, read_lines
 from stepengine.journal.mailbox import StoredLetter
-from stepengine.journal.records import KEY, check_address, encode_line, verify_checksum
+from stepengine.journal.records import encode_line, verify_checksum
 from stepengine.journal.secret_scan import scan
 from stepengine.journal.show import clean_tree
 from stepengine.journal.signing import JournalSignature
@@ -96,7 +96,6 @@ from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, find
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
-from stepengine.pytest_plugin.messages import CREDENTIAL
 from stepengine.redaction import Redactor, StreamRedactor, make_redactor, parse_if_json
 from stepengine.sandbox.program_checks import find_defined_names, problems
 from stepengine.sandbox.program_checks import format_problems as program_shown
@@ -127,7 +126,7 @@ from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_tex
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
-from stepengine.tools.bundled.memory import HIGHEST, _parse_notes, _split_words
+from stepengine.tools.bundled.memory import _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
 from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test, _match_any_line_end
@@ -150,7 +149,7 @@ from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possi
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
 from stepengine.workspace.repository import _parse_status
-from stepengine.workspace.skills import NAME, _parse_head
+from stepengine.workspace.skills import _parse_head
 from stepengine.workspace.text import decode_text, stream_lines
 from stepengine.workspace.urls import parse_url, resolve_redirect
 
@@ -744,13 +743,6 @@ PLACES = (
         ("testing/package_checks.py",),
     ),
     Place(
-        "name of a skill",
-        NAME.fullmatch,
-        (of("a"), of("a-"), of("-"), of("a", "", "!")),
-        ("workspace/skills.py",),
-        most=64,
-    ),
-    Place(
         "name of a skill that is not there",
         lambda name: find_nearest(name, [f"{name[:40]}{n}" for n in range(200)]),
         (of("a"), of("ab"), of("a-")),
@@ -782,7 +774,6 @@ PLACES = (
         (of("[paste "), of("1", "[paste "), of("[paste 1: ")),
         ("cli/screen/prompt.py",),
     ),
-    Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/bundled/memory.py",)),
     Place(
         "search of tools",
         lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
@@ -1326,7 +1317,6 @@ PLACES = (
         (of("a"), of("ab"), of("0123456789")),
         most=1 << 18,
     ),
-    Place("key in a head", KEY.fullmatch, (of("A"), of("=")), ("journal/records.py",)),
     Place(
         "journal",
         lambda data: read_lines(data, "x"),
@@ -1349,12 +1339,6 @@ PLACES = (
         (of("<tmp>"), of("<tmp>/pytest-of-"), of("<tmp>/pytest-of-a/pytest-"), of("<tmp>/pytest-of-a/pytest-1")),
         ("journal/show.py",),
         most=1 << 21,
-    ),
-    Place(
-        "address in a journal",
-        lambda text: check_address(text, 1),
-        (of("1"), of("1."), of("111111111."), of(".")),
-        ("journal/records.py",),
     ),
     # --- sessions, policies, settings
     Place(
@@ -1549,12 +1533,6 @@ PLACES = (
         most=1 << 18,
     ),
     Place(
-        "error of a test that replays",
-        CREDENTIAL.search,
-        (of("api"), of("api_"), of("credential"), of("_API_KE"), of(" ")),
-        ("pytest_plugin/messages.py",),
-    ),
-    Place(
         "boundary of a multipart message",
         lambda text: find_boundary(f"multipart/form-data; {text}"),
         (of("boundary="), of("a", "boundary="), of(" ", "boundary="), of("b")),
@@ -1649,7 +1627,7 @@ APART = {
         testing/patching/aiohttp_sessions.py testing/recorded_errors.py testing/simulation.py
         tools/bundled/note_tools.py tools/bundled/search/tools.py tools/bundled/shell/process.py tools/definition.py
         workspace/containers.py workspace/file_formats.py workspace/guard.py workspace/guarded_database.py
-        workspace/whole_files.py workspace/writes.py
+        pytest_plugin/messages.py workspace/whole_files.py workspace/writes.py
     """,
 }
 """Files that parse other text, by what text it is. Each of their expressions takes time in proportion to it."""

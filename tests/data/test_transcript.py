@@ -267,17 +267,6 @@ def test_only_the_result_of_a_known_call_can_be_replaced() -> None:
     assert "ok" == newer[2].text
 
 
-def test_several_results_can_be_replaced_at_once() -> None:
-    transcript = Transcript([text, *step("c1", "c2"), text])
-
-    resolved = transcript.resolve_all({"c2": ToolResult("two"), "c1": ToolResult("one")})
-
-    assert ["text", "", "one", "two", "text"] == [m.text for m in resolved]
-    assert 2 == resolved.shared_prefix(transcript)
-    with pytest.raises(TranscriptError, match="used twice"):
-        resolved.extend(step("c1"))
-
-
 # --- derived values -------------------------------------------------------------------------------------------------
 
 
