@@ -120,6 +120,7 @@ def test_the_agents_folder_is_not_an_import_package() -> None:
     assert [] == [str(file) for file in (ROOT / "agents").rglob("__init__.py")]
 
 
+@pytest.mark.parametrize("address", [("192.0.2.1", 443), ("2001:db8::1", 443)])
 def test_the_suite_cannot_connect_to_another_machine(address: tuple[str, int]) -> None:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family) as client, pytest.raises(RuntimeError, match="tests may not reach"):
