@@ -422,6 +422,9 @@ NAMES = frozenset(
     + [name for row in EVENTS for name in (row.cls.__name__, row.cls.type)]
     + [member.__name__ for member in (*RECORDS, *ERRORS)]
 )
+IMPORT = re.compile(r"^ *from \S+ import (?:\([^)]*\)|.*)$", re.MULTILINE)
+KEY = re.compile(r"[\[({,=\n]\s*(?:\w+\.)*[\"']?(\w+)[\"']?(?=\s*[,:)\]}])")
+"""What may be a key or an element of a literal."""
 
 
 def is_table(node: ast.AST) -> bool:
@@ -438,7 +441,7 @@ def is_table(node: ast.AST) -> bool:
 
 def tables_in(text: str) -> Iterator[str]:
     """Give the names of the tables of a module or of its classes."""
-    has_names = len({*re.findall(r"\w+", text)} & NAMES) >= A_TABLE
+    has_names = len({*KEY.findall(IMPORT.sub("", text))} & NAMES) >= A_TABLE  # to parse every module takes long
     statements = [*ast.parse(text).body] if has_names else []
     for statement in statements:
         if isinstance(statement, ast.ClassDef):
