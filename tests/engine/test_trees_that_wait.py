@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
@@ -325,83 +323,6 @@ async def test_race_with_an_asking_member_is_suspended_and_replayed(tmp_path: Pa
     assert await in_time(built.replay(journal)) == result
 
 
-@pytest.mark.spec("waiting:WT5")
-async def test_tool_cancelled_before_it_began_does_not_begin_on_replay(tmp_path: Path) -> None:
-    began: list[int] = []
-
-    @tool
-    def idle() -> Handler:
-        """Do nothing."""
-        began.append(1)
-        return "done"
-        yield
-
-    def races(ctx: Any) -> Handler:
-        return (yield from Race(Perform(quick, "k"), Sleep(0), ToolCall(idle)))[0]
-
-    built = Engine([AgentDefinition("root", handle_steps=races, tools=[idle])], models=ScriptedModel([]))
-    journal = FileJournal(tmp_path / "run.jsonl")
-    result = await in_time(built.run("root", journal=journal))
-
-    assert await in_time(built.replay(journal)) == result
-
-
-@pytest.mark.spec("waiting:WT3")
-async def test_asking_children_below_a_cancelled_one_end(tmp_path: Path) -> None:
-    def starts(ctx: Any) -> Handler:
-        yield from Start(AgentCall("asks"))
-        yield from Ask("And?")
-
-    def cancels(ctx: Any) -> Handler:
-        ref = yield from Start(AgentCall("starts"))
-        yield from Sleep(ctx.params["seconds"])
-        ended = yield from Cancel(ref, "enough")
-        return ended.status.value
-
-    agents = [
-        AgentDefinition("asks", handle_steps=asks),
-        AgentDefinition("starts", handle_steps=starts, spawnable_agents=["asks"]),
-        AgentDefinition("cancels", handle_steps=cancels, spawnable_agents=["starts"]),
-    ]
-    built = Engine(agents, models=ScriptedModel([]))
-    for number, seconds in enumerate((0, 0.0005, 0.001, 0.002, 0.003, 0.01)):
-        journal = FileJournal(tmp_path / f"{number}.jsonl")
-        result = await in_time(built.run("cancels", params={"seconds": seconds}, journal=journal))
-        assert (result.output, result.pending_questions) == ("cancelled", ())
-        assert await in_time(built.replay(journal)) == result
-
-
-@tool
-def starts_one_that_asks() -> Handler:
-    """Start a child that asks."""
-    return (yield from AgentCall("asks")).status.value
-
-
-@pytest.mark.spec("waiting:WT5")
-@pytest.mark.parametrize("loser", [AgentCall("asks"), ToolCall(starts_one_that_asks)], ids=["child", "child of a body"])
-async def test_member_that_asks_as_its_race_is_won_is_cancelled(tmp_path: Path, loser: Any) -> None:
-    def races(ctx: Any) -> Handler:
-        return (yield from Race(loser, Sleep(ctx.params["seconds"])))[0]
-
-    agents = [
-        AgentDefinition("asks", handle_steps=asks, hooks=Hooks(pre_run=naps)),
-        AgentDefinition("root", handle_steps=races, spawnable_agents=["asks"], tools=[starts_one_that_asks]),
-    ]
-    built = Engine(agents, models=ScriptedModel([]))
-    for number in range(20):
-        journal = FileJournal(tmp_path / f"{number}.jsonl")
-        params = {"seconds": 0.0005 + number * 0.0001}
-        result = await in_time(built.run("root", params=params, journal=journal))
-        assert (result.output, [child.questions for child in result.children]) == (1, [()] * len(result.children))
-        assert await in_time(built.replay(journal)) == result
-        # What is resumed after the winner had its result, and before the loser was given up.
-        lines = (tmp_path / f"{number}.jsonl").read_bytes().splitlines(keepends=True)
-        won = next(n for n, line in enumerate(lines) if b'"kind":"result","path":"","seq":1' in line)
-        (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[: won + 1]))
-        resumed = await in_time(built.resume(cut := FileJournal(tmp_path / "cut.jsonl"), in_doubt="retry"))
-        assert await in_time(built.replay(cut)) == resumed
-
-
 FOUND = (22, 55, 77, 83, 93, 96, 99, 114, 116, 118, 283, 307, 336, 533)
 """Programs that went wrong once."""
 
@@ -413,24 +334,3 @@ async def test_waiting_tree_resumes_from_any_record_without_repeats(first: int, 
         folder = tmp_path / str(seed)
         folder.mkdir()
         await check(seed, folder)
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    a, b = int(sys.argv[1]), int(sys.argv[2])
-    began = time.time()
-    failed: Counter[str] = Counter()
-    for seed in range(a, b):
-        folder = Path(tempfile.mkdtemp(dir="/tmp/f"))
-        try:
-            asyncio.run(check(seed, folder))
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            kind = f"{type(error).__name__}: {str(error)[:260]}"
-            failed[kind[:60]] += 1
-            print("FAILED", seed, kind, getattr(error, "__notes__", ""), flush=True)
-            if failed.total() >= 12:
-                break
-    print("over", b - a, failed, round(time.time() - began, 1))

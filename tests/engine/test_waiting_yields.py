@@ -5,7 +5,6 @@ Sleep, children in the background and races: what a handler gets of them, and wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -187,33 +186,6 @@ async def test_returning_parent_waits_for_children_unless_told_to_cancel() -> No
 
     assert ["cancelled", "enough"] == result.output
     assert {"first": "late", "second": None} == {child.agent_id: child.output for child in result.children}
-
-
-@pytest.mark.spec("waiting:WT3")
-async def test_replay_counts_no_child_stopped_before_it_began() -> None:
-    begun = asyncio.Event()
-
-    async def stubborn() -> None:
-        begun.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
-
-    def handle(ctx: Any) -> Any:
-        yield from Perform(stubborn)
-        yield from AgentCall(first)
-
-    def start(ctx: Any) -> Any:
-        yield from Start(AgentCall(kid))
-        yield from Perform(begun.wait)
-
-    kid = agent(handle, first, id="kid")
-    lead, journal = agent(start, kid), MemoryJournal()
-    async with Engine([lead]) as engine:
-        result = await engine.run(lead, journal=journal)
-        replayed = await engine.replay(journal)
-
-    assert result.spending.by_agent.keys() == {"lead", "kid"} == replayed.spending.by_agent.keys()
-    assert result == replayed
 
 
 # --- races ----------------------------------------------------------------------------------------------------------

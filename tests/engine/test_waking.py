@@ -40,7 +40,6 @@ from stepengine.errors import (
     BadYield,
     DefinitionError,
     InputError,
-    JournalError,
     JournalLocked,
     JournalMissing,
     StepEngineError,
@@ -48,7 +47,7 @@ from stepengine.errors import (
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, run_end, send_message
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import FileMailbox, Letter
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_waits
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
 from stepengine.runtime.mail import Message
@@ -105,17 +104,19 @@ def quick_mail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.runtime.mail.FIRST_POLL_SECONDS", 0.02)
 
 
-@pytest.fixture(params=["file", "database", "memory"])
+@pytest.fixture
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
-    if request.param == "memory":
+    kind = getattr(request, "param", "file")
+    if kind == "memory":
         return MemoryJournal()
-    return FileJournal(tmp_path / "a.jsonl") if request.param == "file" else SqliteJournal(tmp_path / "runs.db", "a")
+    return FileJournal(tmp_path / "a.jsonl") if kind == "file" else SqliteJournal(tmp_path / "runs.db", "a")
 
 
 # --- letters --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("journal", ["file", "database", "memory"], indirect=True)
 async def test_message_to_a_suspended_run_is_delivered_on_resume(journal: Journal) -> None:
     """
     It is taken in by the next process, once, and the replay of the whole is equal.
@@ -195,19 +196,6 @@ async def test_posted_message_is_on_disk_and_delivered_at_once(tmp_path: Path, h
     assert ("x", 2) == (letter.id, letter.value)
     assert 3 == result.output
     assert 2 == sum(i.input.get("type") == "message" for i in journal.history().inputs)
-
-
-@pytest.mark.spec("waiting:WT2")
-async def test_message_to_an_unrecorded_run_lives_in_memory() -> None:
-    async with Engine([agent(receives)]) as engine, engine.start("napper") as handle:
-        await asyncio.sleep(0)
-        new = [handle.post("go", 3, id="x")]
-        result = await handle.result()
-        with pytest.raises(StepEngineError, match="has ended"):
-            handle.post("go", 4)
-
-    assert [True] == new
-    assert 3 == result.output
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -369,78 +357,6 @@ async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> N
 
 
 @pytest.mark.spec("waiting:WT2")
-@pytest.mark.deep
-async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
-    tmp_path: Path,
-) -> None:
-    """
-    The first handle keeps its question open; in the second run it was left open while a sleep of the same tree goes on.
-    """
-
-    def both(ctx: Any) -> Any:
-        answer, _ = yield from Parallel(Ask("Ship it?", options=["yes", "no"]), Sleep(seconds=2))
-        return str(answer)
-
-    one, two = FileJournal(tmp_path / "1.jsonl"), FileJournal(tmp_path / "2.jsonl")
-    async with Engine([agent(asks), agent(both, "both")]) as engine:
-        async with engine.start("napper", journal=one, wait_for_answers=None) as handle:
-            await until(lambda: handle.questions)
-            await asyncio.to_thread(
-                one.mailbox().post, Letter(kind="answer", topic=handle.questions[0].id, value="perhaps")
-            )
-            with pytest.raises(TimeoutError):  # that is not an option
-                await asyncio.wait_for(handle.wait(), 1.5)
-            letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
-            await asyncio.to_thread(one.mailbox().post, letter)
-            result = await asyncio.wait_for(handle.result(), 50)
-        async with engine.start("both", journal=two) as handle:
-            await until(lambda: two.is_there() and open_questions(two.history()))
-            await asyncio.to_thread(two.mailbox().post, Letter(kind="answer", topic="q0", value="no"))
-            suspended = await handle.result()
-        gone_on = await engine.resume(two)
-
-    assert "yes" == str(result.output)
-    assert any("was left out" in warning for warning in result.warnings)
-    assert RunStatus.SUSPENDED is suspended.status
-    assert any("answer" == i.input.get("type") for i in two.history().inputs)
-    assert RunStatus.COMPLETED is gone_on.status
-    assert "no" in str(gone_on.output)
-
-
-@pytest.mark.spec("waiting:WT2")
-async def test_posted_permission_is_ignored_when_the_journal_is_foreign(journal: Journal) -> None:
-    from stepengine import tool
-    from stepengine.permissions import Policy, Rule
-
-    ran: list[int] = []
-
-    @tool
-    def ship(n: int) -> str:
-        """Ship it."""
-        ran.append(n)
-        return "shipped"
-
-    def handle(ctx: Any) -> Any:
-        from stepengine import call
-
-        yield from call("ship", n=1)
-
-    shipper = AgentDefinition("shipper", tools=["ship"], handle_steps=handle)
-    async with Engine([shipper], [ship], permissions=Policy([Rule.ask_for_tool("ship")])) as engine:
-        first = await engine.run("shipper", journal=journal)
-        letter = Letter(kind="answer", topic=first.pending_questions[0].id, value="yes")
-        journal.mailbox().post(letter)
-        doubted = await engine.resume(journal, trust=False)
-        journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
-        believed = await engine.resume(journal)
-
-    assert RunStatus.SUSPENDED is doubted.status
-    assert any("may be anybody" in warning for warning in doubted.warnings)
-    assert RunStatus.COMPLETED is believed.status
-    assert [1] == ran
-
-
-@pytest.mark.spec("waiting:WT2")
 async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
@@ -452,17 +368,6 @@ async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journa
     assert RunStatus.CANCELLED is cancelled.status
     assert any("not needed" in warning for warning in cancelled.warnings)
     assert 1 == result.output
-
-
-@pytest.mark.spec("waiting:WT2")
-async def test_posted_cancel_ends_a_run_that_waits_in_this_process(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "a.jsonl")
-    async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
-        await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, Letter(kind="cancel", value=""))
-        result = await asyncio.wait_for(handle.result(), 50)
-
-    assert RunStatus.CANCELLED is result.status
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -549,23 +454,6 @@ async def test_a_text_by_letter_is_said_to_the_run(journal: Journal) -> None:
 
     assert ["be quick"] == [m.text for m in result.state.message_history]
     assert result.state.message_history == again.state.message_history
-
-
-@pytest.mark.spec("waiting:WT2")
-async def test_damaged_mailbox_is_reported_and_the_run_kept_whole(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "a.jsonl")
-    async with Engine([agent(receives)]) as engine:
-        await engine.run("napper", journal=journal)
-        for n in range(2):
-            await engine.post(journal, "go", n)
-        mail = tmp_path / "a.jsonl.mail"
-        mail.write_bytes(b"rubbish\n" + mail.read_bytes())
-        with pytest.raises(JournalError, match=r"a\.jsonl\.mail"):
-            await engine.resume(journal)
-        mail.unlink()
-        result = await engine.resume(journal)
-
-    assert RunStatus.SUSPENDED is result.status
 
 
 @pytest.mark.spec("waiting:WT20")
@@ -657,13 +545,6 @@ async def test_attended_run_waits_in_process_and_is_suspended_when_left(journal:
     assert RunStatus.SUSPENDED is result.status
 
 
-@pytest.mark.spec("waiting:WT20")
-async def test_now_is_true_or_false() -> None:
-    async with Engine([agent(sleeps)]) as engine:
-        with pytest.raises(InputError):
-            await engine.resume(MemoryJournal(), now="yes")  # type: ignore[arg-type]
-
-
 @pytest.mark.spec("waiting:WT21")
 def test_run_that_never_waits_touches_only_its_journal(tmp_path: Path) -> None:
     def handle(ctx: Any) -> Any:
@@ -751,21 +632,6 @@ async def test_rebuilt_wake_index_has_old_and_new_entries(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("waiting:WT21")
-async def test_run_with_a_very_long_agent_id_sleeps_and_wakes(tmp_path: Path) -> None:
-    place, long = tmp_path / "runs.db", "a" * 2_000
-    async with Engine([agent(sleeps, long), agent(sleeps)]) as engine:
-        result = await engine.run(long, journal=SqliteJournal(place, "long"))
-        await engine.run("napper", journal=SqliteJournal(place, "other"))
-    with open_wake_index(place) as index:
-        noted = [one.run for one in index.all()]
-        index.renew()
-        found = [one.run for one in index.all()]
-
-    assert RunStatus.SUSPENDED is result.status
-    assert ["long", "other"] == noted == found
-
-
-@pytest.mark.spec("waiting:WT21")
 async def test_archived_and_damaged_runs_are_left_out_of_the_index(tmp_path: Path) -> None:
     async with Engine([agent(sleeps)]) as engine:
         await engine.run("napper", journal=tmp_path / "a.jsonl")
@@ -813,18 +679,6 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
     assert {f"s{n}": "woke" for n in range(3)} == woken
     assert [("q", "woken", RunStatus.COMPLETED)] == [(o.run, o.state, o.result and o.result.status) for o in told]
     assert [] == indexed(place)
-
-
-@pytest.mark.spec("waiting:WT21")
-async def test_a_message_makes_a_sleeper_due_at_once(tmp_path: Path) -> None:
-    place, told = tmp_path / "runs.db", list[Woken]()
-    async with Engine([agent(receives)]) as engine:
-        for n in range(3):
-            await engine.run("napper", journal=SqliteJournal(place, f"r{n}"))
-        await engine.post(SqliteJournal(place, "r1"), "go", "you")
-        await waker(place, engine, told).once()
-
-    assert [("r1", "you")] == [(one.run, one.result and one.result.output) for one in told]
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -973,12 +827,6 @@ async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
     assert [] == indexed(place)
 
 
-def test_a_place_without_runs_is_refused_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="neither a folder nor a database"):
-        open_wake_index(tmp_path / "run.jsonl")
-    assert [] == indexed(tmp_path)
-
-
 KILLED = """
 import asyncio, os, sys
 from datetime import UTC, datetime, timedelta
@@ -1067,7 +915,6 @@ def test_each_effect_happens_once_whenever_a_waker_is_killed(tmp_path: Path, poi
 
 
 @pytest.mark.spec("waiting:WT2")
-@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
 async def test_message_written_during_suspension_makes_the_run_due(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1098,35 +945,6 @@ async def test_message_written_during_suspension_makes_the_run_due(
 
 
 @pytest.mark.spec("waiting:WT2")
-@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_answer_read_during_suspension_makes_the_run_due(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find_entry, box = run_end.find_wake_entry, journal.mailbox()
-
-    def disturbed(run: JournaledRun, *given: Any) -> Any:
-        (question,) = open_questions(journal.history())
-        box.post(Letter(kind="answer", topic=question, value="yes"))
-        box.post(Letter(kind="message", topic="go", value=1, path="7"))
-        run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
-        return find_entry(run, *given)
-
-    place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    indexed(place)
-    monkeypatch.setattr(run_end, "find_wake_entry", disturbed)
-    async with Engine([agent(asks)]) as engine:
-        await engine.run("napper", journal=journal)
-        monkeypatch.undo()
-        with open_wake_index(place) as index:
-            due = [one.run for one in index.due(datetime.now(UTC))]
-        result = await engine.resume(journal)
-
-    assert 1 == len(due)
-    assert RunStatus.COMPLETED is result.status
-
-
-@pytest.mark.spec("waiting:WT2")
-@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
 async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: Journal) -> None:
     def waits(ctx: Any) -> Any:
         return (yield from Receive("go"))
