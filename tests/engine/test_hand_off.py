@@ -190,17 +190,6 @@ async def test_handler_of_an_agent_that_handed_off_ends_first():
 
 
 @pytest.mark.spec("generator-contract:L41")
-async def test_a_handler_hands_over_by_itself():
-    def handle_steps(ctx):
-        yield ToolCall("hand_off", {"agent": "billing"}, include_tool_call=False)
-
-    _, billing = agents()
-    desk = AgentDefinition("desk", spawnable_agents=[billing], handle_steps=handle_steps)
-    engine, _ = engine_of(desk, [], [text("Well?")])
-    assert "Well?" == (await engine.run(desk, "A bill.")).output
-
-
-@pytest.mark.spec("generator-contract:L41")
 @pytest.mark.parametrize("agent", ["nobody", "desk"])
 async def test_hand_off_to_a_forbidden_agent_is_an_error_result(agent):
     desk, _ = agents()
@@ -223,20 +212,6 @@ async def test_the_run_ends_as_the_other_agent_does():
     engine, _ = engine_of(desk, [HANDS], [])
     result = await engine.run(desk, "Refund order 7.")
     assert (RunStatus.FAILED, True) == (result.status, "ZeroDivisionError" in str(result.error))
-
-
-@pytest.mark.spec("generator-contract:L41")
-async def test_the_other_agent_may_ask_a_person():
-    def handle_steps(ctx):
-        return (yield from Ask("Refund it?", key="sure"))
-
-    desk, _ = agents(handle_steps=handle_steps)
-    engine, _ = engine_of(desk, [HANDS], [])
-    journal = MemoryJournal()
-    waiting = await engine.run(desk, "Refund order 7.", journal=journal)
-    (question,) = waiting.pending_questions
-    result = await engine.resume(journal, answers={question.id: "yes"})
-    assert (RunStatus.COMPLETED, "yes") == (result.status, result.output)
 
 
 @pytest.mark.spec("generator-contract:L41")

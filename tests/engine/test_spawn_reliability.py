@@ -147,69 +147,6 @@ async def test_completion_order_of_children_changes_no_address_history_or_replay
     assert 1 == len(seen)
 
 
-# --- what a child cannot gain -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:H1", "reliability:R7")
-async def test_child_cannot_lift_a_denial_of_the_tree():
-    asked: list[tuple[str, str]] = []
-    ran: list[str] = []
-
-    @tool(in_thread=False)
-    def wipe() -> str:
-        """Wipe."""
-        ran.append("wipe")
-        return "wiped"
-
-    def deny(ctx, call):
-        asked.append((ctx.agent.id, ctx.path))
-        return Decision.deny("not here") if call.tool_name == "wipe" else None
-
-    def allow(ctx, call):
-        return Decision.allow()
-
-    kid = AgentDefinition(
-        "kid",
-        model="test/m",
-        tools=[wipe],
-        hooks=Hooks(pre_tool=[allow]),
-        limits=Limits(max_depth=50, max_total_children=1000, max_tokens=10**9),
-    )
-    seen: dict[str, Any] = {}
-
-    def greedy(ctx):
-        denied = yield ToolCall("wipe", {})
-        seen["denied"] = denied.tool_result.text
-        deeper = (yield AgentCall("greedy")).value.error
-        seen.setdefault("deep", deeper)
-
-    own = AgentDefinition(
-        "greedy",
-        tools=[wipe],
-        spawnable_agents=["greedy"],
-        handle_steps=greedy,
-        hooks=Hooks(pre_tool=[allow]),
-        limits=Limits(max_depth=50),
-    )
-
-    def handle(ctx):
-        yield AgentCall("kid", "go")
-        yield AgentCall("greedy", "go")
-
-    boss = AgentDefinition("boss", model="test/m", spawnable_agents=[kid, own], handle_steps=handle)
-    scripted = ScriptedModel([tool_call("wipe", {}), text("gave up")])
-    engine = Engine([boss], models=scripted, hooks=Hooks(pre_tool=[deny]))
-    result = await engine.run("boss", limits=Limits(max_depth=2))
-
-    assert [] == ran
-    assert "not here" in scripted.calls[1].messages[-1].text
-    assert "not here" in seen["denied"]
-    assert "max_depth is 2" in str(seen["deep"])
-    assert ("kid", "0") in asked
-    assert ("greedy", "1") in asked
-    assert RunStatus.COMPLETED is result.status
-
-
 @pytest.mark.spec("reliability:SP14")
 async def test_approval_for_one_child_does_not_cover_its_siblings():
     ran: list[str] = []
@@ -348,49 +285,6 @@ async def test_crash_with_eight_children_repeats_no_recorded_result():
         assert 1 == max(again.values(), default=1), cut
         assert everything.keys() - {k for k in everything if k.startswith("model")} <= (known | again).keys(), cut
         assert check(left).problems == (), cut
-
-
-@pytest.mark.deep
-async def test_recorded_results_are_replayed_before_any_new_effect():
-    told: list[str] = []
-
-    async def do(what: str) -> str:
-        told.append(f"did {what}")
-        # The others have their turns, so that each child is in the middle at most cuts.
-        await asyncio.sleep(0)
-        return what
-
-    def kid(ctx):
-        for turn in "abcdefgh":
-            heard = yield from Perform.idempotent(do, f"{ctx.prompt}{turn}")
-            told.append(f"heard {heard}")
-        together = [Perform.idempotent(do, f"{ctx.prompt}{member}") for member in "xy"]
-        yield Parallel(together)
-
-    def around(ctx):
-        # Deep enough to be begun when the others have long come to the end of their records.
-        yield Parallel([AgentCall("kid" if len(ctx.prompt) > 3 else "around", f"{ctx.prompt}.")])
-
-    def boss(ctx):
-        yield Parallel([AgentCall("around" if i == 2 else "kid", str(i)) for i in range(3)])
-
-    kids = AgentDefinition("kid", handle_steps=kid)
-    deep = AgentDefinition("around", spawnable_agents=["around", kids], handle_steps=around)
-    engine = Engine([AgentDefinition("boss", spawnable_agents=[kids, deep], handle_steps=boss)], models=empty())
-    journal = MemoryJournal()
-    (await engine.run("boss", journal=journal)).unwrap()
-    lines, waited = journal.lines(), 0
-    for cut in range(2, len(lines)):
-        left = MemoryJournal(lines[:cut])
-        recorded = {f"heard {what.removeprefix('did ')}" for what in sure(left)[1]}
-        told.clear()
-        (await engine.resume(left)).unwrap()
-        first = next((at for at, what in enumerate(told) if what.startswith("did ")), len(told))
-
-        assert recorded.isdisjoint(told[first:]), cut
-        waited += len(recorded & {*told[:first]}) > 1
-
-    assert waited > 10
 
 
 # --- ten thousand -----------------------------------------------------------------------------------------------------
