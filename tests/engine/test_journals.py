@@ -19,24 +19,18 @@ from stepengine import (
     Ask,
     Engine,
     Hooks,
-    Limits,
     Perform,
     RunStatus,
     Tool,
     ToolCall,
 )
-from stepengine.data.codec import from_json, to_json
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
     InputError,
     JournalError,
-    JournalLocked,
-    LimitExceeded,
     MissingKey,
-    ReplayDivergence,
     UnknownModel,
-    UnknownOutcome,
 )
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 from stepengine.models import Models, Provider
@@ -188,90 +182,6 @@ def test_root_without_a_model_is_replayed_with_its_recorded_one(now: str | None)
     assert ["test/m", "test/m"] == [request.model.replace(":", "/") for request in scripted.calls]
 
 
-@pytest.mark.spec("replay:D1")
-def test_a_divergence_names_step_file_line_and_field() -> None:
-    journal = MemoryJournal()
-    recorded(journal)
-    changed = Desk("You hinder.")
-    with Engine([changed.agent], models=Forbidden()) as engine:
-        with pytest.raises(ReplayDivergence) as caught:
-            engine.replay_sync(journal)
-        stopped = engine.replay_sync(journal, on_divergence="stop")
-    error = caught.value
-    line = changed.agent.handle_steps.__code__.co_firstlineno + 2
-    assert (error.kind, error.step, error.address, error.site) == ("changed", 1, "#1", f"{__file__}:{line}")
-    assert error.diff == (("/system_prompt", '"You help."', '"You hinder."'),)
-    assert error.diff[0].pointer == "/system_prompt"
-    assert all(part in error.message for part in (error.site, "step 1", "You hinder."))
-    assert (stopped.status, stopped.error) == (RunStatus.FAILED, error)
-    assert from_json(to_json(error)) == error
-    assert changed.done == []
-
-
-@pytest.mark.spec("replay:D11")
-def test_fork_continues_live_with_another_outcome_and_keeps_the_original(tmp_path: Path) -> None:
-    journal = tmp_path / "run.jsonl"
-    recorded(journal)
-    before = journal.read_bytes()
-    desk = Desk()
-    with desk.engine(text("changed")) as engine:
-        with pytest.raises(JournalError, match="allow_repeat"):
-            engine.fork_sync(journal, at=1)
-        branch = engine.fork_sync(journal, at=2, edit="lost", into=tmp_path / "fork.jsonl", allow_repeat=True)
-        (question,) = branch.pending_questions
-        done = engine.resume_sync(branch.journal, answers={question.id: "no"})
-    assert (done.status, done.output["answer"]) == (RunStatus.COMPLETED, "no")
-    assert done.state.message_history[-1].text == "changed"
-    assert desk.done == ["send 9"]
-    assert journal.read_bytes() == before
-    assert FileJournal(tmp_path / "fork.jsonl").history().head.parent["at"] == "#2"
-
-
-@pytest.mark.spec("requirements:K12", "reliability:JR37")
-def test_a_wrong_answer_is_refused_and_the_journal_stays_usable() -> None:
-    journal = MemoryJournal()
-    with Desk().engine(*REPLIES) as engine:
-        asked = engine.run_sync("desk", "go", journal=journal)
-        with pytest.raises(AnswerRejected):
-            engine.resume_sync(journal, answers={"nobody": "yes"})
-        assert engine.resume_sync(journal, answers={asked.pending_questions[0].text: "no"}).output["answer"] == "no"
-
-
-@pytest.mark.spec("reliability:R3")
-@pytest.mark.parametrize("policy", ["fail", "retry", "ask"])
-def test_an_effect_in_doubt_follows_the_policy(policy: Any) -> None:
-    journal = MemoryJournal()
-    recorded(journal)
-    intent = next(n for n, line in enumerate(journal.lines()) if b'"intent"' in line and b'"perform"' in line)
-    cut, desk = MemoryJournal(journal.lines()[: intent + 1]), Desk()
-    with desk.engine(*REPLIES) as engine:
-        result = engine.resume_sync(cut, in_doubt=policy)
-    if policy == "fail":
-        assert isinstance(result.error, UnknownOutcome)
-        assert desk.done == []
-    elif policy == "retry":
-        assert desk.done == ["config", "send 1"]
-    else:
-        assert (result.status, desk.done) == (RunStatus.SUSPENDED, [])
-
-
-@pytest.mark.spec("reliability:JR13")
-def test_a_journal_has_one_writer_and_one_run(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    with Desk().engine(*REPLIES, *REPLIES) as engine:
-        engine.run_sync("desk", "go", journal=path)
-        with pytest.raises(JournalError, match="holds a run already"):
-            engine.run_sync("desk", "go", journal=path)
-        writer = FileJournal(path).writer()
-        try:
-            with pytest.raises(JournalLocked) as caught:
-                engine.resume_sync(path)
-        finally:
-            writer.close()
-        assert caught.value.host
-        engine.resume_sync(path)
-
-
 @pytest.mark.spec("reliability:R2")
 def test_run_that_cannot_start_releases_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
@@ -307,24 +217,6 @@ def test_streams_and_handles_record_and_resume_emits_only_new_events() -> None:
     asyncio.run(go())
 
 
-def test_run_at_its_step_limit_is_recorded_and_replays_alike() -> None:
-    def handle_steps(ctx: Any) -> Any:
-        for _ in range(3):
-            yield STEP
-        return "done"
-
-    agent = AgentDefinition("steps", model="t/m", handle_steps=handle_steps)
-    journal = MemoryJournal()
-    with Engine([agent], models=ScriptedModel([text("a"), text("b"), text("c")])) as engine:
-        try:
-            first = engine.run_sync("steps", journal=journal, limits=Limits(max_steps=2))
-        except LimitExceeded as error:
-            first = error.result
-        assert first.journal is journal
-        again = engine.replay_sync(journal)
-        assert again.status is first.status
-
-
 @pytest.mark.spec("reliability:JR13")
 def test_unread_stream_releases_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
@@ -337,18 +229,6 @@ def test_unread_stream_releases_its_journal(tmp_path: Path) -> None:
             return await engine.resume(path)
 
     assert asyncio.run(go()).status is RunStatus.SUSPENDED
-
-
-@pytest.mark.spec("reliability:I3")
-def test_many_replays_of_one_journal_may_run_at_once() -> None:
-    journal = MemoryJournal()
-    first = recorded(journal)
-
-    async def go() -> list[Any]:
-        async with Engine([Desk(forbidden=True).agent], models=Forbidden()) as engine:
-            return await asyncio.gather(*[engine.replay(journal) for _ in range(8)])
-
-    assert asyncio.run(go()) == [first] * 8
 
 
 def test_fork_before_the_first_model_call_knows_the_model() -> None:

@@ -156,45 +156,6 @@ def test_divergence_in_a_tool_names_its_line_despite_a_timeout(timeout: float | 
     assert raised.value.site in str(raised.value)
 
 
-@pytest.mark.spec("evaluation:JG5")
-def test_waiting_hook_of_a_tool_with_timeout_is_shown() -> None:
-    def asks(ctx: Any, call: Any) -> Any:
-        yield from Perform(int)  # the hook waits
-
-    agent = attrs.evolve(looker(5.0), hooks=Hooks(pre_tool=asks))
-    with stepped(agent, recorded(agent, [tool_call("look"), text("ok")])) as stepper:
-        waiting = [next((f for f in m.frames if f.kind != "package"), None) for m in stepper.moments()]
-        tops = [(frame.kind, frame.source.partition("# ")[2]) for frame in waiting if frame is not None]
-
-    assert [("hook", "the hook waits"), ("hook", "the hook waits"), ("tool", "the tool waits")] == tops
-
-
-@pytest.mark.spec("evaluation:JG5")
-def test_uninspectable_frame_is_one_line_and_ends_the_chain() -> None:
-    class Delegate:
-        def __init__(self) -> None:
-            self.steps = inner(1)
-
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> Any:
-            return self.steps.send(None)
-
-        def send(self, value: Any) -> Any:
-            return self.steps.send(value)
-
-    def handle_steps(ctx: Any) -> Any:
-        yield from Delegate()
-
-    agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
-    with stepped(agent, recorded(agent)) as stepper:
-        frames = stepper.moment().frames
-
-    assert [("handler", True), ("opaque", False)] == [(frame.kind, frame.line > 0) for frame in frames]
-    assert "Delegate" == frames[-1].function
-
-
 @pytest.mark.spec("evaluation:JG3")
 def test_siblings_stop_at_recorded_places_in_any_completion_order() -> None:
     """
@@ -402,27 +363,6 @@ def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
         moment = stepper.moment()
 
     assert (1, "#1", None, 1) == (moment.position, moment.address, moment.outcome, moment.frames[0].locals["number"])
-
-
-@pytest.mark.spec("evaluation:JG2")
-def test_second_stepper_shares_the_record_and_finds_other_effects() -> None:
-    kinds: list[Any] = []
-
-    def handle_steps(ctx: Any) -> Any:
-        yield from (call("read", str) if not kinds else Perform(len, "a"))
-
-    agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
-    with stepped(agent, recorded(agent)) as stepper:
-        stepper.go(stepper.last)
-        with stepper.anew() as other:
-            assert other.history is stepper.history
-
-            other.go(1)
-
-            assert "" == other.moment().address
-        kinds.append(1)
-        with pytest.raises(ReplayDivergence):
-            stepper.anew()
 
 
 def test_closing_runs_the_finally_blocks_of_handlers_children_first() -> None:
