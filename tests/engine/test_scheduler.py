@@ -23,7 +23,6 @@ from stepengine.engine.schedule_book import ScheduleBook
 from stepengine.engine.scheduler import standings
 from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.journal.sleepers import open_wake_index
 from tests.engine.clocks import NotingClock
 from tests.waits import until, until_async
 
@@ -56,28 +55,6 @@ async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:
 
 
 # --- once per time ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-@PLACES
-@pytest.mark.spec("waiting:WT26", "waiting:WT27")
-async def test_nightly_schedule_starts_once_per_night_across_clock_changes(tmp_path: Path, place: str) -> None:
-    schedule = Schedule(agent, cron="30 2 * * *", timezone="Europe/Berlin", id="night")
-    started: list[str] = []
-    async with Engine([agent]) as engine:
-        scheduler = Scheduler(engine, [schedule], runs=tmp_path / place)
-        for begin, hours in (("2026-03-27T12:00", 96), ("2026-10-23T12:00", 96)):
-            # Between the two it is moved there as somebody would who begins anew.
-            await ticked(scheduler, at(begin) - timedelta(minutes=1))
-            started.clear()
-            for half in range(2 * hours):
-                started += await ticked(scheduler, at(begin) + half * HOUR / 2)
-            assert len(started) == len(set(started)) == 4
-
-    assert ["night-20261024T003000Z", "night-20261025T003000Z", "night-20261026T013000Z"] == started[:3]
-    assert {"night-20260328T013000Z", "night-20260329T010000Z", "night-20260330T003000Z"} <= set(
-        names(tmp_path / place)
-    )
 
 
 @PLACES
@@ -266,17 +243,6 @@ def test_scheduled_run_of_a_killed_process_is_resumed(tmp_path: Path, place: str
     assert ["first", "begins", "last"] == log.read_text().split()
     again = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
     assert "0\n61\n" == again.stdout
-
-
-@pytest.mark.spec("waiting:WT27")
-async def test_ended_scheduled_run_is_resumed_by_no_process(tmp_path: Path) -> None:
-    async with Engine([agent]) as engine:
-        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path)
-        await ticked(scheduler, at("2026-05-01T00:00"))
-        assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
-
-    with open_wake_index(tmp_path) as index:
-        assert [] == index.all()
 
 
 @pytest.mark.deep
@@ -504,16 +470,6 @@ async def test_unusable_schedule_database_is_reported_and_retried(tmp_path: Path
         assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
 
 
-def test_two_tables_are_all_that_a_database_of_runs_gets(tmp_path: Path) -> None:
-    ScheduleBook(tmp_path / "runs.db").passed({"s": "x"}, at("2026-05-01T00:00"))
-    with sqlite3.connect(tmp_path / "runs.db") as database:
-        found = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    database.close()
-
-    assert {"schedules", "schedule_times"} == found
-    assert [] == SqliteJournal(tmp_path / "runs.db").runs()
-
-
 def test_a_look_makes_nothing(tmp_path: Path) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     for place in (tmp_path / "runs", tmp_path / "runs.db"):
@@ -580,24 +536,6 @@ async def test_background_scheduler_waits_for_times_and_notices_changes(tmp_path
     assert 60.0 >= max(clock.sleeps)
 
 
-async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = NotingClock(at("2026-05-01T06:59"), waits=True)
-    (tmp_path / ".schedules.db").write_bytes(b"no database " * 100)
-    async with Engine([agent]) as engine:
-        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
-        async with scheduler:
-            await until_async(lambda: "cannot be used to remember schedules" in caplog.text)
-            (tmp_path / ".schedules.db").unlink()
-            scheduler.replace(scheduler.schedules)
-            await until_async(lambda: "daily" in scheduler.book.load_known_schedules())
-            clock.advance(minutes=1)
-            scheduler.replace(scheduler.schedules)
-            await until_async(lambda: names(tmp_path))
-            await scheduler.finished()
-
-    assert ["daily-20260501T070000Z"] == names(tmp_path)
-
-
 async def test_any_failed_look_is_followed_by_the_next_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -615,15 +553,3 @@ async def test_any_failed_look_is_followed_by_the_next_one(
             await scheduler.finished()
 
     assert ["daily-20260501T070000Z"] == names(tmp_path)
-
-
-def test_started_times_can_be_counted_from_the_database_alone(tmp_path: Path) -> None:
-    book = ScheduleBook(tmp_path)
-    book.passed({"s": "x"}, at("2026-05-01T00:00"))
-    for hour in (1, 2):
-        book.claim("s", at("2026-05-01T00:00") + hour * HOUR, run=f"s-{hour}")
-    book.mark("s", at("2026-05-01T02:00"), "failed", "it broke")
-
-    told = book.load_known_schedules()["s"]
-    assert (at("2026-05-01T02:00"), "failed", "it broke") == (told.last.at, told.last.status, told.last.error)
-    assert ["s-1"] == [ran.run for ran in book.claimed()]

@@ -10,7 +10,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -161,17 +161,6 @@ UNUSABLE = pytest.mark.parametrize(
 def test_invalid_schedule_is_refused_where_it_is_written(given: dict[str, object], told: str) -> None:
     with pytest.raises(DefinitionError, match=told):
         Schedule("a", **{"cron": "0 7 * * 1-5", **given})
-
-
-@pytest.mark.speed
-@pytest.mark.spec("waiting:WT25")
-@UNUSABLE
-def test_invalid_schedule_is_refused_within_a_second(given: dict[str, object], told: str) -> None:
-    started = time.process_time()
-    with pytest.raises(DefinitionError, match=told):
-        Schedule("a", **{"cron": "0 7 * * 1-5", **given})
-
-    assert 1.0 > time.process_time() - started
 
 
 @pytest.mark.parametrize("agent", ["", 5, None])
@@ -338,29 +327,3 @@ def test_newest_times_of_a_dense_but_rare_line_are_found(cron: str, last: str) -
     end = datetime.fromisoformat(last).replace(tzinfo=UTC)
     assert (MAX_TIMES, end) == (len(newest), newest[-1])
     assert all(b - a == MINUTE for a, b in pairwise(newest))
-
-
-# --- what is rested on ------------------------------------------------------------------------------------------------
-
-
-def test_cronsim_misses_minutes_at_half_hour_clock_changes() -> None:
-    """Fails when a version of cronsim gets this right; then its own zones could be looked at again."""
-    start = datetime(2026, 10, 4, tzinfo=ZoneInfo(LORD_HOWE))
-
-    assert "03:30" == f"{next(CronSim('*/10 3 * * *', start)):%H:%M}"
-
-
-def test_cronsim_refuses_impossible_dates_and_stops_after_fifty_years() -> None:
-    with pytest.raises(CronSimError, match="day-of-month"):
-        CronSim("0 0 31 2 *", NAIVE)
-    with pytest.raises(StopIteration):
-        next(CronSim("* * */20 * 1L", NAIVE))
-
-
-@pytest.mark.speed
-def test_cronsim_gives_up_within_a_second() -> None:
-    started = time.process_time()
-    with pytest.raises(StopIteration):
-        next(CronSim("* * */20 * 1L", NAIVE))
-
-    assert 1.0 > time.process_time() - started
