@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -25,14 +23,11 @@ from typing import Any
 
 import pytest
 
-import stepengine
 from stepengine import AgentDefinition, Engine, RateLimit, RunStatus, call, tool
 from stepengine.engine import loop_thread
 from stepengine.engine import run as running
-from stepengine.errors import DataError
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.models import Batched, Models, OpenAIChatProvider
-from stepengine.runtime import watchdog
+from stepengine.models import Models, OpenAIChatProvider
 from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.workspace.threads import ThreadPool
@@ -195,38 +190,6 @@ def test_child_forked_during_a_run_leaves_it_to_the_parent(bench: Bench) -> None
     assert [os.getpid()] == bench.torn_down
 
 
-@pytest.mark.deep
-async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
-    """Not even when it looks for garbage: what only the parent's event loop would go on with is none."""
-    ended: list[int] = []
-    arrived = asyncio.Event()
-
-    @tool
-    async def waits() -> str:
-        """Wait."""
-        try:
-            arrived.set()
-            await asyncio.get_running_loop().create_future()
-        finally:
-            ended.append(os.getpid())
-        return "never"
-
-    def child() -> list[int]:
-        gc.collect()
-        return ended
-
-    agent = AgentDefinition("waiter", tools=[waits], handle_steps=lambda ctx: (yield from call(waits)))
-    engine = Engine([agent], models=ScriptedModel([]))
-    engine.start("waiter")
-    await arrived.wait()
-    told = in_child(child)
-    with pytest.warns(ResourceWarning, match="nobody had asked"):
-        await engine.aclose()
-
-    assert [] == told
-    assert [os.getpid()] == ended
-
-
 def test_forked_child_waits_for_no_lock_of_a_parent_thread(bench: Bench, tmp_path: Path) -> None:
     """
     Every lock of the process is held at the moment of the fork.
@@ -270,55 +233,6 @@ def every_lock_held() -> Iterator[int]:
         after_fork.PATIENCE_SECONDS = patience
         for one in held:
             one.release()
-
-
-BARE = re.compile(r"threading\.(?:R?Lock|Condition|Semaphore)\(|sqlite3\.connect\(|open_guarded\(")
-FINE = {
-    "workspace/after_fork.py": "it is the lock",
-    "workspace/threads.py": "a job dies with its thread, and the pool renews its condition",
-    "workspace/atomic.py": "the locks of files are forgotten",
-    "journal/line_journal.py": "a writer refuses in a child before it takes its lock",
-    "journal/held.py": "a writer refuses in a child before it takes the lock of its file",
-    "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
-    "models/batches.py": "left to the parent",
-    "sandbox/sessions.py": "a child is refused, or does nothing, before it takes its condition",
-    "workspace/connection.py": "left to the parent",
-    "workspace/guarded_database.py": "whoever calls it closes what it opens, or is listed here",
-    "workspace/far.py": "renewed, and a child opens a connection of its own",
-    "testing/processes/bootstrap.py": "renewed in a child",
-    "testing/processes/frozen.py": "renewed in a child",
-    "testing/processes/frozen_values.py": "of the command that starts programs, which forks nothing that goes on",
-    "testing/processes/broker.py": "of the command that starts programs, which forks nothing that goes on",
-    "workspace/file_formats.py": "an immutable connection that is closed at once",
-    "workspace/worker.py": "a program of its own, which forks nothing that goes on",
-    "workspace/write_ahead.py": "closed before a fork; a child has none of the parent's",
-}
-
-
-def test_every_module_level_lock_or_database_is_reset_after_fork() -> None:
-    """
-    Who needs a lock takes the one that is free in a child; exceptions stand above with their reason.
-    """
-    root = Path(stepengine.__file__).parent
-    found = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if BARE.search(path.read_text(encoding="utf-8"))
-    }
-
-    assert {*FINE} == found
-
-
-def test_forked_child_is_not_warned_of_its_parents_blocked_loops(bench: Bench) -> None:
-    engine = Engine([bench.agent], models=ScriptedModel([]))
-
-    def child() -> list[int]:
-        return [len(watchdog._watchdogs), len(watchdog._threads)]
-
-    with engine, bench.held(lambda: engine.run_sync("looker")):
-        told = in_child(child)
-
-    assert [0, 0] == told
 
 
 # --- event loops and connections --------------------------------------------------------------------------------------
@@ -508,27 +422,6 @@ def test_forked_child_keeps_no_short_lived_lock(tmp_path: Path, kind: str) -> No
     os.waitpid(pid, 0)
 
     assert is_free
-
-
-def test_forked_child_learns_that_its_parent_holds_the_batch_file(tmp_path: Path) -> None:
-    class Batching(ScriptedModel):
-        def batch_member(self, request: Any) -> Any:
-            return {}
-
-    provider: Any = Batched(Batching([]), file=tmp_path / "batches.db")
-    provider._open_sent_calls()
-
-    def child() -> str:
-        try:
-            provider._open_sent_calls()
-        except DataError as error:
-            return error.message
-        return "opened"
-
-    told = in_child(child)
-    provider._out.close()
-
-    assert "another process uses it; give each process its own" in told
 
 
 def test_parent_and_children_make_ids_of_their_own(bench: Bench) -> None:

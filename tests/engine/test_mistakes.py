@@ -14,24 +14,19 @@ from pydantic import BaseModel, ConfigDict
 import stepengine
 from stepengine import (
     STEP,
-    STEP_ALL,
     AgentCall,
     AgentDefinition,
     Ask,
-    Change,
     Engine,
     Hooks,
     Limits,
     ModelSettings,
     Parallel,
     Perform,
-    RateLimit,
-    RetryPolicy,
     RunResult,
     RunStatus,
     StepWith,
     TextPart,
-    Thinking,
     ToolCall,
     ToolCallPart,
     UserMessage,
@@ -41,16 +36,13 @@ from stepengine import (
     tool,
 )
 from stepengine.data.models import ModelReply
-from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.evaluation import Case, Evaluation
 from stepengine.events import LogLine, Warned
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models
-from stepengine.sessions import FileSessions, SqliteSessions
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import ResourceMap
-from stepengine.tools.bundled import control_tools, file_tools, read_files, spawn_tools
+from stepengine.tools.bundled import control_tools, read_files, spawn_tools
 
 
 class Budget(BaseModel):
@@ -92,7 +84,6 @@ def budget_of(ctx: Any) -> Any:
 
 
 broken = AgentDefinition("broken", handle_steps=failing)
-unlisted = AgentDefinition("unlisted", handle_steps=failing)
 kid = AgentDefinition("kid", input_schema=Budget, handle_steps=budget_of)
 
 
@@ -100,7 +91,7 @@ def run(handler: Any, *, journal: Any = None, observers: Any = (), **fields: Any
     given = {"tools": [find, *spawn_tools(inline=True)], "spawnable_agents": [broken, kid], **fields}
     agent = AgentDefinition("tester", handle_steps=handler, **given)
     models = ScriptedModel(["hi"] * 3)
-    with Engine([agent, unlisted], [hidden, forgets], models=models, observers=observers) as engine:
+    with Engine([agent], [hidden, forgets], models=models, observers=observers) as engine:
         return engine.run_sync(agent, "go", journal=journal)
 
 
@@ -112,14 +103,10 @@ def run(handler: Any, *, journal: Any = None, observers: Any = (), **fields: Any
     "use",
     [
         lambda answer: answer == "yes",
-        lambda answer: "went on" if answer else "stopped",
         lambda answer: answer.lower(),
         lambda answer: answer["a"],
-        lambda answer: [*answer],
-        lambda answer: answer + 1,
-        lambda answer: ToolCall("find", {"max_results": answer}),
     ],
-    ids=["compared", "judged", "a method", "an item", "unpacked", "added", "passed on"],
+    ids=["compared", "a method", "an item"],
 )
 def test_bare_yield_used_as_value_fails_with_yield_from_hint(use: Any) -> None:
     def handler(_: Any) -> Any:
@@ -161,19 +148,14 @@ def test_discarded_longer_history_is_an_error_at_its_line(method: str) -> None:
     ("slip", "said"),
     [
         (lambda _: call(read_files, ["a.py"]).data, "write `yield from` before it"),
-        (lambda _: call(read_files, ["a.py"])["content"], "write `yield from` before it"),
         (lambda ctx: ctx.params.files, "write ['files']"),
         (lambda ctx: ctx.message_history, "ctx.agent_state.message_history"),
         (
             lambda _: read_files.arguments(path="a.py"),
             "read_files: missing a required argument: 'paths'; it takes: paths, ",
         ),
-        (
-            lambda _: find.arguments(1, path="a.py"),
-            "find: missing a required argument: 'paths'; it takes: max_results, paths",
-        ),
     ],
-    ids=["not yielded", "an item of it", "params", "the context", "a bundled tool", "an own tool"],
+    ids=["not yielded", "params", "the context", "a bundled tool"],
 )
 def test_beginner_mistake_is_reported_with_the_right_code(slip: Any, said: str) -> None:
     def handler(ctx: Any) -> Any:
@@ -211,8 +193,8 @@ def itself() -> list[Any]:
 
 @pytest.mark.spec("reliability:GN16")
 @pytest.mark.parametrize(
-    "output", [{1, 2}, float("nan"), {"a": object()}, itself(), "\ud800", {1: 2}, 10**4300],
-    ids=["set", "nan", "inside", "cycle", "surrogate", "key", "number"],
+    "output", [float("nan"), {"a": object()}, itself(), "\ud800"],
+    ids=["nan", "inside", "cycle", "surrogate"],
 )  # fmt: skip
 def test_output_that_is_no_json_is_refused_when_stored(output: Any) -> None:
     def handler(_: Any) -> Any:
@@ -318,7 +300,7 @@ def test_values_of_handlers_and_models_are_parsed_and_recorded_alike(given: Any)
 
 
 @pytest.mark.spec("generator-contract:T1", "generator-contract:T2")
-@pytest.mark.parametrize("given", [{"max_results": "many", "paths": []}, {"max_results": 1, "paths": None}], ids=repr)
+@pytest.mark.parametrize("given", [{"max_results": "many", "paths": []}], ids=repr)
 def test_unreadable_values_are_refused_at_the_handlers_line(given: Any) -> None:
     def handler(_: Any) -> Any:
         yield ToolCall("find", given)
@@ -380,16 +362,8 @@ def test_an_entry_over_the_limit_is_never_refused_in_silence() -> None:
     assert "map_agents" in warning
 
 
-def test_handler_tool_of_an_agent_without_a_handler_is_reported() -> None:
-    agent = AgentDefinition("plain", tools=["add_message"])
-    with Engine([agent], models=ScriptedModel(["hi"])) as engine:
-        result = engine.run_sync(agent, "go")
-
-    assert "add_message" in result.warnings[0]
-
-
 @pytest.mark.spec("generator-contract:T25", "generator-contract:T26")
-@pytest.mark.parametrize("listed", [["add_message"], ["set_messages"], ["add_message", "set_messages"]], ids="+".join)
+@pytest.mark.parametrize("listed", [["add_message", "set_messages"]], ids="+".join)
 def test_listed_handler_tool_is_not_offered_to_the_model(
     listed: list[str],
 ) -> None:
@@ -419,14 +393,11 @@ def test_listed_handler_tool_is_not_offered_to_the_model(
 ERRORS = {
     "a tool of the engine": (lambda: ToolCall("hidden"), "the model does not see"),
     "a slip": (lambda: ToolCall("fnd"), "Did you mean 'find'?"),
-    "a slip in a step": (lambda: StepWith(tools=["fnd"]), "Did you mean 'find'?"),
     "a list that is missing": (
         lambda: ToolCall("spawn_agents", {"agent": 1}),
         'Fine would be: {"agents": [{"agent_type"',
     ),
     "a dict": (lambda: {"toolName": "find", "input": {"paths": []}}, "{'toolName': 'find', 'input': {...}}"),
-    "what to write for it": (lambda: {"toolName": "find", "input": {"n": 1}}, "ToolCall('find', {'n': 1})"),
-    "a text": (lambda: {"type": "STEP_TEXT", "text": "x"}, "StepText(text)"),
     "too many actions": (lambda: ToolCall("write_todos", {"todos": []}), "max_actions"),
 }
 
@@ -445,28 +416,6 @@ def test_error_suggests_the_intended_name_and_its_source(what: str) -> None:
     assert said in str(result.error)
     assert "The input was" not in str(result.error)
     assert result.error.where.startswith(f"{__file__}:")
-
-
-def test_spawn_of_an_unlisted_agent_is_refused_with_the_remedy() -> None:
-    def handler(_: Any) -> Any:
-        yield from AgentCall("unlisted")
-
-    with pytest.warns(SourceWarning, match="the agent 'unlisted' may not be spawned"):
-        result = run(handler)
-
-    assert "list it in spawnable_agents=[...] of 'tester'" in str(result.error)
-    assert result.error.where.startswith(f"{__file__}:")
-
-
-def test_error_for_an_agent_without_tools_lists_no_choices() -> None:
-    def handler(_: Any) -> Any:
-        yield from call("fetch", str)
-
-    with pytest.warns(SourceWarning, match="the tool 'fetch' is not available"):
-        error = str(run(handler, tools=[], spawnable_agents=[]).error)
-
-    assert "Available tools: none" not in error
-    assert "tools=[...]" in error
 
 
 @pytest.mark.parametrize(
@@ -512,25 +461,6 @@ def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_to
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: Parallel(concurency=2), "did you mean 'concurrency'?"),
-        (lambda: Perform(len("abc")), "write Perform(f, 3) instead of Perform(f(3))"),
-    ],
-    ids=["Parallel", "Perform"],
-)
-async def test_invalid_yieldable_argument_in_a_handler_names_the_valid_one(wrong: Any, words: str) -> None:
-    def handle_steps(ctx: Any) -> Any:
-        yield wrong()
-
-    result = await Engine(models=ScriptedModel([])).run(
-        AgentDefinition("a", model="t/m", handle_steps=handle_steps), "go"
-    )
-
-    assert words in str(result.error)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
         (
             lambda: StepWith(modle="x"),
             "StepWith takes no 'modle'; did you mean 'model'? It takes: model, tools, tool_choice, settings",
@@ -554,34 +484,19 @@ def test_invalid_yieldable_argument_outside_a_handler_names_the_valid_one(wrong:
     ("wrong", "words"),
     [
         (STEP, "STEP is not called; write `yield STEP`, or `yield StepWith(model=...)`"),
-        (lambda: STEP(model="a/b"), "STEP is not called"),
-        (STEP_ALL, "STEP_ALL is not called; write `yield STEP_ALL`"),
         (lambda: Perform(STEP), "Perform needs a function and its arguments, not STEP"),
         (ToolCall, "ToolCall(...): missing a required argument: 'tool'; it takes: tool, input, "),
         (lambda: Limits(4), "Limits(...): too many positional arguments; it takes: max_steps, "),
         (lambda: Hooks(pre_runs=print), "Hooks takes no 'pre_runs'; did you mean 'pre_run'?"),
-        (lambda: Change(prompt="x"), "Change takes no 'prompt'; did you mean 'system_prompt'?"),
-        (lambda: Thinking(token=5), "Thinking takes no 'token'; did you mean 'tokens'?"),
-        (lambda: RateLimit(5), "RateLimit(...): too many positional arguments; it takes: "),
-        (lambda: RetryPolicy(retries=5), "RetryPolicy takes no 'retries'; it takes: "),
-        (lambda: Workspace(".", writes=True), "Workspace takes no 'writes'; did you mean 'write'?"),
         (lambda: Workspace(5), "Workspace(root) is a path such as 'runs/one', not 5"),
-        (lambda: Case("x", check=print), "Case takes no 'check'; did you mean 'checks'?"),
-        (Case, "Case(...): missing a required argument: 'id'"),
         (lambda: Case("x", checks=print), "take lists, such as checks=[contains('done')]"),
         (
             lambda: Evaluation("x", [], {}, replies=[]),
             "takes no 'replies'; write Case(id, replies=[...]). It takes: name, ",
         ),
-        (lambda: Evaluation([]), "Evaluation(...): missing a required argument: 'cases'"),
-        (lambda: ResourceMap(5), "ResourceMap takes a list of objects, such as ResourceMap([pool]), not 5"),
         (lambda: Models("anthropic"), "Models takes providers by prefix"),
         (lambda: FileJournal(5), "FileJournal(path) is a path"),
-        (lambda: SqliteJournal(5), "SqliteJournal(path) is a path"),
-        (lambda: FileSessions(None), "FileSessions(root) is a path"),
-        (lambda: SqliteSessions(5), "SqliteSessions(path) is a path"),
         (lambda: load_agent(5), "an agent file is a path"),
-        (lambda: file_tools(5), "the root folder is a path"),
         (lambda: Engine().step_sync("go"), "step() takes an AgentState"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from stepengine import AgentDefinition, Complete, Engine, Hooks, ModelSettings, UserMessage
 from stepengine.context import truncate
-from stepengine.data.codec import to_json
 from stepengine.errors import ContextOverflow
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelInfo, Models
@@ -93,8 +92,3 @@ def test_context_overflow_is_raised_at_the_handlers_yield():
 
     with Engine([agent(settings=REFUSE, handle_steps=handler)], models=models_of(ScriptedModel([]))) as engine:
         assert "too long" == engine.run_sync("asker").unwrap()
-
-
-def test_settings_without_oversize_are_recorded_as_before():
-    assert "oversize" not in to_json(ModelSettings(temperature=0.5))
-    assert "refuse" == to_json(REFUSE)["oversize"]

@@ -426,51 +426,6 @@ def test_agents_of_a_package_resolve_each_other_before_the_users(site: Site) -> 
         assert ["lead(acme's Go)", "lead(other's Go)", "mine"] == engine.run_sync("boss", "").unwrap()
 
 
-BOTH = """
-from stepengine import AgentCall, AgentDefinition
-
-def steps(ctx):
-    mine = yield from AgentCall("helper", prompt=ctx.prompt)
-    theirs = yield from AgentCall("other/lead", prompt=ctx.prompt)
-    return f"{mine}, {theirs}"
-
-agent = AgentDefinition("both", spawnable_agents=["helper", "other/lead"], handle_steps=steps)
-"""
-HELD = """
-from stepengine import AgentCall, AgentDefinition
-
-def inner(ctx):
-    return "held"
-    yield
-
-def steps(ctx):
-    return (yield from AgentCall("helper", prompt=ctx.prompt))
-
-agent = AgentDefinition("lead", spawnable_agents=[AgentDefinition("helper", handle_steps=inner)], handle_steps=steps)
-"""
-
-
-@pytest.mark.spec("packages:PK5")
-def test_foreign_agent_resolves_its_names_in_its_own_package(
-    site: Site,
-) -> None:
-    acme = {"a": BOTH, "b": leaf("helper", "acme's")}
-    site.put("acme-agents", acme, {"both": {"spawns": ["helper", "other/lead"]}, "helper": {}})
-    theirs = {"a": lead("lead", "helper"), "b": leaf("helper", "other's")}
-    site.put("other-agents", theirs, {"lead": {"spawns": ["helper"]}, "helper": {}}, publisher="other")
-    site.put("third-agents", {"a": HELD}, {"lead": {}}, publisher="third")
-
-    def mine(ctx: Any) -> Any:
-        return "mine"
-        yield
-
-    helper = AgentDefinition("helper", handle_steps=mine)
-    with Engine([helper, load_agent("acme/both"), load_agent("third/lead")]) as engine:
-        assert "acme's Go, lead(other's Go)" == engine.run_sync("acme/both", "Go").unwrap()
-        assert "held" == engine.run_sync("third/lead", "Go").unwrap()
-        assert "mine" == engine.run_sync("helper", "Go").unwrap()
-
-
 @pytest.mark.spec("packages:PK5")
 def test_circles_within_and_across_packages_are_fine(site: Site) -> None:
     site.put(
@@ -541,20 +496,6 @@ def test_journal_head_names_package_agents_and_replay_reports_other_versions(sit
         f"recorded with acme/{name} of acme-agents==1.2.0; installed is acme-agents==1.3.0"
         for name in ("helper", "lead")
     ] == said
-
-
-@pytest.mark.spec("packages:PK9")
-def test_heads_of_runs_without_packages_are_as_they_were() -> None:
-    def steps(ctx: Any) -> Any:
-        return "done"
-        yield
-
-    journal = MemoryJournal()
-    with Engine([AgentDefinition("own", handle_steps=steps)]) as engine:
-        engine.run_sync("own", "Go", journal=journal).unwrap()
-    from stepengine.journal.encoding import head_members
-
-    assert "packages" not in head_members(journal.history().head)
 
 
 def test_the_id_of_no_installed_package_is_none_of_ours() -> None:

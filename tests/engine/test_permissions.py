@@ -1003,22 +1003,6 @@ def test_always_for_a_replaced_command_does_not_cover_the_first(world):
     assert 2 == len(person.asked)
 
 
-def test_question_that_ends_a_replay_is_shown_as_recorded(world):
-    @tool(category="write", preview=edited_preview)
-    def put(x: int) -> str:
-        """Put."""
-        return "put"
-
-    world.tools[0] = put
-    journal = MemoryJournal()
-    (live,) = world.run([PUT], Policy(), journal=journal).pending_questions
-    with world.engine([], Policy()) as engine:
-        (again,) = engine.replay_sync(journal).pending_questions
-
-    assert (live.preview, live.remember) == (again.preview, again.remember)
-    assert "Put 1" == again.preview["action"]
-
-
 @pytest.mark.spec("reliability:R8")
 def test_hook_that_keeps_changing_an_approved_input_ends_in_deny(world):
     def more(ctx, call):

@@ -15,7 +15,6 @@ from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected, BadYield, DefinitionError, PerformError
 from stepengine.events import QuestionAsked
 from stepengine.journal import MemoryJournal
-from stepengine.models import Timeouts
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool, spawn_tools
 from tests.engine.sums import add
@@ -249,11 +248,6 @@ async def test_model_with_too_many_questions_gets_an_error_and_continues():
     assert "over the limit of 100" in result.tool_calls[0].result.text
 
 
-@pytest.mark.spec("reliability:R23")
-def test_a_connection_may_take_ten_seconds():
-    assert 10 == Timeouts().connect
-
-
 # --- answers to a stored state --------------------------------------------------------------------------------------
 
 
@@ -360,29 +354,6 @@ async def test_unanswered_question_stays_open_beside_an_answered_one():
     talked = await clerk.engine(text("Fine.")).run("clerk", "Never mind.", previous=held.state)
     assert (RunStatus.COMPLETED, "Fine.") == (talked.status, talked.output)
     assert ["pending"] == [m.status for m in clerk.model.calls[0].messages if m.role == "tool"]
-
-
-@pytest.mark.spec("requirements:X11")
-async def test_message_beside_an_answer_follows_it():
-    clerk = Counted()
-    held = await clerk.engine(ask()).run("clerk", "Book.")
-    await clerk.engine(text("ok")).run("clerk", "And a window.", previous=held.state, answers={"For how many?": "2"})
-
-    *_, answer, said = clerk.model.calls[0].messages
-    assert ("ok", "And a window.") == (answer.status, said.text)
-
-
-@pytest.mark.spec("requirements:X11")
-async def test_run_continued_from_a_state_is_recorded_and_replays():
-    clerk = Counted()
-    held = await clerk.engine(ask()).run("clerk", "Book.")
-    journal = MemoryJournal()
-    engine = clerk.engine(text("Booked."))
-    await engine.run("clerk", previous=held.state, answers={held.state.pending[0].id: "4"}, journal=journal)
-    result = await Engine([clerk.agent]).replay(journal)
-
-    assert (RunStatus.COMPLETED, "Booked.") == (result.status, result.output)
-    assert journal.content() == result.journal.content()
 
 
 @pytest.mark.spec("requirements:X11")

@@ -17,7 +17,6 @@ from stepengine import (
     Ask,
     Engine,
     Hooks,
-    Limits,
     Parallel,
     ToolCall,
     ToolContext,
@@ -32,7 +31,7 @@ from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelInfo, ModelReply, ModelRequest, Models, Provider
 from stepengine.runtime import RateLimit
-from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, text, tool_call
 
 
 class Crowded(Provider):
@@ -92,16 +91,6 @@ async def test_all_runs_of_an_engine_share_provider_rate_limits() -> None:
     assert all(e.path for e in waits)
 
 
-@pytest.mark.spec("requirements:N15")
-async def test_without_rate_limits_nothing_waits_and_nothing_is_said() -> None:
-    provider, events = Crowded(), []
-    engine = Engine([parent()], models=provider, observers=[events.append])
-    await asyncio.gather(*[engine.run("parent") for _ in range(5)])
-
-    assert 2 < provider.most
-    assert not [e for e in events if e.type == "rate_limited"]
-
-
 async def test_run_waiting_for_a_rate_limit_can_be_cancelled() -> None:
     asked, gate = asyncio.Event(), asyncio.Event()
 
@@ -137,33 +126,6 @@ def test_rate_limit_for_an_unregistered_provider_is_refused() -> None:
 
 
 @pytest.mark.spec("requirements:N15")
-@pytest.mark.parametrize(("limit", "expected"), [(None, 6), (2, 2)])
-async def test_tools_of_one_reply_run_concurrently_up_to_the_limit(limit: int | None, expected: int) -> None:
-    running = most = 0
-
-    @tool(parallel_safe=True)
-    async def look(n: int) -> int:
-        """
-        Look.
-
-        Args:
-            n: Where.
-        """
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        return n
-
-    calls = tool_calls(*[tool_call("look", {"n": n}) for n in range(6)])
-    agent = AgentDefinition("a", model="test/m", tools=[look], limits=Limits(max_concurrent_tools=limit))
-    result = await Engine(models=ScriptedModel([calls, text("done")])).run(agent, "go")
-
-    assert expected == most
-    assert [str(n) for n in range(6)] == [c.result.text for c in result.tool_calls]
-
-
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 

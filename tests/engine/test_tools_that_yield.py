@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -41,9 +40,8 @@ from stepengine import (
 from stepengine.data.json import JsonDict
 from stepengine.data.tools import ToolSpec
 from stepengine.engine.handler_sources import SourceWarning
-from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError
+from stepengine.errors import BadYield, DefinitionError, StepEngineError, ToolError
 from stepengine.events import ToolFinished, ToolStarted
-from stepengine.journal import undo
 from stepengine.permissions import Policy, PolicyFile, Request, Rule
 from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, control_tools, file_tools, spawn_tools
@@ -491,59 +489,6 @@ def settle(order: str) -> str:
     return order
 
 
-def call_in_parallel() -> Steps[Any]:
-    """Do it."""
-    return (yield from Parallel(call(settle, "a")))  # type: ignore[call-overload]
-
-
-def text_on_the_way() -> Steps[Any]:
-    """Do it."""
-    yield "half of it"  # type: ignore[misc]
-
-
-def step_of_a_model() -> Steps[Any]:
-    """Do it."""
-    yield STEP
-
-
-def end_of_the_turn() -> Steps[Any]:
-    """Do it."""
-    yield ToolCall("end_turn")
-
-
-def returned_step_result() -> Steps[Any]:
-    """Do it."""
-    return (yield ToolCall("settle", {"order": "a"}))
-
-
-def agent_with_a_slip() -> Steps[Any]:
-    """Do it."""
-    return (yield from AgentCall("wrter", "x"))
-
-
-SLIPS: dict[Any, str] = {
-    call_in_parallel: "write ToolCall(name, {...})",
-    text_on_the_way: "Its result is what it returns",
-    step_of_a_model: "let an agent do it, with AgentCall(...)",
-    end_of_the_turn: "is about a conversation",
-    returned_step_result: "For the value itself write `yield from`",
-    agent_with_a_slip: "did you mean 'writer'?",
-}
-
-
-@pytest.mark.spec("programs:PG1")
-@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.__name__)
-async def test_mistake_in_a_yielding_tool_is_a_stable_explained_error(
-    slip: Any,
-) -> None:
-    warned = pytest.warns(SourceWarning, match="'writer'") if slip is agent_with_a_slip else contextlib.nullcontext()
-    with warned:
-        (said,) = results(await called(tool(uses=[settle, WRITER])(slip)))
-    assert SLIPS[slip] in said
-    assert " at 0x" not in said
-    assert str(Path(__file__).parent) not in said
-
-
 @tool
 def settling(order: str) -> Steps[str]:
     """Settle an order by another tool."""
@@ -678,35 +623,6 @@ async def test_spending_of_a_stopped_tool_counts(tmp_path: Path) -> None:
     assert ran.usage.input_tokens == 11
     done = await Engine([agent], models=models).resume(tmp_path / "run.jsonl", answers={"So?": "yes"})
     assert done.usage.input_tokens == 111
-
-
-@pytest.mark.spec("programs:PG2")
-async def test_an_altered_body_is_noticed_when_its_run_is_replayed(tmp_path: Path) -> None:
-    def made(end: str) -> Any:
-        @tool
-        def work() -> Steps[str]:
-            """Work."""
-            yield Perform(int)
-            return end
-
-        return boss(work)
-
-    path = tmp_path / "run.jsonl"
-    agent = made("one")
-    await engine(agent, tool_call("work")).run(agent, "go", journal=path)
-    other = made("two")
-    with pytest.raises(ReplayDivergence, match="another result"):
-        await Engine([other], models=ScriptedModel([])).replay(path)
-
-
-@pytest.mark.spec("programs:PG2")
-async def test_a_run_is_forked_inside_of_a_body(tmp_path: Path) -> None:
-    agent = boss(releasing(Ledger()))
-    path = tmp_path / "run.jsonl"
-    made = engine(agent, *script(), text("other notes"), text("released again"))
-    await made.run(agent, "go", journal=path, answers={"Release 1.0?": "yes"})
-    forked = await made.fork(path, at="1#2", into=tmp_path / "fork.jsonl", allow_repeat=True)
-    assert results(forked)
 
 
 @pytest.mark.spec("programs:PG7")
@@ -853,18 +769,6 @@ async def test_bodies_take_the_room_of_calls(most: int) -> None:
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_waiting_tool_is_no_effect_in_doubt_for_undo(tmp_path: Path) -> None:
-    @tool
-    def asking() -> Steps[str]:
-        """Ask."""
-        return (yield from Ask("Sure?"))
-
-    agent, path = boss(asking), tmp_path / "run.jsonl"
-    await engine(agent, tool_call(asking)).run(agent, "go", journal=path)
-    assert undo(path, tmp_path, dry_run=True).unknown == ()
-
-
-@pytest.mark.spec("programs:PG2")
 async def test_fork_continues_live_after_a_tool_with_changed_result(tmp_path: Path) -> None:
     def made(end: str) -> Any:
         @tool
@@ -882,19 +786,3 @@ async def test_fork_continues_live_after_a_tool_with_changed_result(tmp_path: Pa
     other = made("two")
     again = await engine(other, text("of two")).fork(path, tools="recorded", agent=other)
     assert (again.broke_at, again.result.text, results(again.result)) == ("#2", "of two", ["two"])
-
-
-@pytest.mark.spec("programs:PG7")
-async def test_recorded_tool_is_simulated_with_the_tools_it_carries(tmp_path: Path) -> None:
-    agent, path = boss(tool(uses=[Ledger().tool()], name="outer")(noting)), tmp_path / "run.jsonl"
-    ran = await engine(agent, tool_call("outer")).run(agent, "go", journal=path)
-    assert results(ran) == ["noted a"]
-    recorded = simulate(agent, from_journal=path)
-    assert recorded.faults["crash"]
-    assert simulate(agent, range(3), replies=[tool_call("outer")], results={"note": "made up"}).runs == 3
-
-
-def noting() -> Steps[str]:
-    """Note."""
-    answer = yield ToolCall("note", {"what": "a"})
-    return answer.tool_result.text

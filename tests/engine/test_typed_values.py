@@ -386,21 +386,6 @@ def test_secrets_given_as_json_are_never_stored(kind: Any, said: Any) -> None:
         engine.run_sync(agent, params=said)
 
 
-@settings(deadline=None, max_examples=15)
-@given(data=st.data())
-def test_typed_dicts_and_dataclasses_come_back_from_calls(data: Any) -> None:
-    kind, values = data.draw(
-        st.sampled_from([one for one in FIELDS if one[0] in {Row, Point, Names, bytes, dict[str, dt.date]}])
-    )
-    value = data.draw(values)
-    try:
-        seen = through_call(value, kind)
-    except REFUSALS:
-        assert kind is bytes  # which is no text
-        return
-    assert all(same(back, value) for back in seen)
-
-
 @pytest.mark.spec("generator-contract:S15")
 def test_handlers_are_refused_lossy_results_and_models_see_them() -> None:
     @tool(in_thread=False)

@@ -22,12 +22,6 @@ def cyclic_list() -> Any:
     return value
 
 
-def cyclic_dict() -> Any:
-    value: dict[str, Any] = {}
-    value["a"] = [value]
-    return value
-
-
 def deep_list() -> Any:
     value: Any = 1
     for _ in range(20_000):
@@ -36,7 +30,7 @@ def deep_list() -> Any:
     return value
 
 
-ENDLESS = [cyclic_list, cyclic_dict, deep_list]
+ENDLESS = [cyclic_list, deep_list]
 
 
 def plain(make: Callable[[], Any]) -> Any:
@@ -55,14 +49,6 @@ def annotated(make: Callable[[], Any]) -> Any:
     return give
 
 
-def asynchronous(make: Callable[[], Any]) -> Any:
-    async def give() -> list[Any]:
-        """Give a value."""
-        return make()  # type: ignore[no-any-return]
-
-    return give
-
-
 def typed(make: Callable[[], Any]) -> Any:
     def give() -> tuple[Any, ...]:
         """Give a value."""
@@ -72,11 +58,10 @@ def typed(make: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.spec("reliability:R23")
-@pytest.mark.parametrize("journal", [None, MemoryJournal], ids=["plain", "recorded"])
 @pytest.mark.parametrize("make", ENDLESS)
-@pytest.mark.parametrize("body", [plain, annotated, asynchronous, typed])
+@pytest.mark.parametrize("body", [plain, annotated, typed])
 async def test_endlessly_nested_tool_value_gives_an_error_result(
-    body: Callable[[Any], Any], make: Callable[[], Any], journal: Any
+    body: Callable[[Any], Any], make: Callable[[], Any]
 ) -> None:
     def handle_steps(ctx: Any) -> Any:
         given = yield ToolCall("give", {})
@@ -84,7 +69,7 @@ async def test_endlessly_nested_tool_value_gives_an_error_result(
 
     agent = AgentDefinition("desk", tools=[tool(body(make))], handle_steps=handle_steps)
     async with Engine([agent], models=ScriptedModel([])) as engine:
-        result = await engine.run("desk", journal=journal and journal())
+        result = await engine.run("desk", journal=MemoryJournal())
 
     assert "error" == result.output[0]
     assert any(why in result.output[1] for why in ("contains itself", "nested deeper than 200 levels"))

@@ -13,7 +13,7 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.testing import text as said
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import read_files
-from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
+from stepengine.tools.makers import MAKERS, python_for_tools
 
 GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
 STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]"
@@ -44,27 +44,6 @@ def test_error_lines_give_every_bundled_tool_an_agent_lists(monkeypatch, tmp_pat
     assert {"workspace", "tools"} == given.keys()
     with Engine([AgentDefinition("fixer", model="test/model", tools=wanted)], **given) as engine:
         assert "fixer" == engine.agent("fixer").id
-
-
-ALONE = [
-    name
-    for name, maker in MAKERS.items()
-    if maker is not None and (name not in WORKSPACE_TOOLS or name in ("read_files", "str_replace"))
-]
-"""Two tools of a workspace, and all others: test_workspace_tools.py has the lines of those."""
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_error_line_for_one_tool_is_minimal(name, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    message = refused(name)
-    given = given_by(message)
-
-    assert 1 == len(given)
-    with Engine([AgentDefinition("fixer", model="test/model", tools=[name])], **given) as engine:
-        assert "fixer" == engine.agent("fixer").id
-    assert f"'{name}' comes with stepengine" in message
-    assert ("write=True" in message) is (name in {"write_file", "str_replace", "delete_file"})
 
 
 def test_agent_runs_after_adding_the_line_of_its_error(monkeypatch, tmp_path):
