@@ -13,9 +13,7 @@ from stepengine import (
     STEP,
     AgentCall,
     AgentDefinition,
-    Answer,
     Ask,
-    Decision,
     Engine,
     Hooks,
     Limits,
@@ -203,26 +201,6 @@ async def test_parallel_batch_returns_every_result_in_call_order():
     assert ["good"] == finished
 
 
-@pytest.mark.spec("requirements:X54")
-async def test_a_permission_question_is_answered_through_the_handle():
-    @tool(in_thread=False)
-    def dangerous() -> str:
-        """Do it."""
-        return "did it"
-
-    hooks = Hooks(pre_tool=lambda ctx, call: Decision.ask("May it?"))
-    for answer, expected in (("yes", "ok"), (Answer(declined=True), "denied")):
-        engine = Engine(models=ScriptedModel([tool_call("dangerous"), "done"]), hooks=hooks)
-        handle = engine.start(agent(tools=[dangerous]), "go")
-        async for event in handle.events():
-            if event.type == "permission_requested":
-                handle.answer(event.question.id, answer)
-        result = await handle.result()
-
-        assert [expected] == [call.result.status for call in result.tool_calls]
-        assert RunStatus.COMPLETED is result.status
-
-
 @pytest.mark.spec("reliability:I12", "reliability:R10")
 async def test_cancelling_a_run_ends_a_three_level_tree_leaves_first():
     order, hanging = [], asyncio.Event()
@@ -258,25 +236,3 @@ async def test_cancelling_a_run_ends_a_three_level_tree_leaves_first():
     assert 0 == order[-1]
     assert 15 == len(order)
     assert before == asyncio.all_tasks()
-
-
-@pytest.mark.spec("reliability:I12")
-async def test_a_cancelled_run_holds_a_result_for_every_call():
-    started = asyncio.Event()
-
-    @tool
-    async def hang() -> str:
-        """Hang."""
-        started.set()
-        await asyncio.Event().wait()
-        return "never"
-
-    model = ScriptedModel([tool_calls(tool_call("hang"), tool_call("hang")), "never"])
-    handle = Engine(models=model).start(agent(tools=[hang]), "go")
-    await started.wait()
-    handle.interrupt()
-    result = await handle.result()
-
-    assert RunStatus.CANCELLED is result.status
-    assert ["cancelled", "cancelled"] == [m.status for m in result.state.message_history if m.role == "tool"]
-    assert 1 == len(model.calls)
