@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -28,7 +27,7 @@ from stepengine.engine import loop_thread
 from stepengine.engine import run as running
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.models import Models, OpenAIChatProvider
-from stepengine.sessions import FileSessions, MemorySessions
+from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.workspace.threads import ThreadPool
 from tests.servers import Quiet, served
@@ -146,29 +145,6 @@ def test_forked_child_and_parent_both_run_tools_afterwards(bench: Bench) -> None
         after = pid_of(engine.run_sync("looker"))
 
     assert before == after == os.getpid() != child[0] == child[1]
-
-
-def test_children_of_children_and_of_multiprocessing_run_tools_too(bench: Bench) -> None:
-    with Engine([bench.agent], models=ScriptedModel([])) as engine:
-        engine.run_sync("looker")
-
-        def run() -> int:
-            return pid_of(engine.run_sync("looker"))
-
-        grandchild = in_child(lambda: [run() == os.getpid(), in_child(lambda: run() == os.getpid())])
-        here, there = multiprocessing.Pipe()
-        process = multiprocessing.get_context("fork").Process(target=lambda: there.send(run()))
-        process.start()
-        answered = here.poll(SECONDS)
-        process.kill()
-        process.join()
-
-    assert [True, True] == grandchild
-    assert answered
-    assert process.pid == here.recv()
-    here.close()
-    there.close()
-    process.close()
 
 
 def test_child_forked_during_a_run_leaves_it_to_the_parent(bench: Bench) -> None:
@@ -389,39 +365,6 @@ def test_journal_of_a_dead_owner_is_free_despite_its_fork(bench: Bench, tmp_path
         os.close(kept)
 
     assert records > 0
-
-
-@pytest.mark.parametrize("kind", ["session", "policy"])
-def test_forked_child_keeps_no_short_lived_lock(tmp_path: Path, kind: str) -> None:
-    sessions = FileSessions(tmp_path / "sessions")
-    (tmp_path / "one").mkdir()
-    from stepengine.permissions import policy as policies
-
-    def locked() -> Any:
-        return sessions._lock(tmp_path / "one") if kind == "session" else policies._lock_file(tmp_path / "policy.json")
-
-    kept, gone = os.pipe()
-    with locked():
-        pid = os.fork()
-        if not pid:
-            os.close(gone)
-            os.read(kept, 1)
-            os._exit(0)
-    entered = threading.Event()
-
-    def enter() -> None:
-        with locked():
-            entered.set()
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    is_free = entered.wait(50)
-    os.close(gone)
-    os.close(kept)
-    thread.join()
-    os.waitpid(pid, 0)
-
-    assert is_free
 
 
 def test_parent_and_children_make_ids_of_their_own(bench: Bench) -> None:

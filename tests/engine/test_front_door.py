@@ -49,11 +49,6 @@ def test_type_checkers_see_every_public_name():
     assert {*stepengine.__all__} - {*imported, *defined, "__version__", "events", "errors"} == set()
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'Agent'"):
-        stepengine.Agent
-
-
 def test_the_facade_of_events_has_them_all():
     assert {*events.__all__} - {"DELTAS", "EVENTS", "SENT_AS_DATA", "EventRow"} == {*stepengine.events.__all__}
     assert all(getattr(stepengine.events, n) is getattr(events, n) for n in stepengine.events.__all__)

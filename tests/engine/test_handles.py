@@ -8,7 +8,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import pytest
@@ -186,27 +185,6 @@ async def test_reader_that_reconnects_repeatedly_loses_and_doubles_nothing(cuts)
     assert rest[0] == rest[1]
 
 
-@pytest.mark.spec("interfaces:IF6", "reliability:GN34", "interfaces:IF4")
-async def test_reader_behind_the_buffer_gets_the_size_of_the_gap():
-    def chatty(ctx):
-        for number in range(10_100):
-            ctx.notify("n", data=number)
-        yield Perform(turns)
-
-    async with Engine([plain(handle_steps=chatty, model=None)]).start("a", "go") as handle:
-        result = await handle.result()
-        late = await all_of(handle.events())
-        back = await all_of(handle.events(after=f"{handle.epoch}-7"))
-        in_time = await all_of(handle.events(after=late[1].id))
-
-    assert RunStatus.COMPLETED is result.status
-    assert [(EventsDropped, "buffer")] * 2 == [(type(e[0]), e[0].reason) for e in (late, back)]
-    assert late[1].index == late[0].count == back[0].count + 8
-    assert "" == late[0].id
-    assert 10_000 == len(late) - 1
-    assert [e.id for e in late[2:]] == [e.id for e in in_time]
-
-
 @pytest.mark.spec("interfaces:IF6")
 async def test_event_id_of_another_process_gets_a_notice():
     async with Engine([plain()], models=ScriptedModel(["ok"])).start("a", "go") as handle:
@@ -298,22 +276,6 @@ async def test_watcher_sees_texts_failures_spending_and_todos_of_children():
     assert ("failed", "", True) == (bad.status.value, bad.text, "down" in bad.error)
 
 
-@pytest.mark.spec("interfaces:IF12")
-async def test_watcher_of_a_child_awaiting_an_answer_sees_no_error():
-    def boss(ctx):
-        yield AgentCall("kid", prompt="go")
-
-    agents = [
-        plain("boss", handle_steps=boss, model=None, spawnable_agents=["kid"]),
-        plain("kid", handle_steps=asks, model=None),
-    ]
-    async with Engine(agents) as engine:
-        handle = engine.start("boss", "go", journal=MemoryJournal())
-        events = await all_of(handle.events())
-
-    assert [("suspended", "")] == [(e.status.value, e.error) for e in events if isinstance(e, AgentFinished)]
-
-
 @pytest.mark.spec("interfaces:IF6", "reliability:R2", "interfaces:IF2", "interfaces:IF8")
 async def test_background_resume_shows_only_new_events_in_another_epoch():
     def handle_steps(ctx):
@@ -356,28 +318,6 @@ async def test_a_fork_in_the_background_can_be_watched_and_answered():
     assert ("this", "suspended", "that") == (first.output, hasty.status.value, (await handle.result()).output)
     assert {handle.run_id} == {e.run_id for e in events}
     assert ("run_started", "run_finished") == (events[0].type, events[-1].type)
-
-
-@pytest.mark.spec("interfaces:IF7", "interfaces:IF8")
-async def test_next_question_of_a_continuing_run_has_the_configured_timeout():
-    def handle_steps(ctx):
-        first = yield Ask("Which?")
-        second = yield Ask("Why?")
-        return f"{first.value} {second.value}"
-
-    ended = []
-    async with Engine([plain(handle_steps=handle_steps, model=None)]) as engine:
-        for patience, words in ((0, None), (None, "so")):
-            journal = MemoryJournal()
-            await engine.run("a", "go", journal=journal)
-            handle = await engine.start_resume(journal, answers={"Which?": "this"}, wait_for_answers=patience)
-            if words is not None:
-                await holds(partial(getattr, handle, "questions"))
-                handle.answer(handle.questions[0].id, words)
-            async with asyncio.timeout(SECONDS):
-                ended.append(await handle.result())
-
-    assert [("suspended", None), ("completed", "this so")] == [(r.status.value, r.output) for r in ended]
 
 
 # --- questions, tools and what else is sent -----------------------------------------------------------------------------

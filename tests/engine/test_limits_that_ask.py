@@ -5,12 +5,7 @@ A limit that asks a person for more: over random trees, across suspensions and k
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
-import textwrap
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -37,10 +32,9 @@ from stepengine.data.ceilings import ceiling_from_answer
 from stepengine.data.models import ModelReply, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import AnswerRejected, LimitExceeded
-from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal import MemoryJournal, check
 from stepengine.models import Provider
 from stepengine.testing import ScriptedModel, text, tool_call
-from tests import forked_processes
 
 ONE = 60
 """What a model call costs here: a prompt of a few tokens and 50 tokens at most, at a dollar each."""
@@ -444,73 +438,3 @@ async def test_limit_question_stays_open_while_the_run_waits_for_answers():
         result = await handle.result()
 
     assert "done" == result.text
-
-
-# --- kills ------------------------------------------------------------------------------------------------------------
-
-KILLED = textwrap.dedent(
-    """
-    import os, signal, sys
-    from stepengine import AgentDefinition, Engine, Limits, tool
-    from stepengine.journal import FileJournal
-    from stepengine.testing import ScriptedModel, text, tool_call
-
-    file, how = sys.argv[1:]
-
-    def note(what):
-        with open(file + ".notes", "a") as notes:
-            notes.write(what + "\\n")
-
-    def die(where):
-        if how == where:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    @tool(idempotent=True)
-    def look(n: int) -> str:
-        "Look."
-        note(f"look {n}")
-        if n == 2:
-            die("behind")
-        return "seen"
-
-    class Somebody:
-        def ask(self, question):
-            note(f"asked {question.id}")
-            die("open")
-            return "yes"
-
-    def reply(request):
-        said = sum(message.role == "assistant" for message in request.messages)
-        return text("done") if said == 3 else tool_call("look", {"n": said})
-
-    agent = AgentDefinition("looker", model="test/m", tools=[look], limits=Limits(max_steps=2, ask=True))
-    known = os.path.exists(file)
-    with Engine([agent], models=ScriptedModel([reply] * 9), interactor=Somebody()) as engine:
-        journal = FileJournal(file)
-        result = engine.resume_sync(journal) if known else engine.run_sync("looker", "go", journal=journal)
-    print(result.status.value, result.text)
-    """
-)
-
-
-@pytest.mark.usefixtures("forks")
-@pytest.mark.spec("reliability:LA4")
-@pytest.mark.parametrize(("how", "asked"), [("open", 2), ("behind", 1), ("never", 1)])
-def test_run_killed_at_a_limit_question_resumes_without_asking_twice(how, asked, tmp_path):
-    file = tmp_path / "run.jsonl"
-
-    def process(how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(file), how]
-        return forked_processes.run(command, capture_output=True, text=True, timeout=50, check=False)
-
-    first = process(how)
-    if how != "never":
-        assert -signal.SIGKILL == first.returncode, first.stderr
-        first = process("never")
-    notes = Path(f"{file}.notes").read_text().splitlines()
-
-    assert "completed done" == first.stdout.strip(), first.stderr
-    # A question that nobody had answered yet is asked by the process that goes on, and by no other.
-    assert asked == notes.count("asked limit:steps:2")
-    assert {"look 0": 1, "look 1": 1}.items() <= {note: notes.count(note) for note in notes}.items()
-    assert () == check(FileJournal(file)).problems

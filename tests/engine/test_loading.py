@@ -50,15 +50,6 @@ def test_a_folder_is_loaded_in_the_order_of_its_names(folder):
     assert ["code-reviewer", "named-differently"] == [a.id for a in load_agents(folder)]
 
 
-def test_loading_takes_no_import_name(folder, monkeypatch):
-    for name in ("agents", "code_reviewer"):
-        monkeypatch.delitem(sys.modules, name, raising=False)  # what another test of this process imported
-    load_agents(folder)
-
-    assert "agents" not in sys.modules
-    assert "code_reviewer" not in sys.modules
-
-
 def test_folders_with_files_of_one_name_are_kept_apart(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -16,7 +16,6 @@ from stepengine import (
     Engine,
     StepContext,
     ToolCall,
-    ToolContext,
     ToolMessage,
     ToolResult,
     call,
@@ -166,23 +165,6 @@ def test_outputs_of_children_are_uncut_for_a_handler() -> None:
     (shown,) = results_sent(model)
     assert 2 == shown.count("80015 characters of this output are not shown")
     assert len(shown) < 2 * CAP + 1_000
-
-
-@pytest.mark.spec("requirements:E10")
-def test_the_error_names_the_cut_made_by_the_tool() -> None:
-    @tool(in_thread=False)
-    def rows(ctx: ToolContext) -> list[int]:
-        """Count."""
-        ctx.request_truncation(10)
-        return list(range(100))
-
-    def handle(ctx: StepContext) -> Generator[Any, Any, None]:
-        yield from call(rows)
-
-    agent = AgentDefinition("a", tools=[rows], handle_steps=handle)
-    result = Engine([agent]).run_sync("a", "go")
-
-    assert "was cut by its own request_truncation()" in str(result.error)
 
 
 @pytest.mark.spec("reliability:TL10")

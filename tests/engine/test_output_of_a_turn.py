@@ -198,15 +198,3 @@ async def test_invalid_text_is_no_output_of_a_turn(said):
 
     assert [None] * 2 == seen
     assert Flight(number="B2") == result.output
-
-
-@pytest.mark.spec("generator-contract:G22")
-async def test_without_a_schema_text_is_no_output_of_a_turn():
-    seen = []
-
-    def handle_steps(ctx):
-        seen.append((yield STEP_ALL).output)
-
-    result = await ran(handle_steps, text(JSON), output_schema=None)
-
-    assert ([None] * 2, JSON) == (seen, result.output)

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, load_agent
-from stepengine.engine import packages, trust
-from stepengine.engine.packages import FILE, FORMAT, find_agent, find_installed_packages, read_declaration
+from stepengine.engine import trust
+from stepengine.engine.packages import FILE, FORMAT, find_installed_packages, read_declaration
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
@@ -496,10 +496,3 @@ def test_journal_head_names_package_agents_and_replay_reports_other_versions(sit
         f"recorded with acme/{name} of acme-agents==1.2.0; installed is acme-agents==1.3.0"
         for name in ("helper", "lead")
     ] == said
-
-
-def test_the_id_of_no_installed_package_is_none_of_ours() -> None:
-    assert find_agent("nobody-at-all/reviewer@1.0") is None
-    assert find_agent("reviewer") is None
-    assert find_agent("a/b/c") is None
-    assert packages.list_agent_versions() == {}

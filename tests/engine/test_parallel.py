@@ -5,12 +5,6 @@ What a handler asks for at once: windows, limits that hold for it, and what a cr
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from collections import Counter
 
 import pytest
@@ -34,7 +28,7 @@ from stepengine import (
 from stepengine.data.questions import Decision
 from stepengine.errors import BadYield, LimitExceeded
 from stepengine.events import RunStarted
-from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import spawn_tools
 
@@ -385,62 +379,3 @@ async def test_recorded_child_is_not_refused_on_replay_in_any_order():
     result = await engine.run("boss", journal=journal)
 
     assert ["late", "in time"] == result.unwrap() == (await engine.replay(journal)).unwrap()
-
-
-KILLED = """
-    import asyncio, os, sys
-    from stepengine import AgentDefinition, Engine, Parallel, Perform
-    from stepengine.testing import ScriptedModel
-
-    async def deed(n):
-        with open(sys.argv[2], "a") as file:
-            file.write(f"{n}\\n")
-        await asyncio.sleep(0.001 * (n % 7))
-        return n
-
-    def handle_steps(ctx):
-        values = yield from Parallel([Perform(deed, n) for n in range(1000)], concurrency=8)
-        return [n if n == value else str(value) for n, value in enumerate(values)]
-
-    engine = Engine([AgentDefinition("boss", handle_steps=handle_steps)], models=ScriptedModel([]))
-    if __name__ == "__main__":
-        asyncio.run(engine.run("boss", journal=sys.argv[1]))
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("requirements:X50", "reliability:R3", "reliability:I11")
-@pytest.mark.parametrize("after", [9])
-def test_kill_among_a_thousand_performs_leaves_one_window_in_doubt(tmp_path, after):
-    path, log, script = tmp_path / "run.jsonl", tmp_path / "log", tmp_path / "killed.py"
-    script.write_text(textwrap.dedent(KILLED))
-    log.touch()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, script, path, log], env=environment) as process:
-        while len(log.read_text().splitlines()) < after:
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    before = log.read_text().splitlines()
-    unknown = in_doubt(FileJournal(path))
-    resumed = subprocess.run(
-        [sys.executable, "-c", RESUME, str(tmp_path), path, log], env=environment, capture_output=True, text=True, check=True
-    )  # fmt: skip
-    counts = Counter(log.read_text().splitlines())
-
-    assert len(before) < 1000
-    assert len(unknown) <= 8
-    assert resumed.stdout.splitlines() == [str(n) for n in unknown]
-    assert max(counts.values()) == 1, "something was done twice"
-    assert {str(n) for n in range(1000)} - set(counts) <= {str(n) for n in unknown}, "something was lost"
-    assert check(FileJournal(path)).problems == ()
-
-
-RESUME = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[1])
-sys.argv[1:] = sys.argv[2:]
-import killed
-result = asyncio.run(killed.engine.resume(sys.argv[1])).unwrap()
-print(*[n for n, value in enumerate(result) if n != value], sep="\\n")
-"""

@@ -25,7 +25,6 @@ from stepengine import (
     Limits,
     Parallel,
     StepText,
-    Tool,
     ToolCall,
     tool,
 )
@@ -391,35 +390,6 @@ def test_always_allowed_call_is_asked_once_and_deny_still_wins(world):
     assert {"is": "put", "agent": "lead", "input": {"x": 1}} == requested[0].remember["match"]["call"]
 
 
-@pytest.mark.spec("reliability:PM29")
-@pytest.mark.parametrize(
-    ("allowed", "same", "other"),
-    [
-        ("git status", ["git", "status"], "git status -s"),
-        (["make", "a b"], "make 'a b'", ["make", "a", "b"]),
-        ("ls | wc", "ls | wc", "ls | wc -l"),
-    ],
-    ids=["words", "quoted", "script"],
-)
-def test_always_for_a_command_covers_exactly_its_words_or_script(allowed, same, other):
-    ran = []
-
-    @tool(category="execute")
-    def sh(command: str | list[str], cwd: str | None = None) -> str:
-        """Run."""
-        ran.append(command)
-        return "ran"
-
-    calls = [{"command": allowed}, {"command": same}, {"command": other}, {"command": same, "cwd": "there"}]
-    person = Person(sh=ALWAYS)
-    run_sh(sh, calls, Policy(), interactor=person)
-
-    assert [allowed, same, other, same] == ran
-    assert [(allowed, None), (other, None), (same, "there")] == [
-        (seen["command"], seen["cwd"]) for _, seen in person.asked
-    ]
-
-
 @pytest.mark.spec("requirements:M11")
 def test_always_is_kept_per_session_and_user_until_cleared(world):
     class Generous(Person):
@@ -460,126 +430,6 @@ def test_always_is_restored_from_the_record_on_resume_and_replay(world):
         again = third.replay_sync(journal)
         assert journal.lines() == again.journal.lines()
         assert () == third.remembered("s")
-
-
-@pytest.mark.spec("requirements:M11", "reliability:PM29")
-def test_always_covers_only_the_agent_files_and_hosts_shown():
-    @tool(category="write")
-    def put(path: str, text: str) -> str:
-        """Write."""
-        return "written"
-
-    @tool(category="network")
-    def get(url: str) -> str:
-        """Fetch."""
-        return "fetched"
-
-    calls = [
-        ("put", {"path": "a/b", "text": "one"}),
-        ("put", {"path": "./a/b", "text": "two"}),
-        ("put", {"path": "a/c", "text": "one"}),
-        ("get", {"url": "https://docs.example.org/a"}),
-        ("get", {"url": "https://DOCS.example.org:443/b?c"}),
-        ("get", {"url": "https://example.org/a"}),
-        ("get", {"url": "https://docs.example.org\\@evil/"}),
-        ("get", {"url": "https://docs.example.org\\@evil/x"}),
-    ]
-
-    def lead_steps(ctx):
-        for call in calls:
-            yield ToolCall(*call)
-        yield AgentCall("other")
-
-    def other_steps(ctx):
-        yield ToolCall(*calls[0])
-        yield ToolCall(*calls[0])
-
-    lead = AgentDefinition("lead", tools=[put, get], spawnable_agents=["other"], handle_steps=lead_steps)
-    other = AgentDefinition("other", tools=[put, get], handle_steps=other_steps)
-    person = Person(put=ALWAYS, get=ALWAYS)
-    with Engine([lead, other], permissions=Policy(), interactor=person) as engine:
-        engine.run_sync("lead", "go", session_id="s").unwrap()
-        named = [rule.id for rule in engine.remembered("s")]
-
-    assert [calls[at] for at in (0, 2, 3, 5, 6, 7, 0)] == [(name, given) for name, given in person.asked]
-    assert [
-        "allow calls of put by lead for a/b in user",
-        "allow calls of put by lead for a/c in user",
-        "allow calls of get by lead to https://docs.example.org in user",
-        "allow calls of get by lead to https://example.org in user",
-    ] == named[:4]
-    assert "allow calls of put by other for a/b in user" == named[-1]
-
-
-@pytest.mark.spec("requirements:X71")
-def test_always_for_an_unclassified_tool_covers_exactly_this_call():
-    """
-    Tools of MCP servers, tools without a category, and tools that name neither files nor addresses.
-    """
-    ran = []
-
-    def body(given):
-        ran.append(given)
-        return "ran"
-
-    def made(name, category, member):
-        schema = {"type": "object", "properties": {member: {"type": "string"}}, "required": [member]}
-        return Tool(name, "Run.", schema, body, category=category)
-
-    kinds = [("sh__exec", "mcp", "command"), ("plain", "", "path"), ("own", "paint", "path"), ("note", "write", "text")]
-    calls = [(name, {member: value}) for name, _, member in kinds for value in ("ls", "rm -rf /", "ls")]
-
-    def steps(ctx):
-        for call in calls:
-            yield ToolCall(*call)
-
-    tools = [made(*kind) for kind in kinds]
-    person = Person(**{name: ALWAYS for name, _, _ in kinds})
-    agent = AgentDefinition("lead", tools=tools, handle_steps=steps)
-    with Engine([agent], permissions=Policy(), interactor=person) as engine:
-        engine.run_sync("lead", "go").unwrap()
-
-    assert [call for at, call in enumerate(calls) if at % 3 != 2] == person.asked
-    assert len(calls) == len(ran)
-
-
-@pytest.mark.spec("requirements:X71")
-def test_permission_question_offers_scopes_from_narrow_to_any_input():
-    ran = []
-
-    @tool(category="execute")
-    def sh(command: str, cwd: str | None = None, timeout: int = 1) -> str:
-        """Run."""
-        ran.append(command)
-        return "ran"
-
-    class Reading(Person):
-        wider = ()
-
-        def ask(self, question):
-            self.wider = self.wider or question.wider
-            answer = super().ask(question)
-            log = [rule["id"] for rule in question.wider if " git log with harmless " in rule["id"]]
-            return attrs.evolve(answer, covers=log[0]) if log else False
-
-    commands = [
-        {"command": "git log -5"},
-        {"command": "git log --stat src", "timeout": 9},
-        {"command": "git log"},
-        {"command": "git log -5", "cwd": "there"},
-        {"command": "git log --output=evil.py"},
-        {"command": "git log; rm -rf /"},
-        {"command": "env git log"},
-    ]
-    person = Reading(sh=ALWAYS)
-    run_sh(sh, commands, Policy(), interactor=person)
-
-    assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
-    assert ["git log", None] == [
-        " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None
-        for rule in person.wider
-    ]
-    assert [c["command"] for c in commands[:4]] == ran
 
 
 @pytest.mark.spec("requirements:X71", "requirements:X54")
@@ -662,15 +512,6 @@ def test_policy_file_that_became_unusable_is_reported_and_permission_asked(world
     assert 2 == len(person.asked)
     assert "is not JSON" in caplog.text
     assert "{" == policy_file.read_text()
-
-
-@pytest.mark.spec("requirements:X3")
-def test_no_always_silences_a_hook_that_asks(world):
-    hooks = Hooks(pre_tool=[lambda ctx, call: Decision.ask("Sure?")])
-    person = Person(put=ALWAYS)
-    world.run([*puts(1, 2), text("ok")], Policy(), hooks=hooks, interactor=person)
-
-    assert 2 == len(person.asked)
 
 
 def unattended(world, **options):
@@ -918,20 +759,6 @@ def test_equal_questions_of_one_reply_are_asked_once(world):
     assert [("put", {"x": 1}), ("put", {"x": 7})] == person.asked
     assert [("put", 1), ("put", 7), ("put", 1)] == world.done
     assert ["allow"] * 3 == [decision for _, decision, _ in world.decided()]
-
-
-def test_permission_cleared_during_a_run_is_asked_for_again(world):
-    class Clearing(Person):
-        def ask(self, question):
-            if question.tool_name == "get":
-                engine.forget("s")
-            return super().ask(question)
-
-    person = Clearing(put=ANY_PUT, get=True)
-    with world.engine([*puts(1, 2), GET, *puts(3), text("ok")], Policy(), interactor=person) as engine:
-        engine.run_sync("lead", "go", session_id="s")
-
-    assert [("put", {"x": 1}), ("get", {"x": 2}), ("put", {"x": 3})] == person.asked
 
 
 NUMBERS = st.integers(7, 10)

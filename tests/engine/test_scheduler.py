@@ -479,22 +479,6 @@ def test_a_look_makes_nothing(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_the_newest_thousand_times_are_remembered(tmp_path: Path) -> None:
-    book = ScheduleBook(tmp_path)
-    begin = at("2026-05-01T00:00")
-    book.passed({"s": "x"}, begin)
-    with book._writing() as database:
-        rows = [("s", int((begin + n * HOUR).timestamp()), f"s-{n}", 0, "completed") for n in range(1, 1_500)]
-        database.executemany(
-            "INSERT INTO schedule_times (schedule, at, run, missed, status) VALUES (?, ?, ?, ?, ?)", rows
-        )
-    book.claim("s", begin + 1_500 * HOUR, run="s-1500")
-    with book._reading() as database:
-        kept = database.execute("SELECT count(*), min(run) FROM schedule_times").fetchone()
-
-    assert 1_001 == kept[0]
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ from stepengine.errors import (
     SessionError,
 )
 from stepengine.events import RunFinished, TextDelta
-from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal import MemoryJournal
 from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool, spawn_tools
@@ -780,16 +780,6 @@ async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store)
     else:
         assert 1 == len(place.memory)
     assert 1 == store.load("y").turns
-
-
-async def test_callers_journal_replaces_that_of_the_store(tmp_path):
-    store = FileSessions(tmp_path / "s")
-    engine = Engine([BOT], models=ScriptedModel([text("Hello.")]), sessions=store)
-    result = await engine.run(BOT, "Hi.", session_id="x", journal=tmp_path / "run.jsonl")
-
-    assert isinstance(result.journal, FileJournal)
-    assert (tmp_path / "run.jsonl") == result.journal.path
-    assert not list((tmp_path / "s").rglob("*-*.jsonl"))
 
 
 @pytest.mark.spec("requirements:L13")

@@ -27,13 +27,12 @@ from stepengine import (
     Usage,
     UserMessage,
     load_agent,
-    tool,
 )
 from stepengine.errors import DefinitionError, LimitExceeded, LimitReached
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
+from stepengine.tools.bundled import agent_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
 
 
@@ -50,12 +49,6 @@ def echo(ctx):
 def crash(ctx):
     raise RuntimeError("broke")
     yield
-
-
-@tool
-def look_up() -> str:
-    """Look something up."""
-    return "found"
 
 
 ECHO = AgentDefinition("echo-one", display_name="The Echo", description="Repeats what it is told.", handle_steps=echo)
@@ -304,32 +297,6 @@ async def test_hook_sees_any_agent_call_as_spawn_agents(name):
     assert ("denied", "closed", name) == (denied.result.status, denied.result.text, denied.tool_name)
     assert ("other/{}", name) == (changed.result.data[0]["output"], changed.tool_name)
     assert ["echo_one"] == seen
-
-
-@pytest.mark.spec("generator-contract:L28")
-@pytest.mark.parametrize("name", ["end-turn", "ask-user", "look-up"])
-async def test_only_agents_have_alias_names_among_tools(name):
-    tools = [*(t for t in control_tools() if t.spec.name == "end_turn"), ask_user_tool(), look_up]
-    engine, agent, _ = boss(tool_call(name, {}), tools=tools, spawnable_agents=[])
-    result = await engine.run(agent, "go")
-
-    assert (RunStatus.COMPLETED, "end") == (result.status, result.output)
-    assert f"Tool '{name}' is not available for agent 'boss'" in result.tool_calls[0].result.text
-
-
-@pytest.mark.spec("generator-contract:L28")
-@pytest.mark.parametrize(
-    ("given", "output"),
-    [
-        ({"prompt": ["no text"], "params": "no object"}, "/{}"),
-        ({"params": '{"k": 3}'}, '/{"k": 3}'),
-        ({}, "/{}"),
-    ],
-)
-async def test_non_text_prompt_and_non_object_params_are_dropped(given, output):
-    engine, agent, _ = boss(tool_call("echo_one", given))
-
-    assert output == (await engine.run(agent, "go")).tool_calls[0].result.data[0]["output"]
 
 
 @pytest.mark.spec("generator-contract:L29")
@@ -630,17 +597,6 @@ async def test_a_child_may_have_its_user_message_from_anywhere(fields, call):
     result = await Engine([boss], models=ScriptedModel([text("seen")])).run("boss", "Go.")
 
     assert "seen" == result.output.unwrap()
-
-
-@pytest.mark.spec("generator-contract:L17")
-async def test_model_spawn_without_a_prompt_is_an_explained_error():
-    kid = AgentDefinition("kid", model="t/m", description="Looks.")
-    boss = AgentDefinition("boss", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
-    model = ScriptedModel([tool_call("spawn_agents", {"agents": [{"agent_type": "kid"}]}), text("ok")])
-    result = await Engine([boss], models=model).run("boss", "Go.")
-
-    assert 2 == len(model.calls)
-    assert NO_MESSAGE in result.tool_calls[0].result.text
 
 
 @pytest.mark.spec("generator-contract:L2")

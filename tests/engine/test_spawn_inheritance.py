@@ -25,7 +25,6 @@ from stepengine import (
     tool,
 )
 from stepengine.data.definition import InputSchema
-from stepengine.data.messages import ImagePart
 from stepengine.journal import MemoryJournal
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
@@ -131,27 +130,6 @@ async def test_ten_inheriting_siblings_send_the_parents_request_as_prefix(wire):
 
 class Wanted(pydantic.BaseModel):
     name: str
-
-
-@pytest.mark.spec("generator-contract:L18", "generator-contract:S14")
-async def test_inherited_prompt_shows_only_the_childs_output_schema_once():
-    real = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    fields = {"inherit_parent_system_prompt": True, "tools": ["set_output", own_tool]}
-    kid = agent("kid", output_schema=real, **fields)
-    free = agent("free", output_mode="structured_output", **fields)
-    boss = agent("boss", system_prompt="Boss prompt", tools=spawn_tools(), spawnable_agents=[kid, free])
-    entries = [{"agent_type": "kid"}, {"agent_type": "free"}]
-    done = tool_call("set_output", {"name": "n"})
-    scripted = ScriptedModel([tool_call("spawn_agents", {"agents": entries}), done, done, text("end")])
-    result = await Engine([boss], models=scripted).run("boss", "go")
-    told = [next(m.text for m in call.messages if "INSTRUCTIONS_PROMPT" in m.tags) for call in scripted.calls[1:3]]
-
-    assert RunStatus.COMPLETED is result.status
-    assert 1 == told[0].count("The output of set_output must fit")
-    assert 1 == told[0].count('"name":{"type":"string"}')
-    assert "The whole output." not in told[0]
-    assert "- set_output: Set the output of this run" in told[0]
-    assert 1 == told[1].count("The whole output.")
 
 
 @pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP04")
@@ -263,21 +241,6 @@ async def test_history_and_prompt_are_inherited_independently_of_each_other(hist
         if prompt
         else (("Kid", ["own_tool"]) == (request.system_prompt, [s.name for s in request.tools]))
     )
-
-
-@pytest.mark.spec("generator-contract:L8", "generator-contract:L15")
-@pytest.mark.parametrize("history", [False, True])
-async def test_child_sees_images_and_tags_only_through_inherited_history(history):
-    picture = UserMessage([ImagePart(data=b"png")], ("PICTURE",), ttl="user_prompt")
-    hooks = Hooks(pre_run=[lambda ctx: Change(messages=[picture, *ctx.messages])])
-    kid = agent("kid", include_message_history=history)
-    boss = agent("boss", hooks=hooks, spawnable_agents=[kid], handle_steps=then_child(AgentCall("kid", "look")))
-    scripted = ScriptedModel(["said", "done"])
-    await Engine([boss], models=scripted).run("boss", "go")
-    messages = scripted.calls[1].messages
-
-    assert history is (picture in list(messages))
-    assert history is any("PICTURE" in m.tags for m in messages if m.role == "user")
 
 
 @pytest.mark.spec("requirements:A5", "requirements:J8")

@@ -31,8 +31,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.messages import JsonPart
-from stepengine.data.tools import ToolAnnotations
-from stepengine.journal import MemoryJournal, check
+from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import spawn_tools
 
@@ -187,104 +186,6 @@ async def test_approval_for_one_child_does_not_cover_its_siblings():
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------
-
-
-class Office:
-    """
-    Eight children, each in another phase when the process is cut off: models, tools, own I/O, children of their own.
-    """
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-
-    def note(self, what: str) -> str:
-        self.done.append(what)
-        return what
-
-    def engine(self) -> Engine:
-        @tool(in_thread=False, annotations=ToolAnnotations(idempotent=True))
-        def stamp(what: str) -> str:
-            """
-            Stamp.
-
-            Args:
-                what: What.
-            """
-            return self.note(f"stamp {what}")
-
-        def leaf(ctx):
-            return (yield from Perform.idempotent(self.note, f"leaf {ctx.prompt}"))
-
-        def kid(ctx):
-            index = int(ctx.prompt)
-            for turn in range(index % 4):
-                yield from Perform.idempotent(self.note, f"kid {index} {turn}")
-            if index % 2:
-                yield ToolCall("stamp", {"what": ctx.prompt})
-            if index % 3 == 0:
-                yield AgentCall("leaf", ctx.prompt)
-            if index % 4 == 1:
-                yield STEP
-            return ctx.prompt
-
-        def boss(ctx):
-            children = yield Parallel([AgentCall("kid", str(i)) for i in range(8)])
-            return [c.output for c in children.value]
-
-        leaves = AgentDefinition("leaf", handle_steps=leaf)
-        kids = AgentDefinition("kid", model="test/m", tools=[stamp], spawnable_agents=[leaves], handle_steps=kid)
-        made = AgentDefinition("boss", spawnable_agents=[kids], handle_steps=boss)
-
-        return Engine([made], models=ScriptedModel([self.reply] * 8), pricing=None)
-
-    def reply(self, request: Any) -> Any:
-        self.note(f"model {request.messages[0].text}")
-        return text("said")
-
-
-def sure(journal: MemoryJournal) -> tuple[set[tuple[str, int]], Counter[str]]:
-    """
-    Return the addresses that have a result, and what their effects have left in the world.
-    """
-    history = journal.history()
-    deeds: Counter[str] = Counter()
-    for address, intent in history.intents.items():
-        form = history.form(intent)
-        if address in history.results:
-            if form["type"] == "tool_call":
-                deeds[f"stamp {form['input']['what']}"] += 1
-            elif form["type"] == "perform":
-                deeds[form["args"][0]] += 1
-    return set(history.results), deeds
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:I11")
-async def test_crash_with_eight_children_repeats_no_recorded_result():
-    whole, journal = Office(), MemoryJournal()
-    expected = await whole.engine().run("boss", journal=journal)
-    lines = journal.lines()
-    everything = Counter(whole.done)
-
-    assert [str(i) for i in range(8)] == expected.output
-    assert 1 == max(everything.values())
-    for cut in range(2, len(lines)):
-        left = MemoryJournal(lines[:cut])
-        _, known = sure(left)
-        # Sent before the crash, and answered to nobody.
-        history = left.history()
-        asked = {address for address, intent in history.intents.items() if "model_call" == intent.type}
-        lost = len(asked - history.results.keys())
-        office = Office()
-        result = await office.engine().resume(left)
-        again = Counter(office.done)
-
-        assert expected.output == result.output, cut
-        assert expected.usage.requests + lost == result.usage.requests, cut
-        assert not known & again, cut
-        assert 1 == max(again.values(), default=1), cut
-        assert everything.keys() - {k for k in everything if k.startswith("model")} <= (known | again).keys(), cut
-        assert check(left).problems == (), cut
 
 
 # --- ten thousand -----------------------------------------------------------------------------------------------------

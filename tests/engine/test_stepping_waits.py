@@ -6,7 +6,6 @@ What each place has is compared with the record; what the walk comes to, with th
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +28,8 @@ from stepengine import (
     Wait,
 )
 from stepengine.debugging import debug
-from stepengine.errors import JournalError, ReplayDivergence
-from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
+from stepengine.errors import ReplayDivergence
+from stepengine.journal import Journal, MemoryJournal, diff
 from stepengine.journal.records import Result, format_address
 from stepengine.testing import ScriptedModel, text
 
@@ -269,26 +268,3 @@ async def test_two_recordings_in_address_order_are_equal() -> None:
         told = [address for address in ends_of(first) if address.startswith(f"{path}#")]
         assert f"{path}#-1" == told[-1]
     assert not [c for c in diff(first, again).changes if c.a not in ("#8", "")]
-
-
-@pytest.mark.spec("waiting:WT4")
-async def test_fork_after_any_result_reaches_the_same_end(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "a.jsonl")
-    await recorded(journal)
-
-    for address in ends_of(journal):
-        if address.endswith("#-1"):
-            with pytest.raises(JournalError, match="no effect"):
-                await engine_of().fork(journal, at=address)
-            continue
-        into = MemoryJournal()
-        async with engine_of() as engine:
-            result = await engine.fork(journal, at=address, into=into, allow_repeat=True)
-            if result.status is RunStatus.SUSPENDED:
-                await engine.post(into, "go", {"n": 1})
-                result = await engine.resume(into)
-            with engine.stepper(into) as stepper:
-                moments = list(stepper.moments())
-
-        assert (RunStatus.COMPLETED, OUTPUT) == (result.status, result.output), (address, result.error)
-        assert len(ends_of(into)) + 1 == len(moments)

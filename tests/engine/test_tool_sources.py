@@ -7,9 +7,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-import pytest
-
-from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool, ToolCall
+from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
@@ -141,26 +139,3 @@ async def test_tools_can_only_be_added_at_run_start() -> None:
         result = await engine.run(agent, "Go.")
 
     assert "tools is for pre_run hooks" in str(result.error)
-
-
-def test_a_source_is_listed_once() -> None:
-    shelf = Shelf("cup")
-
-    with pytest.raises(DefinitionError, match="listed twice"):
-        worker(shelf, shelf)
-
-
-async def test_tools_listed_for_one_run_are_unknown_to_the_next() -> None:
-    def handle(ctx: Any) -> Any:
-        result = yield from ToolCall("cup", {}, include_tool_call=False)
-        return result.text
-
-    shelf = Shelf("cup")
-    agent = worker(shelf, handle_steps=handle)
-    async with Engine([agent], models=ScriptedModel([])) as engine:
-        first = await engine.run("worker")
-        shelf.names = []
-        second = await engine.run("worker")
-
-    assert "taken" == first.unwrap()
-    assert "Tool 'cup' is not available" in str(second.error)
