@@ -13,22 +13,16 @@ from stepengine import (
     STEP,
     AgentCall,
     AgentDefinition,
-    Ask,
     Engine,
-    Hooks,
-    Limits,
     Parallel,
     Perform,
-    RunStatus,
     ToolCall,
     ToolContext,
     tool,
 )
-from stepengine.errors import HandlerError
 from stepengine.events import ToolLog, ToolProgress
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
-from tests.loop_clock import put_clock_ahead
+from stepengine.testing import ScriptedModel, tool_call
 
 
 def agent(handler=None, agent_id="worker", **fields):
@@ -104,101 +98,6 @@ async def test_tool_logs_and_notices_carry_their_run_and_call(caplog, in_thread)
     ]
     assert {("body", "c1")} == {(e.tool_name, e.tool_call_id) for e in shown if e.type != "tool_input_delta"}
     assert 1 == len({e.seq for e in shown if e.type in ("tool_log", "tool_progress", "tool_finished")})
-
-
-@pytest.mark.spec("generator-contract:G40", "reliability:I6")
-@pytest.mark.parametrize("way", ["return", "error", "cancel", "limit", "suspend", "model failure"])
-async def test_finally_of_a_handler_runs_before_the_result_is_returned(way, monkeypatch):
-    order = []
-    hanging = asyncio.Event()
-
-    async def hang():
-        hanging.set()
-        if way == "limit":
-            put_clock_ahead(monkeypatch, 6_000)
-        await asyncio.Event().wait()
-
-    def handle(ctx):
-        try:
-            if way == "error":
-                raise ValueError("oops")
-            if way in ("cancel", "limit"):
-                yield Perform(hang)
-            if way == "suspend":
-                yield Ask("?")
-            yield STEP
-        finally:
-            order.append("finally")
-
-    def observer(event):
-        if event.type == "run_finished":
-            order.append(event.result.status.value)
-
-    script = [failure(ValueError("no"))] if way == "model failure" else ["ok"]
-    engine = Engine(models=ScriptedModel(script), observers=[observer])
-    limits = Limits(max_seconds=3_000) if way == "limit" else None
-    handle_ = engine.start(agent(handle), "go", limits=limits, wait_for_answers=0)
-    if way == "cancel":
-        await hanging.wait()
-        handle_.interrupt()
-    await handle_.result()
-    status = {"return": "completed", "cancel": "cancelled", "suspend": "suspended"}.get(way, "failed")
-
-    assert ["finally", status] == order
-
-
-@pytest.mark.spec("requirements:X16", "reliability:GN30")
-@pytest.mark.parametrize("point", ["pre_run", "pre_step", "post_step", "post_run"])
-async def test_a_crashing_hook_ends_at_most_its_own_run(point):
-    def crash(*args):
-        raise ZeroDivisionError("hook")
-
-    engine = Engine(models=ScriptedModel(["a", "b"]))
-    broken, fine = await asyncio.gather(
-        engine.run(agent(agent_id="broken", hooks=Hooks(**{point: crash})), "go"),
-        engine.run(agent(agent_id="fine"), "go"),
-    )
-
-    assert RunStatus.COMPLETED is fine.status
-    if point.startswith("pre"):
-        assert isinstance(broken.error, HandlerError)
-        assert RunStatus.FAILED is broken.status
-    else:
-        assert RunStatus.COMPLETED is broken.status
-        assert any("hook" in w for w in broken.warnings)
-
-
-@pytest.mark.spec("reliability:TL16", "generator-contract:G33")
-async def test_parallel_batch_returns_every_result_in_call_order():
-    finished = []
-
-    @tool(parallel_safe=True)
-    async def good() -> str:
-        """Succeed."""
-        await asyncio.sleep(0.02)
-        finished.append("good")
-        return "good"
-
-    @tool(parallel_safe=True)
-    async def bad() -> str:
-        """Fail."""
-        raise ValueError("bad")
-
-    @tool(parallel_safe=True, timeout=0.01)
-    async def hang() -> str:
-        """Hang."""
-        await asyncio.Event().wait()
-        return "never"
-
-    batch = tool_calls(tool_call("hang"), tool_call("bad"), tool_call("good"))
-    engine = Engine(models=ScriptedModel([batch, "done"]))
-    result = await engine.run(agent(tools=[good, bad, hang]), "go")
-
-    assert RunStatus.COMPLETED is result.status
-    assert [("hang", True), ("bad", True), ("good", False)] == [(c.tool_name, c.is_error) for c in result.tool_calls]
-    assert ["hang", "bad", "good"] == [m.tool_name for m in result.state.message_history if m.role == "tool"]
-    assert "timed out" in result.tool_calls[0].result.text
-    assert ["good"] == finished
 
 
 @pytest.mark.spec("reliability:I12", "reliability:R10")

@@ -40,7 +40,7 @@ from stepengine.events import LogLine, Warned
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.bundled import control_tools, read_files, spawn_tools
+from stepengine.tools.bundled import control_tools, spawn_tools
 
 
 class Budget(BaseModel):
@@ -122,31 +122,6 @@ def test_one_line_handler_without_an_output_explains_its_yield() -> None:
 
     assert (result.status, result.text) == (RunStatus.COMPLETED, "hi")
     assert "returned a StepResult" in result.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("slip", "said"),
-    [
-        (lambda _: call(read_files, ["a.py"]).data, "write `yield from` before it"),
-        (lambda ctx: ctx.params.files, "write ['files']"),
-        (lambda ctx: ctx.message_history, "ctx.agent_state.message_history"),
-        (
-            lambda _: read_files.arguments(path="a.py"),
-            "read_files: missing a required argument: 'paths'; it takes: paths, ",
-        ),
-    ],
-    ids=["not yielded", "params", "the context", "a bundled tool"],
-)
-def test_beginner_mistake_is_reported_with_the_right_code(slip: Any, said: str) -> None:
-    def handler(ctx: Any) -> Any:
-        slip(ctx)
-        yield STEP
-
-    result = run(handler)
-
-    assert result.status is RunStatus.FAILED
-    assert said in str(result.error)
-    assert Path(__file__).name in result.error.where
 
 
 @pytest.mark.parametrize("how", ["returned", "inside", "by a tool"])

@@ -286,28 +286,6 @@ def ask(**question):
     return tool_call("ask_user", {"questions": [{"question": "For how many?", **question}]})
 
 
-@pytest.mark.spec("requirements:X11", "requirements:K6", "requirements:D24")
-async def test_agent_without_handler_continues_a_stored_state_with_an_answer():
-    clerk = Counted()
-    batch = tool_calls(tool_call("note", {"word": "before"}), ask(), tool_call("note", {"word": "after"}))
-    held = await clerk.engine(batch).run("clerk", "Book a table.")
-    assert (RunStatus.SUSPENDED, ["before"]) == (held.status, clerk.ran)
-    state = stored(held.state)
-
-    key = state.pending[0].id
-    done = await clerk.engine(text("Booked for 4.")).run("clerk", previous=state, answers={key: "4"})
-
-    assert (RunStatus.COMPLETED, "Booked for 4.") == (done.status, done.output)
-    assert ["before", "after"] == clerk.ran
-    (request,) = clerk.model.calls
-    assert ["user", "user", "assistant", "tool", "tool", "tool"] == [m.role for m in request.all_messages]
-    assert ["ok", "ok", "ok"] == [m.status for m in request.messages if m.role == "tool"]
-    assert {"answers": [{"question_index": 0, "text": "4"}]} == request.messages[4].result.data
-    assert ["ask_user", "note"] == [call.tool_name for call in done.tool_calls]
-    assert ((), ()) == (done.pending_questions, done.warnings)
-    assert held.state.message_history[4].status == "pending"
-
-
 @pytest.mark.spec("requirements:X11")
 @pytest.mark.parametrize("key", ["id", "text"])
 async def test_stored_permission_is_granted_or_denied_for_its_own_call(key):

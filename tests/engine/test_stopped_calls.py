@@ -11,8 +11,6 @@ import httpx2
 import pytest
 
 from stepengine import (
-    STEP,
-    AgentCall,
     AgentDefinition,
     Engine,
     Limits,
@@ -24,7 +22,7 @@ from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ThinkingChu
 from stepengine.errors import ModelError
 from stepengine.journal import FileJournal
 from stepengine.journal.show import spending_of
-from stepengine.models import Models, Provider
+from stepengine.models import Provider
 from tests.faults.scripts import WIRES
 from tests.loop_clock import put_clock_ahead
 
@@ -130,29 +128,6 @@ async def test_failed_attempts_count_when_their_retry_wait_is_interrupted(watche
 
     assert Usage(7, 3, requests=1, at_least=True) == result.usage
     assert 10 * DOLLAR == result.cost
-
-
-@pytest.mark.spec("requirements:D15")
-async def test_usage_of_a_stopped_child_counts_for_its_parent():
-    def handle(ctx):
-        yield STEP
-        yield AgentCall("asker", "go")
-
-    model = Half()
-    parent = AgentDefinition("parent", model="whole/m", handle_steps=handle, spawnable_agents=["asker"])
-
-    class Whole(Half):
-        name = "whole"
-
-        async def stream(self, request):
-            yield ReplyDone(SAID)
-
-    models = Models({"test": model, "whole": Whole()})
-    async with Engine([agent(), parent], models=models, pricing=priced, observers=[lambda event: None]) as engine:
-        result = await interrupted(engine, model, parent)
-
-    assert {"parent": Usage(100, 5, requests=1), "asker": STREAMED} == dict(result.usage_by_agent)
-    assert (105 + 70) * DOLLAR == result.cost
 
 
 @pytest.mark.spec("requirements:D15")

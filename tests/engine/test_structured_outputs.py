@@ -94,12 +94,6 @@ def test_set_output_unwraps_data_even_if_the_whole_object_fits(schema, inside):
 
 
 @pytest.mark.spec("generator-contract:S9")
-def test_a_value_without_data_is_taken_as_it_is():
-    result, _ = ran(Found, set_output(**FLIGHT), text("done"))
-    assert result.output == Found(Flight(number="A1"))
-
-
-@pytest.mark.spec("generator-contract:S9")
 def test_an_object_schema_with_a_member_called_data_keeps_it():
     result, _ = ran(Envelope, set_output(data={"data": "x"}), text("done"))
     assert result.output == Envelope(data={"data": "x"})
@@ -114,12 +108,6 @@ def test_a_refusal_names_the_field_inside_data():
     _, requests = ran(Strict, set_output(data=wrong), set_output(data=[FLIGHT]), text("done"))
     refused = requests[1].messages[-2].result.text
     assert "0.number: Input should be a valid string; 1.number: Input should be a valid string" in refused
-
-
-@pytest.mark.spec("generator-contract:S9", "generator-contract:S12")
-def test_final_text_with_a_data_wrapper_is_unwrapped_too():
-    result, _ = ran(Found, text('{"data": {"number": "A1"}}'))
-    assert result.output == Found(Flight(number="A1"))
 
 
 @pytest.mark.spec("generator-contract:S14", "reliability:TL20")

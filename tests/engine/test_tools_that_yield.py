@@ -12,7 +12,6 @@ import pytest
 
 from stepengine import (
     STEP,
-    STEP_ALL,
     AgentCall,
     AgentDefinition,
     Ask,
@@ -29,7 +28,6 @@ from stepengine import (
     StepContext,
     Steps,
     StepText,
-    StepWith,
     ToolCall,
     ToolContext,
     ToolResult,
@@ -246,14 +244,10 @@ LINE = f"{__file__}:{wrong.fn.__code__.co_firstlineno + 3}"
     "asked",
     [
         STEP,
-        STEP_ALL,
-        StepWith(model="test/x"),
         StepText("hello"),
         GenerateN(2),
         ToolCall("end_turn"),
-        ToolCall("task_completed"),
         ToolCall("set_messages", {"messages": []}),
-        ToolCall("add_message", {"role": "user", "content": "x"}),
         ToolCall("spawn_agent_inline", {"agent_type": "writer"}),
         ToolCall("leaving"),
         "no yieldable",
