@@ -144,6 +144,8 @@ CASES: dict[str, dict[str, Any]] = {
     "observer in the middle": {"handler": steps(Perform(nothing), Perform(nothing)), "observers": [AtTheEnd("perform_finished")]},
 }  # fmt: skip
 
+UNRECORDED = ("observer in the middle", "handler that is closed")
+
 
 class Case:
     """
@@ -211,11 +213,19 @@ class Case:
                 await handle.result()
 
 
+def assert_broken_off(case: Case, before: set[Any]) -> None:
+    assert [RunStatus.FAILED] == [result.status for result in case.finished]
+    assert isinstance(case.finished[0].error, Verdict)
+    assert ["Verdict"] == case.failed
+    assert case.entered == case.closed
+    assert asyncio.all_tasks() <= before
+
+
 @pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *((name, "run") for name in CASES),
+        *((name, "run") for name in UNRECORDED),
         ("tool", "stream"),
         *((name, "handle") for name in ("tool", "handler that is closed", "observer at the start")),
     ],
@@ -225,20 +235,17 @@ async def test_base_exception_in_user_code_fails_the_run_and_reraises(name, way)
     with pytest.raises(Verdict, match="no"):
         await asyncio.wait_for(case.go(way), 50)
 
-    assert [RunStatus.FAILED] == [result.status for result in case.finished]
-    assert isinstance(case.finished[0].error, Verdict)
-    assert ["Verdict"] == case.failed
-    assert case.entered == case.closed
-    assert asyncio.all_tasks() <= before
+    assert_broken_off(case, before)
     assert way == "run" or isinstance(case.last, RunFinished)
 
 
 @pytest.mark.spec("requirements:X59", "reliability:R3")
-@pytest.mark.parametrize("name", [n for n in CASES if n not in ("observer in the middle", "handler that is closed")])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNRECORDED])
 async def test_base_exception_records_nothing_for_its_effect_or_parent_run(name):
-    case, journal = Case(**CASES[name]), MemoryJournal()
-    with pytest.raises(Verdict):
+    case, journal, before = Case(**CASES[name]), MemoryJournal(), asyncio.all_tasks()
+    with pytest.raises(Verdict, match="no"):
         await asyncio.wait_for(case.go("run", journal), 50)
+    assert_broken_off(case, before)
     history = journal.history()
     open_ = [a for a in history.intents if a not in history.results]
 

@@ -450,21 +450,6 @@ async def test_deferred_results_of_equal_call_ids_need_the_run_path():
         assert RunStatus.CANCELLED is (await other.result()).status
 
 
-@pytest.mark.spec("requirements:E27")
-async def test_deferred_result_may_be_sent_when_its_call_is_announced():
-    JOBS.clear()
-    async with Engine(models=ScriptedModel([tool_call("render", {"what": "x"}), "done"])) as engine:
-        handle = engine.start(plain(tools=[render]), "go", journal=MemoryJournal())
-        async with asyncio.timeout(SECONDS):
-            async for event in handle.events():
-                if event.type == "tool_started":
-                    handle.send_tool_result(event.tool_call_id, "soon", path=event.path)
-        result = await handle.result()
-
-    assert ["soon"] == [c.result.text for c in result.tool_calls]
-    assert 1 == len(JOBS)
-
-
 @pytest.mark.parametrize("given", ["Go on.", 5, None, UserInput])
 async def test_handle_send_refuses_anything_but_an_input(given):
     async with Engine([plain()], models=ScriptedModel(["one"])) as engine:

@@ -57,13 +57,12 @@ async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:
 # --- once per time ----------------------------------------------------------------------------------------------------
 
 
-@PLACES
 @pytest.mark.spec("waiting:WT27")
-async def test_clock_set_back_starts_nothing_twice(tmp_path: Path, place: str) -> None:
+async def test_clock_set_back_starts_nothing_twice(tmp_path: Path) -> None:
     schedule = Schedule(agent, cron="0 * * * *", id="hourly", catch_up="all")
     begin = at("2026-05-01T00:30")
     async with Engine([agent]) as engine:
-        scheduler = Scheduler(engine, [schedule], runs=tmp_path / place)
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path / "runs")
         await ticked(scheduler, begin)
         first = await ticked(scheduler, begin + 3 * HOUR)
         again = [name for hours in range(-2, 4) for name in await ticked(scheduler, begin + hours * HOUR)]
@@ -121,12 +120,11 @@ async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
         assert "interrupted" == standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
 
 
-@PLACES
 @pytest.mark.spec("waiting:WT27")
-async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path, place: str) -> None:
+async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path) -> None:
     schedules = [Schedule(agent, cron="*/5 * * * *", id=f"s{n}", catch_up="all") for n in range(2)]
     async with Engine([agent]) as one, Engine([agent]) as other:
-        both = [Scheduler(engine, schedules, runs=tmp_path / place, at_once=50) for engine in (one, other)]
+        both = [Scheduler(engine, schedules, runs=tmp_path / "runs.db", at_once=50) for engine in (one, other)]
         await asyncio.gather(*[scheduler.tick(at("2026-05-01T00:00")) for scheduler in both])
         started: list[str] = []
         for minutes in (30, 30, 31):
@@ -135,8 +133,8 @@ async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path, 
             for scheduler in both:
                 await scheduler.finished()
 
-    assert 12 == len(started) == len(set(started)) == len(names(tmp_path / place))
-    stand = standings(schedules, runs=tmp_path / place, now=at("2026-05-01T01:00"))
+    assert 12 == len(started) == len(set(started)) == len(names(tmp_path / "runs.db"))
+    stand = standings(schedules, runs=tmp_path / "runs.db", now=at("2026-05-01T01:00"))
     assert ["completed"] * 2 == [one.last.status for one in stand]
 
 
@@ -225,33 +223,30 @@ asyncio.run(main())
 """
 
 
-@PLACES
 @pytest.mark.spec("waiting:WT27")
 @pytest.mark.deep
-def test_scheduled_run_of_a_killed_process_is_resumed(tmp_path: Path, place: str) -> None:
+def test_scheduled_run_of_a_killed_process_is_resumed(tmp_path: Path) -> None:
     script, log = tmp_path / "process.py", tmp_path / "log"
     script.write_text(DYING)
-    words = [sys.executable, str(script), str(log), str(tmp_path / place)]
+    words = [sys.executable, str(script), str(log), str(tmp_path / "runs.db")]
     with subprocess.Popen([*words, "start"]) as process:
         until(lambda: log.exists() and "begins" in log.read_text())
         process.send_signal(signal.SIGKILL)
-    (run,) = names(tmp_path / place)
+    (run,) = names(tmp_path / "runs.db")
     woken = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
 
-    suffix = "" if Path(place).suffix else ".jsonl"
-    assert ("", f"0\n61\n{run}{suffix} woken completed s\n") == (woken.stderr, woken.stdout)
+    assert ("", f"0\n61\n{run} woken completed s\n") == (woken.stderr, woken.stdout)
     assert ["first", "begins", "last"] == log.read_text().split()
     again = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
     assert "0\n61\n" == again.stdout
 
 
 @pytest.mark.deep
-@PLACES
 @pytest.mark.spec("waiting:WT27")
-def test_two_schedulers_killed_repeatedly_start_each_time_once(tmp_path: Path, place: str) -> None:
+def test_two_schedulers_killed_repeatedly_start_each_time_once(tmp_path: Path) -> None:
     script = tmp_path / "process.py"
     script.write_text(PROCESS)
-    runs, reached = tmp_path / place, 1
+    runs, reached = tmp_path / "runs", 1
     for ticks in (1, 2, 4, 8):
         pair = [
             subprocess.Popen([sys.executable, str(script), str(runs), str(reached)], stdout=subprocess.PIPE, text=True)
@@ -272,7 +267,7 @@ def test_two_schedulers_killed_repeatedly_start_each_time_once(tmp_path: Path, p
     assert (0, "") == (ended.returncode, ended.stderr)
     times = [datetime(2026, 5, 1, tzinfo=UTC) + minutes * HOUR / 6 for minutes in range(1, 61)]
     assert [f"s-{moment:%Y%m%dT%H%M%SZ}" for moment in times] == names(runs)
-    with contextlib.closing(sqlite3.connect(runs if runs.suffix else runs / ".schedules.db")) as database:
+    with contextlib.closing(sqlite3.connect(runs / ".schedules.db")) as database:
         found = {status for (status,) in database.execute("SELECT DISTINCT status FROM schedule_times")}
     # The run of a process that was killed was begun, and waits to be resumed.
     assert found <= {"completed", "started"}

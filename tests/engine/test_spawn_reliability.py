@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from stepengine import (
-    STEP,
     AgentCall,
     AgentDefinition,
     Decision,
     Engine,
     Hooks,
-    Limits,
     Parallel,
     Perform,
     RunStatus,
@@ -283,42 +281,3 @@ async def test_stopped_run_starts_no_more_children_and_closes_all(helper):
     assert "boss" == many.closed[-1]
     assert ["cancelled"] * 4 == [c.status.value for c in result.children]
     assert asyncio.all_tasks() <= before
-
-
-@pytest.mark.spec("requirements:D15", "generator-contract:L8")
-async def test_child_has_own_budget_and_counts_for_its_parents():
-    seen: dict[str, Any] = {}
-
-    def look(ctx):
-        seen[ctx.agent_state.run_id] = ctx.agent_state
-        after = yield STEP
-        if ctx.prompt == "broken":
-            raise RuntimeError(ctx.prompt)
-        return after.agent_state.usage.requests
-
-    kid = AgentDefinition("kid", model="test/m", handle_steps=look, limits=Limits(max_steps=7))
-
-    def boss(ctx):
-        yield STEP
-        children = yield Parallel(AgentCall("kid", "go"), AgentCall("kid", "broken"))
-        return [c.run_id for c in children.value], children.agent_state
-
-    made = AgentDefinition("boss", model="test/m", spawnable_agents=[kid], handle_steps=boss)
-    result = await Engine([made], models=ScriptedModel(["a", "b", "c"])).run("boss", limits=Limits(max_steps=3))
-    ids, state = result.output
-    root = result.state.run_id
-
-    assert [f"{root}-1", f"{root}-2"] == ids == list(state.child_run_ids)
-    for run_id in ids:
-        child = seen[run_id]
-        assert (root, (root,), (), None, 0, 7) == (
-            child.parent_id,
-            child.ancestor_run_ids,
-            child.child_run_ids,
-            child.output,
-            child.usage.requests,
-            child.steps_remaining,
-        )
-    assert ["completed", "failed"] == [c.status.value for c in result.children]
-    assert (3, 3, 2) == (result.usage.requests, state.usage.requests, result.usage_by_agent["kid"].requests)
-    assert state.steps_remaining == 2

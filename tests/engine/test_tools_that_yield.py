@@ -429,22 +429,6 @@ async def test_self_calling_tool_is_refused_at_the_depth_limit() -> None:
     assert ran.status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("programs:PG3")
-async def test_children_of_a_models_tool_are_limited_like_the_models() -> None:
-    @tool(uses=[WRITER])
-    def many() -> Steps[Any]:
-        """Start children."""
-        answer = yield Parallel(*[AgentCall("writer", str(n)) for n in range(4)])
-        return [one.status.value for one in answer.value]
-
-    agent = boss(many, limits=Limits(max_children=3))
-    models = ScriptedModel(
-        lambda request: tool_call(many) if len(request.messages) == 1 and request.model == "test/m" else text("x")
-    )
-    ran = await Engine([agent], models=models).run(agent, "go")
-    assert json.loads(results(ran)[0]) == ["completed"] * 3 + ["failed"]
-
-
 @pytest.mark.spec("programs:PG4")
 async def test_tool_cannot_run_an_agent_that_no_tool_carries() -> None:
     stranger = AgentDefinition("stranger", model="test/m")

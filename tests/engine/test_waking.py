@@ -555,39 +555,6 @@ async def test_extended_sleeping_run_is_indexed_with_its_new_time(journal: Journ
     assert [] == indexed(place)
 
 
-@pytest.mark.spec("waiting:WT21")
-async def test_rebuilt_wake_index_has_old_and_new_entries(tmp_path: Path) -> None:
-    place = tmp_path / "runs.db"
-    async with Engine([agent(sleeps), agent(receives, "receives"), agent(asks, "asks")]) as engine:
-        for run, name in (("a", "napper"), ("b", "receives"), ("c", "asks"), ("d", "receives"), ("e", "asks")):
-            await engine.run(name, journal=SqliteJournal(place, run))
-        journal = SqliteJournal(place, "d")
-        journal.mailbox().post(Letter(kind="message", topic="go", value=1))
-        SqliteJournal(place, "e").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
-    with open_wake_index(place) as index:
-        noted = {s.run: (s.wakes_at, s.kinds, s.agent_id) for s in index.all()}
-        index.renew()
-        renewed = {s.run: (s.wakes_at, s.kinds, s.agent_id) for s in index.all()}
-        due = [s.run for s in index.due(datetime.now(UTC))]
-
-    assert {"a", "b", "c", "d", "e"} == set(noted)
-    assert {k: v for k, v in noted.items() if k not in "de"} == {k: v for k, v in renewed.items() if k not in "de"}
-    assert {"d", "e"} == set(due)
-
-
-@pytest.mark.spec("waiting:WT21")
-async def test_archived_and_damaged_runs_are_left_out_of_the_index(tmp_path: Path) -> None:
-    async with Engine([agent(sleeps)]) as engine:
-        await engine.run("napper", journal=tmp_path / "a.jsonl")
-    content = (tmp_path / "a.jsonl").read_bytes()
-    (tmp_path / "a.before-1.jsonl").write_bytes(content)
-    (tmp_path / "b.jsonl").write_bytes(content[:100] + b"x" + content[100:])
-    (tmp_path / "c.jsonl").write_bytes(b"")
-    (tmp_path / "d.jsonl").mkdir()
-
-    assert ["a.jsonl"] == [one.run for one in find_sleeping_runs(tmp_path)]
-
-
 # --- waking ---------------------------------------------------------------------------------------------------------
 
 
