@@ -111,20 +111,6 @@ async def test_concurrency_window_of_eight_spans_the_whole_reply():
     assert (12, 8) == (len(results(result)), meeting.most)
 
 
-@pytest.mark.spec("reliability:SP02")
-@pytest.mark.parametrize(("most", "fine"), [(2, ["1", "2"]), (0, [])])
-async def test_limits_admit_children_in_the_order_of_the_calls(most, fine):
-    meeting = Meeting(len(fine))
-    boss = boss_of("task", meeting.kid, limits=Limits(max_total_children=most))
-    reply = tool_calls(*asking("task", "1", "2", "3"))
-    result = await Engine([boss], models=ScriptedModel([reply, text("done")])).run(boss, "go")
-
-    assert (RunStatus.COMPLETED, "done") == (result.status, result.output)
-    assert [*[f"did {n}" for n in fine]] == results(result)[: len(fine)]
-    assert all("max_total_children" in told for told in results(result)[len(fine) :])
-    assert len(fine) == len([line for line in meeting.log if line.startswith("begin")])
-
-
 @pytest.mark.spec("requirements:X9")
 async def test_every_call_is_judged_before_the_first_child_begins():
     meeting = Meeting(1)

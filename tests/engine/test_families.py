@@ -5,26 +5,20 @@ Parents and children through the engine: who may start whom, what comes back, an
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 
 import pytest
 
 from stepengine import (
     STEP,
-    STEP_ALL,
     AgentCall,
     AgentDefinition,
     Decision,
     Engine,
     Hooks,
-    Limits,
     RunStatus,
-    ToolCall,
     tool,
 )
 from stepengine.data.codec import to_json
-from stepengine.engine.handler_sources import SourceWarning
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.engine.sums import add
 
@@ -35,35 +29,6 @@ def other() -> str:
     Do something else.
     """
     return "other"
-
-
-@pytest.mark.spec("reliability:SP04")
-async def test_mutual_spawns_are_bounded_by_depth_and_inherit_no_rights():
-    said = []
-
-    def call(who):
-        def handle(ctx):
-            child = yield AgentCall(who)
-            said.append((ctx.agent_state.agent_id, len(ctx.agent_state.ancestor_run_ids), str(child.value.error or "")))
-
-        return handle
-
-    ping = AgentDefinition("ping", spawnable_agents=["pong"], handle_steps=call("pong"))
-    pong = AgentDefinition("pong", spawnable_agents=["ping"], handle_steps=call("ping"))
-    await Engine([ping, pong], models=ScriptedModel([])).run("ping", limits=Limits(max_depth=3))
-    depths = [(agent, depth) for agent, depth, _ in said]
-
-    assert [("pong", 3), ("ping", 2), ("pong", 1), ("ping", 0)] == depths
-    assert "max_depth is 3" in said[0][2]
-
-    said.clear()
-    leaf = AgentDefinition("leaf")
-    thief = AgentDefinition("thief", handle_steps=call("leaf"))
-    boss = AgentDefinition("boss", spawnable_agents=[thief, leaf], handle_steps=call("thief"))
-    with pytest.warns(SourceWarning, match="the agent 'leaf' may not be spawned"):
-        await Engine([boss], models=ScriptedModel([])).run("boss")
-
-    assert "agent 'thief' may not spawn 'leaf'; it may spawn: none" in said[0][2]
 
 
 @pytest.mark.spec("generator-contract:G23")
@@ -128,35 +93,3 @@ async def test_input_during_a_permission_question_waits_and_answers_nothing(endi
         assert RunStatus.CANCELLED is result.status
         assert all(c.is_error for c in result.tool_calls)
         assert 1 == len(model.calls)
-
-
-@pytest.mark.spec("reliability:RS02")
-async def test_handle_task_generator_and_tree_are_freed_without_the_collector():
-    kept = []
-
-    class Local:
-        """
-        Something that a handler holds.
-        """
-
-    def handle(ctx):
-        mine = Local()
-        kept.append(weakref.ref(mine))
-        yield ToolCall(add, {"a": 1, "b": 2})
-        yield STEP_ALL
-
-    agent = AgentDefinition("a", model="test/m", tools=[add], handle_steps=handle)
-    engine = Engine(models=ScriptedModel([text("hi")] * 2), observers=[lambda event: None])
-    await engine.run(agent, "warm up")
-    gc.collect()
-    gc.disable()
-    try:
-        handle = engine.start(agent, "go")
-        await handle.result()
-        kept += [weakref.ref(handle), weakref.ref(handle._tree), weakref.ref(handle._task)]
-        del handle
-        await asyncio.sleep(0)
-
-        assert [None] * 5 == [ref() for ref in kept]
-    finally:
-        gc.enable()

@@ -295,37 +295,6 @@ def test_forked_child_enters_a_session_that_its_parent_runs_in(bench: Bench, tmp
     assert told is True
 
 
-def test_forked_child_counts_limits_only_for_its_own_runs() -> None:
-    arrived, go = threading.Event(), threading.Event()
-
-    async def held(request: Any) -> str:
-        arrived.set()
-        await asyncio.to_thread(go.wait, 30)
-        return "ok"
-
-    class Held(ScriptedModel):
-        async def complete(self, request: Any) -> Any:
-            await held(request)
-            return await super().complete(request)
-
-    agent = AgentDefinition("asker", model="test/model")
-    engine = Engine([agent], models=Held(lambda _: "ok"), rate_limits=RateLimit(max_concurrency=1))
-
-    def child() -> str:
-        go.set()
-        return engine.run_sync("asker", "hello").unwrap()
-
-    thread = threading.Thread(target=lambda: engine.run_sync("asker", "hello"))
-    with engine:
-        thread.start()
-        assert arrived.wait(30)
-        told = in_child(child)
-        go.set()
-        thread.join()
-
-    assert "ok" == told
-
-
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.spec("reliability:SS14")
 def test_journal_of_a_dead_owner_is_free_despite_its_fork(bench: Bench, tmp_path: Path, store: str) -> None:

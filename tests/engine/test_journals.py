@@ -311,19 +311,3 @@ def test_a_fork_that_cannot_start_leaves_no_journal_behind(tmp_path, kind):
     assert kind == "sqlite" or not made.path.exists()
     with Engine([agent], models=ScriptedModel([text("two")])) as engine:
         assert "two" == engine.fork_sync(journal, at=-1, into=made).unwrap()
-
-
-@pytest.mark.spec("replay:C15", "requirements:A5")
-def test_run_recorded_without_a_model_ignores_provider_defaults_on_replay():
-    def handle_steps(ctx):
-        try:
-            yield STEP
-        except UnknownModel as error:
-            return error.message
-
-    agent = AgentDefinition("lost", handle_steps=handle_steps)
-    journal = MemoryJournal()
-    with Engine([agent], models={"test": ScriptedModel([])}) as engine:
-        assert "no model" in engine.run_sync(agent, journal=journal).unwrap()
-    with Engine([agent], models=ScriptedModel(["never"])) as engine:
-        assert "no model" in engine.replay_sync(journal).unwrap()

@@ -24,7 +24,6 @@ from stepengine import (
 )
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled import spawn_tools
 
 CAP = 100_000
 LONG = "a" * 90_000 + "-in the middle-" + "b" * 90_000
@@ -140,31 +139,6 @@ def test_the_note_names_the_tool_that_reads_the_rest() -> None:
     shown, part = results_sent(model)
     assert 'to read them, call read_output with {"reference_id": "c1"} ...]' in shown
     assert part.startswith("-in the middle-\n")
-
-
-@pytest.mark.spec("reliability:TL10", "reliability:SP12")
-def test_outputs_of_children_are_uncut_for_a_handler() -> None:
-    seen: list[Any] = []
-
-    def talk(ctx: StepContext) -> Generator[Any, Any, str]:
-        return LONG
-        yield
-
-    def handle(ctx: StepContext) -> Generator[Any, Any, None]:
-        agents = [{"agent_type": "kid", "prompt": name} for name in ("one", "two")]
-        said = yield ToolCall("spawn_agents", {"agents": agents})
-        seen.extend(said.tool_result.data)
-        yield STEP
-
-    model = ScriptedModel([text("done")])
-    kid = AgentDefinition("kid", handle_steps=talk)
-    boss = AgentDefinition("boss", model="test/m", tools=spawn_tools(), spawnable_agents=[kid], handle_steps=handle)
-    Engine([boss], models=model).run_sync("boss", "go")
-
-    assert [LONG, LONG] == [entry["output"] for entry in seen]
-    (shown,) = results_sent(model)
-    assert 2 == shown.count("80015 characters of this output are not shown")
-    assert len(shown) < 2 * CAP + 1_000
 
 
 @pytest.mark.spec("reliability:TL10")

@@ -86,13 +86,3 @@ def test_run_sync_in_a_thread_works_under_trio() -> None:
             return result.unwrap()
 
     assert "Hello." == on_trio(body)
-
-
-@pytest.mark.spec("ecosystem:EC231")
-def test_anyio_program_on_asyncio_runs_agents(tmp_path: Path) -> None:
-    async def body() -> str:
-        async with engine() as of:
-            with anyio.fail_after(60):
-                return (await of.run("bot", "Hi.")).unwrap()
-
-    assert "Hello." == anyio.run(body, backend="asyncio")

@@ -47,19 +47,6 @@ def asking(**fields):
 # --- who answers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:K3", "requirements:K2")
-@pytest.mark.parametrize("kind", [Saying, Later])
-async def test_interactor_of_a_tool_answers_the_models_question(kind):
-    own = kind("red")
-    agent = AgentDefinition("asker", model="scripted/model", tools=[ask_user_tool(own)])
-    engine = Engine([agent], models=ScriptedModel([asking(), text("Red it is.")]))
-    result = await engine.run(agent, "go")
-
-    assert (RunStatus.COMPLETED, "Red it is.") == (result.status, result.output)
-    assert ["Which?", "Why?"] == own.asked
-    assert {"selected": ["red"], "question_index": 0} == result.tool_calls[0].result.data["answers"][0]
-
-
 @pytest.mark.spec("requirements:K3")
 async def test_interactor_of_a_tool_precedes_the_engines():
     def judge(ctx: HookContext, call):

@@ -91,35 +91,6 @@ async def test_all_runs_of_an_engine_share_provider_rate_limits() -> None:
     assert all(e.path for e in waits)
 
 
-async def test_run_waiting_for_a_rate_limit_can_be_cancelled() -> None:
-    asked, gate = asyncio.Event(), asyncio.Event()
-
-    class Slow(Crowded):
-        async def complete(self, request: ModelRequest) -> ModelReply:
-            reply = await super().complete(request)
-            asked.set()
-            await gate.wait()
-            return reply
-
-    provider = Slow()
-    engine = Engine([AgentDefinition("a", model="test/m")], models=provider, rate_limits=RateLimit(max_concurrency=1))
-    first = asyncio.create_task(engine.run("a", "1"))
-    await asked.wait()
-    second = engine.start("a", "2")
-    third = asyncio.create_task(engine.run("a", "3"))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    second.interrupt()
-
-    assert "cancelled" == (await second.result()).status.value
-    assert 1 == provider.total
-
-    gate.set()
-
-    assert ["ok", "ok"] == [(await task).text for task in (first, third)]
-    assert 2 == provider.total
-
-
 def test_rate_limit_for_an_unregistered_provider_is_refused() -> None:
     with pytest.raises(DefinitionError, match="'antropic', which is not registered; registered are: 'anthropic'"):
         Engine(rate_limits={"antropic": RateLimit(max_concurrency=1)})
@@ -153,23 +124,6 @@ async def test_tool_sees_tokens_left_from_reported_usage_plus_an_estimate() -> N
 
     assert [None, 10_000 - 900 - message_tokens(result.state.message_history[3])] == seen
     assert "hi" == result.state.message_history[3].text
-
-
-@pytest.mark.spec("requirements:X45")
-@pytest.mark.parametrize("reported", [900, 9_900, 10_000, 20_000])
-async def test_there_is_never_less_left_than_nothing(reported: int) -> None:
-    seen: list[int | None] = []
-
-    def handle(ctx: Any) -> Any:
-        yield STEP
-        yield ToolCall("look", {})
-
-    agent = AgentDefinition("a", model="test/m", tools=[looking(seen)], handle_steps=handle)
-    provider = ScriptedModel([text("", usage=Usage(reported))])
-    models = Models({"test": provider}, info={"test/m": ModelInfo(context_window=10_000)})
-    result = await Engine(models=models).run(agent, "go")
-
-    assert [max(0, 10_000 - reported - message_tokens(result.state.message_history[1]))] == seen
 
 
 @pytest.mark.spec("requirements:X45")

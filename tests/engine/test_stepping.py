@@ -195,33 +195,6 @@ def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
     assert (1, "#1", None, 1) == (moment.position, moment.address, moment.outcome, moment.frames[0].locals["number"])
 
 
-def test_closing_runs_the_finally_blocks_of_handlers_children_first() -> None:
-    closed: list[str] = []
-
-    def handle_child(ctx: Any) -> Any:
-        try:
-            yield from call("read", str)
-        finally:
-            closed.append("child")
-
-    def handle_steps(ctx: Any) -> Any:
-        try:
-            yield from AgentCall("child")
-        finally:
-            closed.append("parent")
-
-    child = AgentDefinition("child", tools=[read], handle_steps=handle_child)
-    agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
-    journal = recorded(agent)
-    closed.clear()
-    stepper = stepped(agent, journal)
-    stepper.moment()
-    stepper.close()
-    stepper.close()
-
-    assert ["child", "parent"] == closed
-
-
 @pytest.mark.spec("evaluation:JG119")
 def test_stepper_refuses_a_non_run_or_missing_agent() -> None:
     agent = AgentDefinition("reader", tools=[read], handle_steps=reading)

@@ -28,7 +28,6 @@ from stepengine import (
     Wait,
 )
 from stepengine.debugging import debug
-from stepengine.errors import ReplayDivergence
 from stepengine.journal import Journal, MemoryJournal, diff
 from stepengine.journal.records import Result, format_address
 from stepengine.testing import ScriptedModel, text
@@ -123,26 +122,6 @@ async def test_each_result_is_one_position_up_to_the_recorded_end(
     assert result.spending == finished.spending
 
 
-@pytest.mark.spec("evaluation:JG3", "evaluation:JG4")
-async def test_position_is_equal_by_jump_and_by_step(journal: MemoryJournal) -> None:
-    await recorded(journal)
-
-    def told(moment: Any) -> Any:
-        values = moment.frames[0].locals if moment.frames else {}
-        return moment.address, moment.asked, moment.location, sorted(values), moment.step, moment.agent_id
-
-    with engine_of().stepper(journal) as stepper:
-        straight = [told(moment) for moment in stepper.moments()]
-        for address, expected in zip(ends_of(journal), straight, strict=False):
-            path, _, seq = address.rpartition("#")
-            with stepper.anew() as other:
-                position = other.position_of(path, int(seq))
-                assert position is not None
-                other.go(position)
-
-                assert expected == told(other.moment())
-
-
 @pytest.mark.spec("evaluation:JG4")
 async def test_background_child_shows_its_own_variables(journal: MemoryJournal) -> None:
     await recorded(journal)
@@ -234,25 +213,6 @@ async def test_suspended_run_ends_the_walk_at_its_wait() -> None:
     assert RunStatus.SUSPENDED is result.status
     assert ["#0", "0#0"] == [moment.address for moment in moments]
     assert ("message on never", None) == (moments[-1].asked, moments[-1].outcome)
-
-
-async def test_walk_ends_at_a_child_that_differs_from_the_record() -> None:
-    journal = MemoryJournal()
-    await recorded(journal)
-
-    def other(ctx: Any) -> Any:
-        order = yield from Receive("order")
-        kept = yield from Perform(int, order)
-        yield from Sleep(0.001)
-        return kept * 3
-
-    kids = [AgentDefinition("worker", handle_steps=other) if kid.id == "worker" else kid for kid in KIDS]
-    changed = AgentDefinition("leader", model="m/x", spawnable_agents=kids, handle_steps=leading)
-    with engine_of(changed).stepper(journal) as stepper, pytest.raises(ReplayDivergence) as raised:
-        list(stepper.moments())
-
-    assert "0#-1" == raised.value.address
-    assert "/output" in [pointer for pointer, *_ in raised.value.diff]
 
 
 # --- what walks by it, and what tells the record --------------------------------------------------------------------

@@ -111,15 +111,6 @@ def test_a_refusal_names_the_field_inside_data():
 
 
 @pytest.mark.spec("generator-contract:S14", "reliability:TL20")
-@pytest.mark.parametrize("schema", [Found, Tree, RootModel[list[Flight]], RootModel[dict[str, Flight]]])
-def test_references_of_the_schema_of_set_output_resolve(schema):
-    _, requests = ran(schema, text("done"), output_retries=0)
-    (spec,) = [spec for spec in requests[0].tools if spec.name == "set_output"]
-    assert spec.input_schema["type"] == "object"
-    assert list(dangling(spec.input_schema)) == []
-
-
-@pytest.mark.spec("generator-contract:S14", "reliability:TL20")
 def test_json_schema_references_resolve_inside_the_data_wrapper():
     nested = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#"}}, {"$ref": "#/definitions/Old"}],

@@ -125,17 +125,3 @@ async def test_hook_may_add_tools_to_one_run() -> None:
 
     assert ["taken"] == [call.result.text for call in one.tool_calls]
     assert [["cup"], ["cup"], []] == [[tool.name for tool in request.tools] for request in model.calls]
-
-
-async def test_tools_can_only_be_added_at_run_start() -> None:
-    async def take(input: dict[str, Any]) -> str:
-        return "taken"
-
-    def late(ctx: Any) -> Change:
-        return Change(tools=[Tool("cup", "Take the cup.", EMPTY, take)])
-
-    agent = worker(hooks=Hooks(pre_step=[late]))
-    async with Engine([agent], models=ScriptedModel(["ok"])) as engine:
-        result = await engine.run(agent, "Go.")
-
-    assert "tools is for pre_run hooks" in str(result.error)

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio.lowlevel
 import pytest
 
 from stepengine import (
@@ -652,38 +651,6 @@ def test_carried_tool_that_could_write_the_policy_file_is_refused(tmp_path: Path
             tools=tools if given_to == "engine" else [],
             permissions=PolicyFile(tmp_path / "rules.json"),
         )
-
-
-@pytest.mark.spec("programs:PG2")
-@pytest.mark.parametrize("most", [1, 3])
-async def test_bodies_take_the_room_of_calls(most: int) -> None:
-    under_way: Counter[str] = Counter()
-    seen: list[int] = []
-
-    async def pause() -> None:
-        under_way["now"] += 1
-        seen.append(under_way["now"])
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        under_way["now"] -= 1
-
-    @tool(parallel_safe=True)
-    def work(n: int) -> Steps[int]:
-        """Take a while."""
-        yield from Perform(pause)
-        return n
-
-    @tool(parallel_safe=True)
-    async def simple(n: int) -> int:
-        """Take a while."""
-        await pause()
-        return n
-
-    agent = boss(work, simple, limits=Limits(max_concurrent_tools=most))
-    calls = [tool_call(work if n < 5 else simple, {"n": n}) for n in range(8)]
-    ran = await engine(agent, tool_calls(*calls)).run(agent, "go")
-    assert results(ran) == [str(n) for n in range(8)]
-    assert max(seen) == most
 
 
 @pytest.mark.spec("programs:PG2")

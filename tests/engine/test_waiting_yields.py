@@ -192,39 +192,6 @@ async def test_returning_parent_waits_for_children_unless_told_to_cancel() -> No
 
 
 @pytest.mark.spec("waiting:WT5")
-async def test_race_starts_all_members_before_the_run_counts_as_waiting(
-    tmp_path: Path,
-) -> None:
-    """
-    The process died when only the sleeper had begun. The others begin now, and a journal in a file takes a moment for that.
-    """
-
-    def rests(ctx: Any) -> Any:
-        yield from Perform(len, "")
-        yield from Perform(len, "")
-        yield from Sleep(HOUR)
-
-    def handle(ctx: Any) -> Any:
-        yield from Start(AgentCall(child))  # comes to rest when the others are about to begin
-        yield from Perform(asyncio.sleep, 0.1)
-        return (yield from Race(Sleep(HOUR), Perform(len, "abc")))[0]
-
-    child = agent(rests, id="child")
-    lead, path = agent(handle, child), tmp_path / "run.jsonl"
-    async with Engine([lead]) as engine:
-        assert 1 == (await engine.run(lead, journal=path)).output
-        lines = path.read_bytes().splitlines(keepends=True)
-        begun = [n for n, line in enumerate(lines) if b'"wake_time"' in line][1]
-        path.write_bytes(b"".join(lines[: begun + 1]))
-        result = await engine.resume(path)
-
-    history = FileJournal(path).history()
-    assert (RunStatus.COMPLETED, 1) == (result.status, result.output)
-    # Who is suspended has no result, also where the run goes on then.
-    assert {("0", 2)} == history.intents.keys() - history.results.keys()
-
-
-@pytest.mark.spec("waiting:WT5")
 async def test_loser_of_a_race_is_not_repeated_after_any_crash() -> None:
     """
     The record is cut after each of its lines behind the winner's result, as a crash leaves it.

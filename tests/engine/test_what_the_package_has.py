@@ -9,8 +9,6 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, load_agent
 from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
-from stepengine.testing import ScriptedModel, tool_call
-from stepengine.testing import text as said
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import read_files
 from stepengine.tools.makers import MAKERS, python_for_tools
@@ -44,20 +42,6 @@ def test_error_lines_give_every_bundled_tool_an_agent_lists(monkeypatch, tmp_pat
     assert {"workspace", "tools"} == given.keys()
     with Engine([AgentDefinition("fixer", model="test/model", tools=wanted)], **given) as engine:
         assert "fixer" == engine.agent("fixer").id
-
-
-def test_agent_runs_after_adding_the_line_of_its_error(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop.py").write_text("prices = {}\n")
-    agent = AgentDefinition("fixer", model="test/model", tools=["read_files", "code_search", "str_replace"])
-    with pytest.raises(DefinitionError) as caught:
-        Engine([agent])
-    model = ScriptedModel([tool_call("read_files", {"paths": ["shop.py"]}), said("Done.")])
-    with Engine([agent], models=model, **given_by(caught.value.message)) as engine:
-        result = engine.run_sync(agent.id, "Go")
-
-    assert result.unwrap()
-    assert ["prices = {}\n"] == [log.result.data[0]["content"] for log in result.tool_calls]
 
 
 def test_unknown_tool_is_refused_with_the_nearest_package_name():
