@@ -34,6 +34,7 @@ from stepengine import (
     UserMessage,
     tool,
 )
+from stepengine.engine import catalog
 from stepengine.errors import (
     AgentError,
     DefinitionError,
@@ -84,16 +85,6 @@ def test_duplicate_agent_id_is_refused_with_underscore_equal_to_hyphen():
 def test_unknown_tool_name_is_refused_with_agent_and_available_tools():
     with pytest.raises(DefinitionError, match=r"'plain' lists the tool 'ad', .*available are: add, add_message, "):
         Engine([plain(tools=["ad"])], tools=[add])
-
-
-@pytest.mark.spec("requirements:A6")
-async def test_tools_are_named_or_given():
-    for definition, tools in ((plain(tools=["add"]), [add]), (plain(tools=[add]), [])):
-        result = await engine(tool_call("add", {"a": 1, "b": 2}), "3", agents=[definition], tools=tools).run(
-            "plain", "1+2?"
-        )
-
-        assert 3 == result.tool_calls[0].result.data
 
 
 @pytest.mark.spec("reliability:TL19")
@@ -194,6 +185,28 @@ async def test_a_handler_sees_params_as_its_schema_says():
         seen[1]["name"] = "changed"
 
 
+async def test_a_prompt_that_no_encoding_can_store_is_refused():
+    with pytest.raises(InputError, match="prompt of agent 'plain' holds a lone surrogate"):
+        await engine().run(plain(), "a\ud800b")
+
+
+async def test_engine_runs_unregistered_definitions_and_keeps_the_last(monkeypatch):
+    monkeypatch.setattr(catalog, "KEPT_DEFINITIONS", 3)
+    built = engine(*["hello"] * 9)
+
+    assert ["completed"] * 9 == [(await built.run(plain(f"given-{n % 7}"))).status for n in range(9)]
+    assert 3 == len(built._launcher.catalog._met)
+
+
+async def test_models_chosen_for_agents_are_journaled_by_full_name():
+    journal, scripted = MemoryJournal(), ScriptedModel(["ok"] * 2)
+    built = Engine([plain()], models={"first": scripted, "second": scripted}, agent_models={"plain": "second:m"})
+    await built.run("plain", journal=journal)
+
+    assert b'"second/m"' in journal.lines()[1]
+    assert b'"second:m"' not in b"".join(journal.lines())
+
+
 def asking_steps(ctx):
     first = yield STEP
     said = yield from Ask("Which?", ["one", "two"])
@@ -260,10 +273,17 @@ async def test_input_of_a_wrong_kind_is_refused(options):
     ("arguments", "said"),
     [
         ({"tools": ScriptedModel([])}, r"tools=.* a model goes to Engine\(agents, models=...\), not"),
+        ({"tools": 3}, "a list of Tool objects"),
         ({"agents": plain("tester")}, "agents=.* is a list of AgentDefinition objects, not"),
+        ({"agents": "a"}, "not 'a'"),
         ({"hooks": print}, r"Hooks\(pre_step=\[check\]\) or None"),
+        ({"hooks": {}}, "not {}"),
         ({"limits": {"max_steps": 3}}, r"Limits\(max_steps=20\) or None, not {'max_steps': 3}"),
         ({"observers": print}, "a list of functions of an event"),
+        ({"dependency_overrides": [1]}, "a mapping between functions"),
+        ({"pricing": 3}, "a function of model, usage and time or None, not 3"),
+        ({"default_model": ["a/b"]}, "text or None"),
+        ({"retry": 3}, r"RetryPolicy\(attempts=2\)"),
         ({"rate_limits": {"a": 3}}, "a RateLimit, or a mapping from provider prefixes to them"),
         ({"resources": {int: 42}}, "a list of objects, each found by its own type; .* not {<class 'int'>: 42}"),
         ({"workspace": 3}, "a folder or a Workspace or None, not 3"),
@@ -282,6 +302,18 @@ async def test_unknown_option_is_refused_with_the_known_ones(method):
 
     with pytest.raises(InputError, match=rf"{method}\(\) takes no 'model'; .*AgentDefinition\(model=...\)"):
         await getattr(engine, method)("tester", model="a/b", **at)
+
+
+@pytest.mark.parametrize(
+    "options", [{"limits": {"max_steps": 3}}, {"session_id": 3}, {"user_id": b"me"}], ids=lambda o: next(iter(o))
+)
+async def test_option_of_the_wrong_kind_is_refused_with_a_suggestion(options):
+    engine = Engine([plain("tester")], models=ScriptedModel([]))
+
+    with pytest.raises(InputError, match=f"{next(iter(options))} is .* or None, not ") as caught:
+        await engine.run("tester", "Hi", **options)
+
+    assert 1 == len(caught.value.issues)
 
 
 @pytest.mark.spec("requirements:G13")
@@ -708,20 +740,6 @@ async def test_timeout_around_a_run_is_raised_after_the_run_ends(monkeypatch):
     assert 0 == asyncio.current_task().cancelling()
 
 
-@pytest.mark.spec("requirements:N6", "reliability:I12")
-async def test_interrupt_gives_a_cancelled_result_and_may_be_repeated():
-    model = Hanging()
-    handle = Engine(models=model).start(plain(), "go")
-    await model.asked.wait()
-    handle.interrupt()
-    handle.interrupt()
-    result = await handle.result()
-    await handle.shutdown()
-
-    assert RunStatus.CANCELLED is result.status
-    assert ["go"] == [m.text for m in result.state.message_history]
-
-
 @pytest.mark.spec("requirements:N1")
 async def test_a_handle_stops_its_run_when_its_block_ends():
     model = Hanging()
@@ -772,6 +790,25 @@ async def test_closing_an_engine_ends_runs_and_warns_of_unobserved_ones():
         await built.aclose()
 
 
+@pytest.mark.deep
+@pytest.mark.spec("reliability:SS10")
+@pytest.mark.parametrize("begun", [True, False], ids=["under way", "not begun"])
+async def test_run_with_a_dropped_handle_ends_with_its_engine(begun):
+    model = Hanging()
+    events = []
+    built = Engine(models=model, observers=[events.append])
+    built.start(plain(), "go")
+    gc.collect()
+    if begun:
+        await model.asked.wait()
+    with pytest.warns(ResourceWarning, match="nobody had asked"):
+        await built.aclose()
+
+    assert ["run_finished"] == [e.type for e in events][-1:]
+    assert RunStatus.CANCELLED is events[-1].result.status
+    assert [] == [task for task in asyncio.all_tasks() if task.get_name().startswith("stepengine")]
+
+
 @pytest.mark.spec("reliability:SS10")
 async def test_close_names_a_run_that_does_not_end_and_returns(monkeypatch, caplog):
     monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 0.1)
@@ -799,6 +836,27 @@ async def test_close_names_a_run_that_does_not_end_and_returns(monkeypatch, capl
     await result
 
     assert set() == built._launcher.active
+
+
+@pytest.mark.spec("reliability:SS10")
+async def test_close_names_a_run_on_a_stopped_loop_at_once(monkeypatch):
+    # Whoever waited for it would wait for longer than a test may take.
+    monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 3_000.0)
+    built, loop = Engine(models=Hanging()), asyncio.new_event_loop()
+
+    async def begun():
+        stream = built.stream(plain(), "go")
+        await anext(stream)
+        return stream
+
+    def ends(stream):
+        loop.run_until_complete(stream.aclose())
+        loop.close()
+
+    stream = await asyncio.to_thread(loop.run_until_complete, begun())
+    with pytest.warns(ResourceWarning, match="of 'plain'"):
+        await built.aclose()
+    await asyncio.to_thread(ends, stream)
 
 
 @pytest.mark.spec("reliability:SS10")

@@ -27,7 +27,8 @@ from stepengine.engine import loop_thread
 from stepengine.engine import run as running
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.models import Models, OpenAIChatProvider
-from stepengine.sessions import MemorySessions
+from stepengine.runtime import watchdog
+from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.workspace.threads import ThreadPool
 from tests.servers import Quiet, served
@@ -211,6 +212,18 @@ def every_lock_held() -> Iterator[int]:
             one.release()
 
 
+def test_forked_child_is_not_warned_of_its_parents_blocked_loops(bench: Bench) -> None:
+    engine = Engine([bench.agent], models=ScriptedModel([]))
+
+    def child() -> list[int]:
+        return [len(watchdog._watchdogs), len(watchdog._threads)]
+
+    with engine, bench.held(lambda: engine.run_sync("looker")):
+        told = in_child(child)
+
+    assert [0, 0] == told
+
+
 # --- event loops and connections --------------------------------------------------------------------------------------
 
 
@@ -295,6 +308,37 @@ def test_forked_child_enters_a_session_that_its_parent_runs_in(bench: Bench, tmp
     assert told is True
 
 
+def test_forked_child_counts_limits_only_for_its_own_runs() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    async def held(request: Any) -> str:
+        arrived.set()
+        await asyncio.to_thread(go.wait, 30)
+        return "ok"
+
+    class Held(ScriptedModel):
+        async def complete(self, request: Any) -> Any:
+            await held(request)
+            return await super().complete(request)
+
+    agent = AgentDefinition("asker", model="test/model")
+    engine = Engine([agent], models=Held(lambda _: "ok"), rate_limits=RateLimit(max_concurrency=1))
+
+    def child() -> str:
+        go.set()
+        return engine.run_sync("asker", "hello").unwrap()
+
+    thread = threading.Thread(target=lambda: engine.run_sync("asker", "hello"))
+    with engine:
+        thread.start()
+        assert arrived.wait(30)
+        told = in_child(child)
+        go.set()
+        thread.join()
+
+    assert "ok" == told
+
+
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.spec("reliability:SS14")
 def test_journal_of_a_dead_owner_is_free_despite_its_fork(bench: Bench, tmp_path: Path, store: str) -> None:
@@ -334,6 +378,39 @@ def test_journal_of_a_dead_owner_is_free_despite_its_fork(bench: Bench, tmp_path
         os.close(kept)
 
     assert records > 0
+
+
+@pytest.mark.parametrize("kind", ["session", "policy"])
+def test_forked_child_keeps_no_short_lived_lock(tmp_path: Path, kind: str) -> None:
+    sessions = FileSessions(tmp_path / "sessions")
+    (tmp_path / "one").mkdir()
+    from stepengine.permissions import policy as policies
+
+    def locked() -> Any:
+        return sessions._lock(tmp_path / "one") if kind == "session" else policies._lock_file(tmp_path / "policy.json")
+
+    kept, gone = os.pipe()
+    with locked():
+        pid = os.fork()
+        if not pid:
+            os.close(gone)
+            os.read(kept, 1)
+            os._exit(0)
+    entered = threading.Event()
+
+    def enter() -> None:
+        with locked():
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    is_free = entered.wait(50)
+    os.close(gone)
+    os.close(kept)
+    thread.join()
+    os.waitpid(pid, 0)
+
+    assert is_free
 
 
 def test_parent_and_children_make_ids_of_their_own(bench: Bench) -> None:

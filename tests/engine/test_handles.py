@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from stepengine.data.models import ModelReply, ReplyDone, TextChunk
 from stepengine.data.state import RunPhase
 from stepengine.errors import (
     AnswerRejected,
+    DataError,
     InputError,
     JournalError,
     ModelError,
@@ -276,6 +278,22 @@ async def test_watcher_sees_texts_failures_spending_and_todos_of_children():
     assert ("failed", "", True) == (bad.status.value, bad.text, "down" in bad.error)
 
 
+@pytest.mark.spec("interfaces:IF12")
+async def test_watcher_of_a_child_awaiting_an_answer_sees_no_error():
+    def boss(ctx):
+        yield AgentCall("kid", prompt="go")
+
+    agents = [
+        plain("boss", handle_steps=boss, model=None, spawnable_agents=["kid"]),
+        plain("kid", handle_steps=asks, model=None),
+    ]
+    async with Engine(agents) as engine:
+        handle = engine.start("boss", "go", journal=MemoryJournal())
+        events = await all_of(handle.events())
+
+    assert [("suspended", "")] == [(e.status.value, e.error) for e in events if isinstance(e, AgentFinished)]
+
+
 @pytest.mark.spec("interfaces:IF6", "reliability:R2", "interfaces:IF2", "interfaces:IF8")
 async def test_background_resume_shows_only_new_events_in_another_epoch():
     def handle_steps(ctx):
@@ -318,6 +336,28 @@ async def test_a_fork_in_the_background_can_be_watched_and_answered():
     assert ("this", "suspended", "that") == (first.output, hasty.status.value, (await handle.result()).output)
     assert {handle.run_id} == {e.run_id for e in events}
     assert ("run_started", "run_finished") == (events[0].type, events[-1].type)
+
+
+@pytest.mark.spec("interfaces:IF7", "interfaces:IF8")
+async def test_next_question_of_a_continuing_run_has_the_configured_timeout():
+    def handle_steps(ctx):
+        first = yield Ask("Which?")
+        second = yield Ask("Why?")
+        return f"{first.value} {second.value}"
+
+    ended = []
+    async with Engine([plain(handle_steps=handle_steps, model=None)]) as engine:
+        for patience, words in ((0, None), (None, "so")):
+            journal = MemoryJournal()
+            await engine.run("a", "go", journal=journal)
+            handle = await engine.start_resume(journal, answers={"Which?": "this"}, wait_for_answers=patience)
+            if words is not None:
+                await holds(partial(getattr, handle, "questions"))
+                handle.answer(handle.questions[0].id, words)
+            async with asyncio.timeout(SECONDS):
+                ended.append(await handle.result())
+
+    assert [("suspended", None), ("completed", "this so")] == [(r.status.value, r.output) for r in ended]
 
 
 # --- questions, tools and what else is sent -----------------------------------------------------------------------------
@@ -450,12 +490,36 @@ async def test_deferred_results_of_equal_call_ids_need_the_run_path():
         assert RunStatus.CANCELLED is (await other.result()).status
 
 
+@pytest.mark.spec("requirements:E27")
+async def test_deferred_result_may_be_sent_when_its_call_is_announced():
+    JOBS.clear()
+    async with Engine(models=ScriptedModel([tool_call("render", {"what": "x"}), "done"])) as engine:
+        handle = engine.start(plain(tools=[render]), "go", journal=MemoryJournal())
+        async with asyncio.timeout(SECONDS):
+            async for event in handle.events():
+                if event.type == "tool_started":
+                    handle.send_tool_result(event.tool_call_id, "soon", path=event.path)
+        result = await handle.result()
+
+    assert ["soon"] == [c.result.text for c in result.tool_calls]
+    assert 1 == len(JOBS)
+
+
 @pytest.mark.parametrize("given", ["Go on.", 5, None, UserInput])
 async def test_handle_send_refuses_anything_but_an_input(given):
     async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
         handle = engine.start("a", "first")
         with pytest.raises(InputError, match=r"not .*; handle\.send_input\(text\) sends a text"):
             handle.send(given)
+        assert "one" == (await handle.result()).text
+
+
+@pytest.mark.parametrize("keep_open", [False, True])
+async def test_handle_send_input_refuses_anything_but_text(keep_open):
+    async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
+        handle = engine.start("a", "first", keep_open=keep_open)
+        with pytest.raises(DataError, match="a user message holds a string or a sequence of parts, not a int"):
+            handle.send_input(5)
         assert "one" == (await handle.result()).text
 
 

@@ -174,13 +174,25 @@ def test_lookup_of_another_agent_reports_a_broken_definition(folder):
         load_agent(str(folder))
 
 
+def test_folder_without_any_loadable_agent_is_an_error(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\n")
+
+    with pytest.raises(DefinitionError, match="nothing called 'agent' or 'agents'"):
+        load_agents(tmp_path)
+
+
 IMPORTS = [
     ("import helper", "helper.NAME"),
+    ("import helper as h", "h.NAME"),
+    ("import os, helper", "helper.NAME + os.sep[:0]"),
     ("from helper import NAME", "NAME"),
+    ("from helper import *", "NAME"),
     ("from . import helper", "helper.NAME"),
     ("from .helper import NAME", "NAME"),
     ("import lib.deep", "lib.deep.NAME"),
+    ("import lib.deep as deep", "deep.NAME"),
     ("import lib.below.deepest", "lib.below.deepest.NAME"),
+    ("from lib import deep", "deep.NAME"),
     ("from lib.deep import NAME", "NAME"),
 ]
 

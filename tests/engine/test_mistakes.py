@@ -25,19 +25,22 @@ from stepengine import (
     Perform,
     RunResult,
     RunStatus,
+    TextPart,
     ToolCall,
+    ToolCallPart,
     Workspace,
     call,
     load_agent,
     tool,
 )
+from stepengine.data.models import ModelReply
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.evaluation import Case, Evaluation
 from stepengine.events import LogLine, Warned
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.bundled import spawn_tools
+from stepengine.tools.bundled import control_tools, spawn_tools
 
 
 class Budget(BaseModel):
@@ -447,3 +450,18 @@ def test_plain_function_as_tool_is_refused_with_the_missing_decorator() -> None:
 
     with pytest.raises(DefinitionError, match="put @tool above def look"):
         AgentDefinition("a", tools=[look])
+
+
+@pytest.mark.spec("generator-contract:T23")
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with words"])
+def test_a_turn_that_a_thought_alone_ends_is_warned_about(is_alone: bool) -> None:
+    thought = ToolCallPart("c1", "think_deeply", {"thought": "Hm."})
+    reply = ModelReply((thought,) if is_alone else (TextPart("Done."), thought))
+    thinker = AgentDefinition("thinker", model="test/m", tools=["think_deeply"])
+
+    with Engine([thinker], control_tools(), models=ScriptedModel([reply])) as engine:
+        result = engine.run_sync("thinker", "Go.")
+
+    assert RunStatus.COMPLETED is result.status
+    said = [one for one in result.warnings if "the turn of agent 'thinker' ended after 'think_deeply' alone" in one]
+    assert int(is_alone) == len(said)

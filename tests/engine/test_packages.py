@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, load_agent
-from stepengine.engine import trust
-from stepengine.engine.packages import FILE, FORMAT, find_installed_packages, read_declaration
+from stepengine.engine import packages, trust
+from stepengine.engine.packages import FILE, FORMAT, find_agent, find_installed_packages, read_declaration
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
@@ -189,12 +189,19 @@ def test_package_agent_replaces_no_bundled_one_and_fills_missing_ids(site: Site)
         ({"version": "soon"}, "its version is 'soon', which is not a version"),
         ({"publisher": "stepengine"}, "'stepengine' stands for what comes with the engine"),
         ({"publisher": "Acme Inc"}, "its publisher is 'Acme Inc'"),
+        ({"publisher": "a" * 200}, "its publisher is 'aaa"),
         ({"value": "there is none!"}, "a module, or 'module:attribute', would be fine"),
+        ({"value": "nowhere_at_all"}, "there is no module 'nowhere_at_all'"),
+        ({"value": "json"}, "no 'stepengine-agents.json' lies in the folder of 'json'"),
         ({"entries": "acme = odd\nother = odd\n"}, "it has several entries"),
         ({"agents": {}}, "agents are an object with 1 to 200 members"),
+        ({"agents": {f"a{n}": {} for n in range(201)}}, "agents are an object with 1 to 200 members"),
         ({"agents": {"Reviewer": {}}}, "agents.Reviewer is not an id"),
+        ({"agents": {"reviewer": []}}, "agents.reviewer is [], and no object"),
         ({"agents": {"reviewer": {"grants": ["all"]}}}, "has ['grants'], which is not known"),
+        ({"agents": {"reviewer": {"tools": {"x": 1}}}}, "should hold at most 500 printable texts"),
         ({"agents": {"reviewer": {"tools": {"\x1b[2J": "read"}}}}, "should hold at most 500 printable texts"),
+        ({"agents": {"reviewer": {"spawns": ["x" * 301]}}}, "should hold at most 500 printable texts"),
         ({"agents": {"reviewer": {"description": "x" * 2_001}}}, "at most 2,000 characters"),
         ({"declared": {"hosts": "example.com"}}, "hosts should hold"),
         ({"declared": {"format": "stepengine.agents/2"}}, "'stepengine.agents/1' would be fine"),
@@ -420,6 +427,51 @@ def test_agents_of_a_package_resolve_each_other_before_the_users(site: Site) -> 
 
 
 @pytest.mark.spec("packages:PK5")
+def test_foreign_agent_resolves_its_names_in_its_own_package(
+    site: Site,
+) -> None:
+    acme = {"a": BOTH, "b": leaf("helper", "acme's")}
+    site.put("acme-agents", acme, {"both": {"spawns": ["helper", "other/lead"]}, "helper": {}})
+    theirs = {"a": lead("lead", "helper"), "b": leaf("helper", "other's")}
+    site.put("other-agents", theirs, {"lead": {"spawns": ["helper"]}, "helper": {}}, publisher="other")
+    site.put("third-agents", {"a": HELD}, {"lead": {}}, publisher="third")
+
+    def mine(ctx: Any) -> Any:
+        return "mine"
+        yield
+
+    helper = AgentDefinition("helper", handle_steps=mine)
+    with Engine([helper, load_agent("acme/both"), load_agent("third/lead")]) as engine:
+        assert "acme's Go, lead(other's Go)" == engine.run_sync("acme/both", "Go").unwrap()
+        assert "held" == engine.run_sync("third/lead", "Go").unwrap()
+        assert "mine" == engine.run_sync("helper", "Go").unwrap()
+
+
+BOTH = """
+from stepengine import AgentCall, AgentDefinition
+
+def steps(ctx):
+    mine = yield from AgentCall("helper", prompt=ctx.prompt)
+    theirs = yield from AgentCall("other/lead", prompt=ctx.prompt)
+    return f"{mine}, {theirs}"
+
+agent = AgentDefinition("both", spawnable_agents=["helper", "other/lead"], handle_steps=steps)
+"""
+HELD = """
+from stepengine import AgentCall, AgentDefinition
+
+def inner(ctx):
+    return "held"
+    yield
+
+def steps(ctx):
+    return (yield from AgentCall("helper", prompt=ctx.prompt))
+
+agent = AgentDefinition("lead", spawnable_agents=[AgentDefinition("helper", handle_steps=inner)], handle_steps=steps)
+"""
+
+
+@pytest.mark.spec("packages:PK5")
 def test_circles_within_and_across_packages_are_fine(site: Site) -> None:
     site.put(
         "acme-agents",
@@ -489,3 +541,10 @@ def test_journal_head_names_package_agents_and_replay_reports_other_versions(sit
         f"recorded with acme/{name} of acme-agents==1.2.0; installed is acme-agents==1.3.0"
         for name in ("helper", "lead")
     ] == said
+
+
+def test_the_id_of_no_installed_package_is_none_of_ours() -> None:
+    assert find_agent("nobody-at-all/reviewer@1.0") is None
+    assert find_agent("reviewer") is None
+    assert find_agent("a/b/c") is None
+    assert packages.list_agent_versions() == {}

@@ -31,6 +31,7 @@ from stepengine.events import RunStarted
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import spawn_tools
+from tests.loop_clock import put_clock_ahead
 
 
 class Counting:
@@ -264,6 +265,42 @@ async def test_parallel_above_a_set_limit_is_refused_before_anything_starts(way,
     assert result == replayed
     assert journal.lines() == replayed.journal.lines()
     assert () == check(journal).problems
+
+
+@pytest.mark.spec("requirements:X50")
+async def test_outer_limit_counts_inner_requests_and_refunds_unstarted_ones(monkeypatch):
+    seen = []
+
+    def kid(ctx):
+        seen.append(ctx.prompt)
+        if not ctx.prompt:
+            return
+        if ctx.prompt == "cut":
+            yield Parallel([AgentCall("kid", "hang") for _ in range(8)], concurrency=1)
+        elif ctx.prompt == "hang":
+            yield Perform(hang)
+
+    async def hang():
+        put_clock_ahead(monkeypatch, 6_000)
+        await asyncio.Event().wait()
+
+    def boss(ctx):
+        cut = yield AgentCall("kid", "cut")
+        rest = yield from Parallel([AgentCall("kid")] * 8)
+        try:
+            yield AgentCall("kid")
+        except LimitExceeded as error:
+            return [cut.value.error.kind, len(rest), error.message]
+
+    child = AgentDefinition("kid", handle_steps=kid, spawnable_agents=["kid"], limits=Limits(max_seconds=3_000))
+    made = AgentDefinition("boss", spawnable_agents=[child], handle_steps=boss, limits=Limits(max_total_children=10))
+    result = await Engine([made], models=ScriptedModel([])).run("boss")
+
+    expected = (
+        "the run tree has started 10 children, and max_total_children is 10; raise Limits(max_total_children=...)"
+    )
+    assert ["seconds", 8, expected] == result.unwrap()
+    assert Counter({"": 8, "cut": 1, "hang": 1}) == Counter(seen)
 
 
 # --- fail_fast --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from stepengine import (
     Ask,
     Engine,
     Hooks,
+    Limits,
     Parallel,
     ToolCall,
     ToolContext,
@@ -31,7 +32,7 @@ from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelInfo, ModelReply, ModelRequest, Models, Provider
 from stepengine.runtime import RateLimit
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 
 class Crowded(Provider):
@@ -97,6 +98,33 @@ def test_rate_limit_for_an_unregistered_provider_is_refused() -> None:
 
 
 @pytest.mark.spec("requirements:N15")
+@pytest.mark.parametrize(("limit", "expected"), [(None, 6), (2, 2)])
+async def test_tools_of_one_reply_run_concurrently_up_to_the_limit(limit: int | None, expected: int) -> None:
+    running = most = 0
+
+    @tool(parallel_safe=True)
+    async def look(n: int) -> int:
+        """
+        Look.
+
+        Args:
+            n: Where.
+        """
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return n
+
+    calls = tool_calls(*[tool_call("look", {"n": n}) for n in range(6)])
+    agent = AgentDefinition("a", model="test/m", tools=[look], limits=Limits(max_concurrent_tools=limit))
+    result = await Engine(models=ScriptedModel([calls, text("done")])).run(agent, "go")
+
+    assert expected == most
+    assert [str(n) for n in range(6)] == [c.result.text for c in result.tool_calls]
+
+
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +152,23 @@ async def test_tool_sees_tokens_left_from_reported_usage_plus_an_estimate() -> N
 
     assert [None, 10_000 - 900 - message_tokens(result.state.message_history[3])] == seen
     assert "hi" == result.state.message_history[3].text
+
+
+@pytest.mark.spec("requirements:X45")
+@pytest.mark.parametrize("reported", [900, 9_900, 10_000, 20_000])
+async def test_there_is_never_less_left_than_nothing(reported: int) -> None:
+    seen: list[int | None] = []
+
+    def handle(ctx: Any) -> Any:
+        yield STEP
+        yield ToolCall("look", {})
+
+    agent = AgentDefinition("a", model="test/m", tools=[looking(seen)], handle_steps=handle)
+    provider = ScriptedModel([text("", usage=Usage(reported))])
+    models = Models({"test": provider}, info={"test/m": ModelInfo(context_window=10_000)})
+    result = await Engine(models=models).run(agent, "go")
+
+    assert [max(0, 10_000 - reported - message_tokens(result.state.message_history[1]))] == seen
 
 
 @pytest.mark.spec("requirements:X45")

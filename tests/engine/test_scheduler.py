@@ -23,6 +23,7 @@ from stepengine.engine.schedule_book import ScheduleBook
 from stepengine.engine.scheduler import standings
 from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.journal.sleepers import open_wake_index
 from tests.engine.clocks import NotingClock
 from tests.waits import until, until_async
 
@@ -239,6 +240,17 @@ def test_scheduled_run_of_a_killed_process_is_resumed(tmp_path: Path) -> None:
     assert ["first", "begins", "last"] == log.read_text().split()
     again = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
     assert "0\n61\n" == again.stdout
+
+
+@pytest.mark.spec("waiting:WT27")
+async def test_ended_scheduled_run_is_resumed_by_no_process(tmp_path: Path) -> None:
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
+
+    with open_wake_index(tmp_path) as index:
+        assert [] == index.all()
 
 
 @pytest.mark.deep
@@ -472,6 +484,22 @@ def test_a_look_makes_nothing(tmp_path: Path) -> None:
 
         assert (at("2026-05-02T07:00"), None, 0) == (stand.next, stand.last, stand.missed)
     assert [] == list(tmp_path.iterdir())
+
+
+def test_the_newest_thousand_times_are_remembered(tmp_path: Path) -> None:
+    book = ScheduleBook(tmp_path)
+    begin = at("2026-05-01T00:00")
+    book.passed({"s": "x"}, begin)
+    with book._writing() as database:
+        rows = [("s", int((begin + n * HOUR).timestamp()), f"s-{n}", 0, "completed") for n in range(1, 1_500)]
+        database.executemany(
+            "INSERT INTO schedule_times (schedule, at, run, missed, status) VALUES (?, ?, ?, ?, ?)", rows
+        )
+    book.claim("s", begin + 1_500 * HOUR, run="s-1500")
+    with book._reading() as database:
+        kept = database.execute("SELECT count(*), min(run) FROM schedule_times").fetchone()
+
+    assert 1_001 == kept[0]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -572,6 +572,36 @@ async def test_run_waiting_for_its_session_ends_when_told_to(way, in_line, monke
     assert ["1", "to 1", "3", "to 3"] == [m.text for m in store.load("x").messages]
 
 
+@pytest.mark.spec("reliability:SS01")
+@pytest.mark.parametrize("who", ["waits", "is in"])
+async def test_run_of_a_closed_loop_does_not_block_its_session(who):
+    queue, loop = SessionQueue(), asyncio.new_event_loop()
+    coming = queue.enter("x")
+    own = None if who == "is in" else await queue.enter("x")
+    task = loop.create_task(coming)
+
+    def stopped() -> None:
+        loop.run_until_complete(asyncio.sleep(0))
+        task._log_destroy_pending = False
+        loop.close()
+
+    await asyncio.to_thread(stopped)
+    async with asyncio.timeout(50):
+        if own is not None:
+            queue.leave("x", own)
+        mine = await queue.enter("x")
+        gone = task.result() if task.done() else None
+        if gone is not None:
+            queue.leave("x", gone)  # what was left of it is collected later; that is nobody else's place
+        following = asyncio.ensure_future(queue.enter("x"))
+        await asyncio.sleep(0)
+        assert not following.done()
+        queue.leave("x", mine)
+        queue.leave("x", await following)
+
+    assert {} == queue._lines
+
+
 @pytest.mark.spec("requirements:L4")
 async def test_journal_argument_for_an_answering_message_is_refused(tmp_path):
     store = FileSessions(tmp_path)

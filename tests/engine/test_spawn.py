@@ -293,6 +293,21 @@ async def test_hook_sees_any_agent_call_as_spawn_agents(name):
     assert ["echo_one"] == seen
 
 
+@pytest.mark.spec("generator-contract:L28")
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        ({"prompt": ["no text"], "params": "no object"}, "/{}"),
+        ({"params": '{"k": 3}'}, '/{"k": 3}'),
+        ({}, "/{}"),
+    ],
+)
+async def test_non_text_prompt_and_non_object_params_are_dropped(given, output):
+    engine, agent, _ = boss(tool_call("echo_one", given))
+
+    assert output == (await engine.run(agent, "go")).tool_calls[0].result.data[0]["output"]
+
+
 @pytest.mark.spec("generator-contract:L29")
 def test_agents_that_cannot_be_tools_are_refused_at_engine_construction():
     class Strange(pydantic.BaseModel):

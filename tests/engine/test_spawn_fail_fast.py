@@ -174,24 +174,3 @@ async def test_sibling_waiting_for_its_children_is_cancelled_with_them():
     assert check(journal).problems == ()
     replayed = await asyncio.wait_for(Nested().engine().replay(journal), 50)
     assert (result.output, result.children) == (replayed.output, replayed.children)
-
-
-@pytest.mark.spec("reliability:SP05")
-async def test_failing_member_cancels_child_runs_while_other_members_finish():
-    class Mixed(Nested):
-        def fail(self) -> None:
-            raise OSError("broke")
-
-        async def finish(self) -> str:
-            await asyncio.sleep(0)
-            return "finished"
-
-        def boss(self, ctx):
-            members = [AgentCall("middle"), Perform(self.fail), Perform(self.finish)]
-            child, error, value = yield from Parallel(members, fail_fast=True)
-            return [child.status.value, error.message, value]
-
-    status, error, value = (await asyncio.wait_for(Mixed().engine().run("boss"), 50)).output
-
-    assert ("cancelled", "finished") == (status, value)
-    assert "OSError: broke" in error

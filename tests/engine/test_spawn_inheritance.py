@@ -66,6 +66,27 @@ class Wanted(pydantic.BaseModel):
     name: str
 
 
+@pytest.mark.spec("generator-contract:L18", "generator-contract:S14")
+async def test_inherited_prompt_shows_only_the_childs_output_schema_once():
+    real = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    fields = {"inherit_parent_system_prompt": True, "tools": ["set_output", own_tool]}
+    kid = agent("kid", output_schema=real, **fields)
+    free = agent("free", output_mode="structured_output", **fields)
+    boss = agent("boss", system_prompt="Boss prompt", tools=spawn_tools(), spawnable_agents=[kid, free])
+    entries = [{"agent_type": "kid"}, {"agent_type": "free"}]
+    done = tool_call("set_output", {"name": "n"})
+    scripted = ScriptedModel([tool_call("spawn_agents", {"agents": entries}), done, done, text("end")])
+    result = await Engine([boss], models=scripted).run("boss", "go")
+    told = [next(m.text for m in call.messages if "INSTRUCTIONS_PROMPT" in m.tags) for call in scripted.calls[1:3]]
+
+    assert RunStatus.COMPLETED is result.status
+    assert 1 == told[0].count("The output of set_output must fit")
+    assert 1 == told[0].count('"name":{"type":"string"}')
+    assert "The whole output." not in told[0]
+    assert "- set_output: Set the output of this run" in told[0]
+    assert 1 == told[1].count("The whole output.")
+
+
 @pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP04")
 async def test_inherited_prompt_shows_parent_tools_but_allows_own_only():
     leaf = agent("leaf", description="A leaf.", input_schema=InputSchema(prompt="What to fetch.", params=Wanted))

@@ -18,6 +18,7 @@ from stepengine import (
     Decision,
     Engine,
     Hooks,
+    Limits,
     Parallel,
     Perform,
     RunStatus,
@@ -91,6 +92,66 @@ async def test_invalid_or_long_child_outputs_are_marked_in_the_result():
     assert "integer" in against["error"]
     assert "p" == fine["output"]
     assert "a" * 1_000_000 == result.children[0].output
+
+
+@pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:H1", "reliability:R7")
+async def test_child_cannot_lift_a_denial_of_the_tree():
+    asked: list[tuple[str, str]] = []
+    ran: list[str] = []
+
+    @tool(in_thread=False)
+    def wipe() -> str:
+        """Wipe."""
+        ran.append("wipe")
+        return "wiped"
+
+    def deny(ctx, call):
+        asked.append((ctx.agent.id, ctx.path))
+        return Decision.deny("not here") if call.tool_name == "wipe" else None
+
+    def allow(ctx, call):
+        return Decision.allow()
+
+    kid = AgentDefinition(
+        "kid",
+        model="test/m",
+        tools=[wipe],
+        hooks=Hooks(pre_tool=[allow]),
+        limits=Limits(max_depth=50, max_total_children=1000, max_tokens=10**9),
+    )
+    seen: dict[str, Any] = {}
+
+    def greedy(ctx):
+        denied = yield ToolCall("wipe", {})
+        seen["denied"] = denied.tool_result.text
+        deeper = (yield AgentCall("greedy")).value.error
+        seen.setdefault("deep", deeper)
+
+    own = AgentDefinition(
+        "greedy",
+        tools=[wipe],
+        spawnable_agents=["greedy"],
+        handle_steps=greedy,
+        hooks=Hooks(pre_tool=[allow]),
+        limits=Limits(max_depth=50),
+    )
+
+    def handle(ctx):
+        yield AgentCall("kid", "go")
+        yield AgentCall("greedy", "go")
+
+    boss = AgentDefinition("boss", model="test/m", spawnable_agents=[kid, own], handle_steps=handle)
+    scripted = ScriptedModel([tool_call("wipe", {}), text("gave up")])
+    engine = Engine([boss], models=scripted, hooks=Hooks(pre_tool=[deny]))
+    result = await engine.run("boss", limits=Limits(max_depth=2))
+
+    assert [] == ran
+    assert "not here" in scripted.calls[1].messages[-1].text
+    assert "not here" in seen["denied"]
+    assert "max_depth is 2" in str(seen["deep"])
+    assert ("kid", "0") in asked
+    assert ("greedy", "1") in asked
+    assert RunStatus.COMPLETED is result.status
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,14 @@ from stepengine import (
     STEP,
     AgentCall,
     AgentDefinition,
+    Ask,
+    Change,
     Engine,
+    Hooks,
+    Limits,
+    Parallel,
     Perform,
+    RunStatus,
     call,
     retry,
     tool,
@@ -135,6 +141,80 @@ def test_frames_of_a_waiting_tool_are_shown_despite_a_timeout(timeout: float | N
     assert moment.location.startswith(f"{__file__}:")
 
 
+@pytest.mark.spec("evaluation:JG5")
+def test_waiting_hook_of_a_tool_with_timeout_is_shown() -> None:
+    def asks(ctx: Any, call: Any) -> Any:
+        yield from Perform(int)  # the hook waits
+
+    agent = attrs.evolve(looker(5.0), hooks=Hooks(pre_tool=asks))
+    with stepped(agent, recorded(agent, [tool_call("look"), text("ok")])) as stepper:
+        waiting = [next((f for f in m.frames if f.kind != "package"), None) for m in stepper.moments()]
+        tops = [(frame.kind, frame.source.partition("# ")[2]) for frame in waiting if frame is not None]
+
+    assert [("hook", "the hook waits"), ("hook", "the hook waits"), ("tool", "the tool waits")] == tops
+
+
+@pytest.mark.spec("evaluation:JG5")
+def test_uninspectable_frame_is_one_line_and_ends_the_chain() -> None:
+    class Delegate:
+        def __init__(self) -> None:
+            self.steps = inner(1)
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> Any:
+            return self.steps.send(None)
+
+        def send(self, value: Any) -> Any:
+            return self.steps.send(value)
+
+    def handle_steps(ctx: Any) -> Any:
+        yield from Delegate()
+
+    agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
+    with stepped(agent, recorded(agent)) as stepper:
+        frames = stepper.moment().frames
+
+    assert [("handler", True), ("opaque", False)] == [(frame.kind, frame.line > 0) for frame in frames]
+    assert "Delegate" == frames[-1].function
+
+
+@pytest.mark.spec("evaluation:JG3")
+def test_siblings_stop_at_recorded_places_in_any_completion_order() -> None:
+    """
+    After the first three results of two children at once, the loop variables are those that the recorded run had.
+    """
+    stood: list[tuple[str, int]] = []
+
+    def handle_child(ctx: Any) -> Any:
+        for number in range(4):
+            yield from Perform.idempotent(pause, 0.05 if ctx.prompt == "slow" else 0.001)
+            stood.append((ctx.prompt, number))
+
+    def handle_steps(ctx: Any) -> Any:
+        yield from Parallel(AgentCall("child", "slow"), AgentCall("child", "fast"))
+
+    async def pause(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    child = AgentDefinition("child", handle_steps=handle_child)
+    agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
+    journal = recorded(agent)
+    live = list(stood)
+    stood.clear()
+    with stepped(agent, journal) as stepper:
+        for taken in range(stepper.last + 1):
+            stepper.go(taken)
+            if taken < len(live):
+                stepper.moment()
+
+            assert live[: len(stood)] == stood
+
+    assert [("fast", 0), ("fast", 3), ("slow", 1)] == [live[0], live[3], live[5]]
+    assert live == stood
+
+
 @pytest.mark.spec("evaluation:JG2")
 def test_stepper_needs_no_loop_or_thread_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle_steps(ctx: Any) -> Any:
@@ -160,6 +240,56 @@ def test_stepper_needs_no_loop_or_thread_and_writes_nothing(monkeypatch: pytest.
     assert lines == journal.content()
 
 
+@pytest.mark.spec("evaluation:JG3", "evaluation:JG111")
+def test_only_an_unanswered_question_ends_the_walk() -> None:
+    def handle_child(ctx: Any) -> Any:
+        kept = yield from call("read", str)
+        return (yield from Ask(f"Keep {kept}?"))
+
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from AgentCall("child"))
+
+    child = AgentDefinition("child", tools=[read], handle_steps=handle_child)
+    agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
+    journal = recorded(agent)
+    with stepped(agent, journal) as stepper:
+        stepper.go(99)
+        moment = stepper.moment()
+
+        assert (1, "0#1", "Keep text?", None) == (stepper.position, moment.address, moment.asked, moment.outcome)
+        assert "text" == moment.frames[0].locals["kept"]
+
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        engine.resume_sync(journal, answers={"Keep text?": "yes"})
+    with stepped(agent, journal) as stepper:
+        stepper.go(99)
+
+        assert ("", "yes") == (stepper.moment().address, stepper.finished.output)
+
+
+@pytest.mark.spec("evaluation:JG38")
+def test_stepper_stops_where_a_run_diverges() -> None:
+    def handler(last: int) -> Any:
+        def handle_steps(ctx: Any) -> Any:
+            for number in (0, 1, last):
+                yield from call("read", str, n=number)
+
+        return handle_steps
+
+    agent = AgentDefinition("reader", tools=[read], handle_steps=handler(2))
+    journal = recorded(agent)
+    edited = attrs.evolve(agent, handle_steps=handler(7))
+    with stepped(edited, journal) as stepper:
+        for _ in range(2):
+            with pytest.raises(ReplayDivergence) as raised:
+                stepper.go(stepper.last)
+
+        assert ("#2", "/input/n") == (raised.value.address, raised.value.diff[0].pointer)
+        assert (2, raised.value.site) == (stepper.position, stepper.moment().location)
+        assert 'read {"n": 7}' == stepper.moment().asked
+        assert 7 == stepper.moment().frames[0].locals["number"]
+
+
 @pytest.mark.spec("evaluation:JG38")
 @pytest.mark.parametrize("count", [1, 3])
 def test_stepper_finds_a_run_shorter_or_longer_than_its_record(count: int) -> None:
@@ -179,6 +309,70 @@ def test_stepper_finds_a_run_shorter_or_longer_than_its_record(count: int) -> No
     assert {1: "unused", 3: "extra"}[count] == raised.value.kind
 
 
+@pytest.mark.spec("evaluation:JG4", "evaluation:JG113")
+def test_hooks_are_listed_with_outcomes_and_waiting_frames() -> None:
+    def count(ctx: Any) -> Change:
+        return Change(context={"n": 1})
+
+    def look(ctx: Any) -> Any:
+        size = yield from Perform.idempotent(len, "abc")
+        return Change(context={"size": size})
+
+    def handle_steps(ctx: Any) -> Any:
+        yield STEP
+
+    agent = AgentDefinition("worker", model="m/x", handle_steps=handle_steps, hooks=Hooks(pre_step=[count, look]))
+    with stepped(agent, recorded(agent, [text("hi")])) as stepper:
+        waiting = stepper.moment()
+        stepper.go(1)
+        asking = stepper.moment()
+        stepper.go(2)
+
+        assert RunStatus.COMPLETED is stepper.finished.status
+
+    assert ["hook"] == [frame.kind for frame in waiting.frames if frame.kind != "package"]
+    assert ["look"] == [frame.function.rpartition(".")[2] for frame in waiting.frames if frame.kind == "hook"]
+    assert [("pre_step", {"n": 1})] == [(call.point, call.said.context) for call in waiting.hooks]
+    assert [{"size": 3}] == [call.said.context for call in asking.hooks]
+    assert {"n": 1, "size": 3} == asking.state.context
+    assert asking.request is not None
+    assert ("m/x", 1) == (asking.request.model, asking.step)
+
+
+@pytest.mark.spec("evaluation:JG2", "evaluation:JG110")
+@pytest.mark.parametrize("how", ["fail_fast", "refused", "depth", "tokens", "window"])
+def test_refused_and_cancelled_children_end_as_recorded(how: str) -> None:
+    async def pause() -> None:
+        await asyncio.sleep(5)
+
+    def handle_child(ctx: Any) -> Any:
+        if ctx.prompt == "bad":
+            yield from Perform.idempotent(len, "a")
+            raise ValueError
+        if how == "fail_fast":
+            yield from Perform.idempotent(pause)
+        yield STEP
+
+    members = {"refused": [AgentCall("nobody")], "depth": [AgentCall("child", "a")]}
+    calls = members.get(how, [AgentCall("child", "a"), AgentCall("child", "bad"), AgentCall("child", "b")])
+
+    def handle_steps(ctx: Any) -> Any:
+        ended = yield from Parallel(*calls, fail_fast=how == "fail_fast")
+        return [[child.status.value, type(child.error).__name__] for child in ended]
+
+    child = AgentDefinition("child", model="m/x", handle_steps=handle_child)
+    agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
+    limits = {"depth": Limits(max_depth=0), "tokens": Limits(max_tokens=3), "window": Limits(max_concurrent_children=1)}
+    journal = recorded(agent, [text("hi")] * 3, limits=limits.get(how))
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        replayed = engine.replay_sync(journal)
+        with engine.stepper(journal) as stepper:
+            stepper.go(stepper.last)
+
+            assert replayed.output == stepper.finished.output
+            assert replayed.state == attrs.evolve(stepper.finished.state, usage=replayed.state.usage)
+
+
 @pytest.mark.spec("evaluation:JG112")
 def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
     def handle_steps(ctx: Any) -> Any:
@@ -193,6 +387,54 @@ def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
         moment = stepper.moment()
 
     assert (1, "#1", None, 1) == (moment.position, moment.address, moment.outcome, moment.frames[0].locals["number"])
+
+
+@pytest.mark.spec("evaluation:JG2")
+def test_second_stepper_shares_the_record_and_finds_other_effects() -> None:
+    kinds: list[Any] = []
+
+    def handle_steps(ctx: Any) -> Any:
+        yield from (call("read", str) if not kinds else Perform(len, "a"))
+
+    agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
+    with stepped(agent, recorded(agent)) as stepper:
+        stepper.go(stepper.last)
+        with stepper.anew() as other:
+            assert other.history is stepper.history
+
+            other.go(1)
+
+            assert "" == other.moment().address
+        kinds.append(1)
+        with pytest.raises(ReplayDivergence):
+            stepper.anew()
+
+
+def test_closing_runs_the_finally_blocks_of_handlers_children_first() -> None:
+    closed: list[str] = []
+
+    def handle_child(ctx: Any) -> Any:
+        try:
+            yield from call("read", str)
+        finally:
+            closed.append("child")
+
+    def handle_steps(ctx: Any) -> Any:
+        try:
+            yield from AgentCall("child")
+        finally:
+            closed.append("parent")
+
+    child = AgentDefinition("child", tools=[read], handle_steps=handle_child)
+    agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
+    journal = recorded(agent)
+    closed.clear()
+    stepper = stepped(agent, journal)
+    stepper.moment()
+    stepper.close()
+    stepper.close()
+
+    assert ["child", "parent"] == closed
 
 
 @pytest.mark.spec("evaluation:JG119")

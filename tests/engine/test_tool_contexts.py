@@ -4,6 +4,9 @@ What a tool's body is told by a real run: who it is, where it stands, and what c
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from decimal import Decimal
 
 import pytest
@@ -58,6 +61,65 @@ async def test_tool_context_names_run_step_and_parents(session):
     assert ("look", session, None, root, "boss", "Leads.", "c1", None, ()) == seen.pop(("boss", 0))
     assert {("kid", 0): (*kid, "c1", "c2", (root,)), ("kid", 1): (*kid, "c2", "c2", (root,))} == seen
     assert {("boss", 0): 2, ("kid", 0): 0, ("kid", 1): 2} == lengths
+
+
+@pytest.mark.spec("requirements:E6")
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_cancelled_run_sets_the_signal_before_interrupting_the_tool(in_thread):
+    started, release = asyncio.Event(), threading.Event()
+    loop, seen = asyncio.get_running_loop(), []
+
+    @tool
+    async def waits(ctx: ToolContext) -> None:
+        """Wait."""
+        seen.append(ctx.cancelled.is_set())
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append(ctx.cancelled.is_set())
+
+    @tool
+    def polls(ctx: ToolContext) -> None:
+        """Poll."""
+        seen.append(ctx.cancelled.is_set())
+        loop.call_soon_threadsafe(started.set)
+        while not ctx.cancelled.is_set() and not release.wait(0.001):
+            pass
+        seen.append(ctx.cancelled.is_set())
+
+    wanted = polls if in_thread else waits
+    model = ScriptedModel([tool_call(wanted.name), text("never")])
+    async with Engine(models=model) as engine, engine.start(AgentDefinition("a", model="t/m", tools=[wanted])) as run:
+        await started.wait()
+        run.interrupt()
+        result = await run.result()
+    release.set()
+
+    assert (RunStatus.CANCELLED, [False, True]) == (result.status, seen)
+
+
+@pytest.mark.spec("requirements:E6", "requirements:O1")
+async def test_tool_logs_and_errors_reach_the_engine_log_with_place(caplog):
+    @tool(in_thread=False)
+    def fails(ctx: ToolContext) -> None:
+        """Fail."""
+        ctx.logger.info("about to fail", n=1)
+        raise KeyError("gone")
+
+    with caplog.at_level(logging.DEBUG, "stepengine"):
+        result = await Engine(models=with_child("fails")).run(family(fails), "go")
+    root = result.state.run_id
+    lines = [(r.levelname, r.getMessage(), r.run_id, r.agent_id, r.step) for r in caplog.records]
+    raised = "tool 'fails' raised KeyError"
+
+    assert [
+        line
+        for place in ((root, "boss", 0), (f"{root}-3", "kid", 0), (f"{root}-3", "kid", 1))
+        for line in (("INFO", "about to fail", *place), ("ERROR", raised, *place))
+    ] == lines
+    assert {"n": 1} == caplog.records[0].data
+    assert 'raise KeyError("gone")' in caplog.records[1].data["traceback"]
 
 
 @pytest.mark.spec("requirements:D15")

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio.lowlevel
 import pytest
 
 from stepengine import (
@@ -37,7 +38,7 @@ from stepengine import (
 from stepengine.data.json import JsonDict
 from stepengine.data.tools import ToolSpec
 from stepengine.engine.handler_sources import SourceWarning
-from stepengine.errors import BadYield, DefinitionError, ToolError
+from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, ToolError
 from stepengine.permissions import Policy, PolicyFile, Request, Rule
 from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, control_tools, file_tools, spawn_tools
@@ -428,6 +429,22 @@ async def test_self_calling_tool_is_refused_at_the_depth_limit() -> None:
     assert ran.status is RunStatus.COMPLETED
 
 
+@pytest.mark.spec("programs:PG3")
+async def test_children_of_a_models_tool_are_limited_like_the_models() -> None:
+    @tool(uses=[WRITER])
+    def many() -> Steps[Any]:
+        """Start children."""
+        answer = yield Parallel(*[AgentCall("writer", str(n)) for n in range(4)])
+        return [one.status.value for one in answer.value]
+
+    agent = boss(many, limits=Limits(max_children=3))
+    models = ScriptedModel(
+        lambda request: tool_call(many) if len(request.messages) == 1 and request.model == "test/m" else text("x")
+    )
+    ran = await Engine([agent], models=models).run(agent, "go")
+    assert json.loads(results(ran)[0]) == ["completed"] * 3 + ["failed"]
+
+
 @pytest.mark.spec("programs:PG4")
 async def test_tool_cannot_run_an_agent_that_no_tool_carries() -> None:
     stranger = AgentDefinition("stranger", model="test/m")
@@ -561,6 +578,25 @@ async def test_spending_of_a_stopped_tool_counts(tmp_path: Path) -> None:
     assert done.usage.input_tokens == 111
 
 
+@pytest.mark.spec("programs:PG2")
+async def test_an_altered_body_is_noticed_when_its_run_is_replayed(tmp_path: Path) -> None:
+    def made(end: str) -> Any:
+        @tool
+        def work() -> Steps[str]:
+            """Work."""
+            yield Perform(int)
+            return end
+
+        return boss(work)
+
+    path = tmp_path / "run.jsonl"
+    agent = made("one")
+    await engine(agent, tool_call("work")).run(agent, "go", journal=path)
+    other = made("two")
+    with pytest.raises(ReplayDivergence, match="another result"):
+        await Engine([other], models=ScriptedModel([])).replay(path)
+
+
 @pytest.mark.spec("programs:PG7")
 def test_a_body_is_walked_and_rehearsed_as_a_handler_is() -> None:
     release = releasing(Ledger())
@@ -639,6 +675,25 @@ async def test_yielding_tool_calls_tools_listed_at_run_start(tmp_path: Path) -> 
     assert await made.replay(tmp_path / "run.jsonl") == ran
 
 
+@pytest.mark.spec("programs:PG4")
+async def test_inheriting_child_gets_the_models_tools_and_no_carried_ones() -> None:
+    seen: list[list[str]] = []
+    child = AgentDefinition("child", model="test/m", inherit_parent_system_prompt=True)
+
+    @tool(uses=[child, Ledger().tool()])
+    def work() -> Steps[str]:
+        """Work."""
+        return (yield from AgentCall("child", "x"))
+
+    def model(request: Any) -> Any:
+        seen.append([spec.name for spec in request.tools])
+        return tool_call(work) if len(seen) == 1 else text("done")
+
+    agent = boss(work, system_prompt="As one.")
+    await Engine([agent], models=ScriptedModel(model)).run(agent, "go")
+    assert seen == [["work"]] * 3
+
+
 @pytest.mark.spec("requirements:X70", "programs:PG4")
 @pytest.mark.parametrize("given_to", ["agent", "engine"])
 def test_carried_tool_that_could_write_the_policy_file_is_refused(tmp_path: Path, given_to: str) -> None:
@@ -651,6 +706,38 @@ def test_carried_tool_that_could_write_the_policy_file_is_refused(tmp_path: Path
             tools=tools if given_to == "engine" else [],
             permissions=PolicyFile(tmp_path / "rules.json"),
         )
+
+
+@pytest.mark.spec("programs:PG2")
+@pytest.mark.parametrize("most", [1, 3])
+async def test_bodies_take_the_room_of_calls(most: int) -> None:
+    under_way: Counter[str] = Counter()
+    seen: list[int] = []
+
+    async def pause() -> None:
+        under_way["now"] += 1
+        seen.append(under_way["now"])
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        under_way["now"] -= 1
+
+    @tool(parallel_safe=True)
+    def work(n: int) -> Steps[int]:
+        """Take a while."""
+        yield from Perform(pause)
+        return n
+
+    @tool(parallel_safe=True)
+    async def simple(n: int) -> int:
+        """Take a while."""
+        await pause()
+        return n
+
+    agent = boss(work, simple, limits=Limits(max_concurrent_tools=most))
+    calls = [tool_call(work if n < 5 else simple, {"n": n}) for n in range(8)]
+    ran = await engine(agent, tool_calls(*calls)).run(agent, "go")
+    assert results(ran) == [str(n) for n in range(8)]
+    assert max(seen) == most
 
 
 @pytest.mark.spec("programs:PG2")

@@ -5,6 +5,7 @@ Sleep, children in the background and races: what a handler gets of them, and wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,67 @@ async def test_returning_parent_waits_for_children_unless_told_to_cancel() -> No
     assert {"first": "late", "second": None} == {child.agent_id: child.output for child in result.children}
 
 
+@pytest.mark.spec("waiting:WT3")
+async def test_replay_counts_no_child_stopped_before_it_began() -> None:
+    begun = asyncio.Event()
+
+    async def stubborn() -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    def handle(ctx: Any) -> Any:
+        yield from Perform(stubborn)
+        yield from AgentCall(first)
+
+    def start(ctx: Any) -> Any:
+        yield from Start(AgentCall(kid))
+        yield from Perform(begun.wait)
+
+    kid = agent(handle, first, id="kid")
+    lead, journal = agent(start, kid), MemoryJournal()
+    async with Engine([lead]) as engine:
+        result = await engine.run(lead, journal=journal)
+        replayed = await engine.replay(journal)
+
+    assert result.spending.by_agent.keys() == {"lead", "kid"} == replayed.spending.by_agent.keys()
+    assert result == replayed
+
+
 # --- races ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT5")
+async def test_race_starts_all_members_before_the_run_counts_as_waiting(
+    tmp_path: Path,
+) -> None:
+    """
+    The process died when only the sleeper had begun. The others begin now, and a journal in a file takes a moment for that.
+    """
+
+    def rests(ctx: Any) -> Any:
+        yield from Perform(len, "")
+        yield from Perform(len, "")
+        yield from Sleep(HOUR)
+
+    def handle(ctx: Any) -> Any:
+        yield from Start(AgentCall(child))  # comes to rest when the others are about to begin
+        yield from Perform(asyncio.sleep, 0.1)
+        return (yield from Race(Sleep(HOUR), Perform(len, "abc")))[0]
+
+    child = agent(rests, id="child")
+    lead, path = agent(handle, child), tmp_path / "run.jsonl"
+    async with Engine([lead]) as engine:
+        assert 1 == (await engine.run(lead, journal=path)).output
+        lines = path.read_bytes().splitlines(keepends=True)
+        begun = [n for n, line in enumerate(lines) if b'"wake_time"' in line][1]
+        path.write_bytes(b"".join(lines[: begun + 1]))
+        result = await engine.resume(path)
+
+    history = FileJournal(path).history()
+    assert (RunStatus.COMPLETED, 1) == (result.status, result.output)
+    # Who is suspended has no result, also where the run goes on then.
+    assert {("0", 2)} == history.intents.keys() - history.results.keys()
 
 
 @pytest.mark.spec("waiting:WT5")

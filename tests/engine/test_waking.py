@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,6 +38,7 @@ from stepengine.data.yields import Ask, Parallel, Send, Start, Wait
 from stepengine.engine.waker import Waker, Woken
 from stepengine.errors import (
     BadYield,
+    DefinitionError,
     InputError,
     JournalLocked,
     JournalMissing,
@@ -43,7 +46,7 @@ from stepengine.errors import (
 )
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, run_end, send_message
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import FileMailbox, Letter
 from stepengine.journal.pending_items import find_waits
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
@@ -344,6 +347,16 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
 
 
 @pytest.mark.spec("waiting:WT2")
+async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> None:
+    async with Engine([agent(asks)]) as engine:
+        first = await engine.run("napper", journal=journal)
+        journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
+        result = await engine.resume(journal, answers={"Ship it?": "no"})
+
+    assert "no" == str(result.output)
+
+
+@pytest.mark.spec("waiting:WT2")
 async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
@@ -355,6 +368,17 @@ async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journa
     assert RunStatus.CANCELLED is cancelled.status
     assert any("not needed" in warning for warning in cancelled.warnings)
     assert 1 == result.output
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_posted_cancel_ends_a_run_that_waits_in_this_process(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "a.jsonl")
+    async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
+        await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
+        await asyncio.to_thread(journal.mailbox().post, Letter(kind="cancel", value=""))
+        result = await asyncio.wait_for(handle.result(), 50)
+
+    assert RunStatus.CANCELLED is result.status
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -387,6 +411,42 @@ async def test_one_letter_cancels_once_however_many_wait_for_letters(
     assert RunStatus.CANCELLED is result.status
     assert ["paid"] == ends
     assert 1 == len(result.warnings), result.warnings
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_posted_answer_counts_once_with_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, is_sent, looks = FileJournal(tmp_path / "a.jsonl"), asyncio.Event(), itertools.count()
+    read = FileMailbox.read
+
+    def slow(box: FileMailbox, after: int = 0) -> Any:
+        found = read(box, after)
+        time.sleep(0.05 * next(looks))
+        return found
+
+    async def send() -> None:
+        await until(lambda: handle.questions)
+        letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
+        await asyncio.to_thread(journal.mailbox().post, letter)
+        is_sent.set()
+
+    def looks_too(ctx: Any) -> Any:
+        yield Perform(is_sent.wait)
+        yield from Receive("nothing", timeout=0.1)
+
+    def lead(ctx: Any) -> Any:
+        answer, *_ = yield from Parallel(Ask("Ship it?"), Perform(send), *[AgentCall("looker") for _ in range(3)])
+        return str(answer)
+
+    monkeypatch.setattr(FileMailbox, "read", slow)
+    lead_agent = AgentDefinition("lead", handle_steps=lead, spawnable_agents=["looker"])
+    async with (
+        Engine([lead_agent, agent(looks_too, "looker")]) as engine,
+        engine.start("lead", journal=journal, wait_for_answers=None) as handle,
+    ):
+        result = await asyncio.wait_for(handle.result(), 50)
+
+    assert "yes" == result.output
+    assert not result.warnings
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -458,6 +518,13 @@ async def test_short_sleep_waits_in_process_and_long_one_suspends(journal: Journ
 
 
 @pytest.mark.spec("waiting:WT20")
+@pytest.mark.parametrize("seconds", [-1, True, "60", None, math.nan])
+def test_an_engine_sleeps_for_a_number_of_seconds(seconds: Any) -> None:
+    with pytest.raises(DefinitionError, match="sleep_in_process"):
+        Engine([], sleep_in_process=seconds)
+
+
+@pytest.mark.spec("waiting:WT20")
 async def test_now_ends_recorded_sleeps_and_waits_but_no_later_ones(journal: Journal) -> None:
     def twice(ctx: Any) -> Any:
         yield from Sleep(seconds=HOUR)
@@ -487,6 +554,13 @@ async def test_attended_run_waits_in_process_and_is_suspended_when_left(journal:
 
     assert waits
     assert RunStatus.SUSPENDED is result.status
+
+
+@pytest.mark.spec("waiting:WT20")
+async def test_now_is_true_or_false() -> None:
+    async with Engine([agent(sleeps)]) as engine:
+        with pytest.raises(InputError):
+            await engine.resume(MemoryJournal(), now="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("waiting:WT21")

@@ -35,8 +35,15 @@ from stepengine import (
 from stepengine.data.models import ModelReply
 from stepengine.data.state import MAX_WARNING_CHARS, MAX_WARNINGS
 from stepengine.journal import MemoryJournal
+from stepengine.machine import hooks as machine_hooks
 from stepengine.testing import Clock, ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools
+
+
+@tool
+def deploy() -> str:
+    """Deploy."""
+    return "deployed"
 
 
 @attrs.frozen
@@ -68,15 +75,34 @@ def fails(*_: Any) -> None:
     raise ValueError("no disk")
 
 
+def never_ends(ctx: Any, reply: Any) -> Any:
+    try:
+        while True:
+            yield Perform(nothing)
+    finally:
+        yield Perform(nothing)
+
+
 async def nothing() -> None:
     return None
 
 
 UNREAD = ModelReply((TextPart("Hi."),), provider_data={"provider": "test", "unread": ["choices[1]"]})
+DROPPED = ModelReply((TextPart("Hi."),), provider_data={"provider": "test", "dropped": ["'top_k'"]})
 KINDS = {
     "set_output": Kind("calls set_output", {"tools": ["set_output"], "handle_steps": sets_output}),
+    "a written call": Kind(
+        "looks like a tool call",
+        {"tools": [deploy]},
+        [text('<tool_call>{"name": "deploy", "input": {}}</tool_call>')],
+    ),
+    "a placeholder that nobody knows": Kind("CODEBUFF_NOPE", {"system_prompt": "You are {CODEBUFF_NOPE}."}, ["Hi."]),
     "a failing hook": Kind("no disk", {"hooks": Hooks(post_step=[fails])}, ["Hi."]),
     "an unread part of a reply": Kind("'choices[1]'", {}, [UNREAD]),
+    "a dropped setting": Kind("does not take 'top_k'", {}, [DROPPED]),
+    "a hook that works while it is closed": Kind(
+        "while it was closed", {"hooks": Hooks(post_step=[never_ends])}, ["Hi."]
+    ),
     "a wait for children that was too long": Kind(
         "60 s of waiting for children",
         {"tools": child_tools(), "spawnable_agents": ["sleeper"], "limits": Limits(max_wait_seconds=60)},
@@ -137,7 +163,8 @@ async def in_every_run(agent: AgentDefinition, replies: Sequence[Any] = ()) -> l
 @pytest.mark.spec("generator-contract:L42")
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_childs_warnings_reach_the_result(kind: str, depth: int) -> None:
+async def test_a_childs_warnings_reach_the_result(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_hooks, "MAX_YIELDS", 3)
     one = KINDS[kind]
     agent = kid_of(one)
     own = (await ran(agent, one.replies)).warnings

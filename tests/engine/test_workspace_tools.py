@@ -71,6 +71,18 @@ def test_each_workspace_option_gives_its_tools_and_no_others(option: str) -> Non
 
 
 @pytest.mark.spec("requirements:X14")
+@pytest.mark.parametrize("name", WORKSPACE_TOOLS)
+def test_error_without_a_workspace_has_the_line_giving_the_tool(name: str) -> None:
+    place = workspace_in(refused(name))
+
+    assert BY_OPTION[WORKSPACE_TOOLS[name]] == {
+        key: value for key in ("write", "shell", "web") if (value := getattr(place, key))
+    }
+    with Engine([naming(name)], workspace=place) as engine:
+        assert "worker" == engine.agent("worker").id
+
+
+@pytest.mark.spec("requirements:X14")
 def test_error_of_a_restricted_workspace_keeps_its_restrictions(folder: Path) -> None:
     (folder / 'it\'s a "shop"').mkdir()
     place = Workspace('it\'s a "shop"', write=True, web="http://search.test")
