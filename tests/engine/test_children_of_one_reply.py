@@ -13,11 +13,8 @@ from stepengine import (
     Decision,
     Engine,
     Hooks,
-    Limits,
     Perform,
     RunStatus,
-    ToolCall,
-    tool,
 )
 from stepengine.events import AgentSpawned, ToolFinished, ToolStarted
 from stepengine.journal import MemoryJournal
@@ -125,46 +122,6 @@ async def test_every_call_is_judged_before_the_first_child_begins():
 
     assert ["judge 1", "judge 2", "judge 3"] == meeting.log[:3]
     assert ["did 1", "Not this one.", "did 3"] == results(result)
-
-
-@tool
-def note(word: str) -> str:
-    """Note a word."""
-    return word
-
-
-@pytest.mark.spec("requirements:X9")
-@pytest.mark.parametrize("between", ["note", "spawn_agent_inline"])
-async def test_a_reply_with_another_call_keeps_its_order(between):
-    meeting = Meeting(1)
-    quiet = AgentDefinition(
-        "quiet", description="Says nothing.", handle_steps=lambda ctx: (yield ToolCall("set_output", {"x": 1}))
-    )
-    boss = AgentDefinition(
-        "boss", model="t/m", tools=["spawn_agents", "spawn_agent_inline", note], spawnable_agents=[meeting.kid, quiet]
-    )
-    other = tool_call("note", {"word": "x"}) if between == "note" else tool_call(between, {"agent_type": "quiet"})
-    first, second = asking("direct", "1", "2")
-    result = await Engine([boss], models=ScriptedModel([tool_calls(first, other, second), text("done")])).run(
-        boss, "go"
-    )
-
-    assert (RunStatus.COMPLETED, 1) == (result.status, meeting.most)
-    assert ["begin 1", "end 1", "begin 2", "end 2"] == meeting.log
-
-
-@pytest.mark.spec("requirements:X9")
-async def test_one_child_at_a_time_starts_in_call_order():
-    meeting = Meeting(1)
-
-    def judge(ctx, call):
-        meeting.log.append(f"judge {call.input['prompt']}")
-
-    boss = boss_of("task", meeting.kid, hooks=Hooks(pre_tool=[judge]), limits=Limits(max_concurrent_children=1))
-    reply = tool_calls(*asking("task", "1", "2"))
-    await Engine([boss], models=ScriptedModel([reply, text("done")])).run(boss, "go")
-
-    assert ["judge 1", "begin 1", "end 1", "judge 2", "begin 2", "end 2"] == meeting.log
 
 
 @pytest.mark.spec("requirements:X9")

@@ -39,7 +39,7 @@ from stepengine.evaluation import Case, Evaluation
 from stepengine.events import LogLine, Warned
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models
-from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import control_tools, spawn_tools
 
 
@@ -218,45 +218,6 @@ def test_misspelt_names_in_a_handler_are_corrected_and_so_recorded() -> None:
 def test_params_of_the_root_run_are_mended_too() -> None:
     with Engine([kid], models=ScriptedModel([])) as engine:
         assert engine.run_sync("kid", params={"maxContextLength": 4}).output == 4
-
-
-@pytest.mark.spec("generator-contract:T1", "generator-contract:T2")
-@pytest.mark.parametrize(
-    "given",
-    [{"maxResults": 3, "paths": '["a"]'}, {"maxResults": "3", "paths": "a"}, {"max_results": "3", "paths": ["a"]}],
-    ids=repr,
-)
-def test_values_of_handlers_and_models_are_parsed_and_recorded_alike(given: Any) -> None:
-    """
-    In codebuff, too, both are parsed by one schema, and its history holds the parsed input.
-    """
-    codebuff = {"max_results": 3, "paths": ["a"]}
-
-    def handler(_: Any) -> Any:
-        mine = yield from ToolCall("find", given)
-        turn = yield STEP
-        return [mine.data, *[m.result.data for m in turn.agent_state.message_history[-1:]]]
-
-    agent = AgentDefinition("tester", tools=[find], handle_steps=handler)
-    with Engine([agent], models=ScriptedModel([tool_call(find, given), "hi"])) as engine:
-        result = engine.run_sync(agent, "go")
-
-    assert result.output == [[3, ["a"]], [3, ["a"]]]
-    inputs = [part.input for m in result.state.message_history for part in getattr(m, "tool_calls", ())]
-    assert inputs == [codebuff] * 2
-
-
-@pytest.mark.spec("generator-contract:T1", "generator-contract:T2")
-@pytest.mark.parametrize("given", [{"max_results": "many", "paths": []}], ids=repr)
-def test_unreadable_values_are_refused_at_the_handlers_line(given: Any) -> None:
-    def handler(_: Any) -> Any:
-        yield ToolCall("find", given)
-
-    error = run(handler).error
-
-    assert type(error).__name__ == "ToolInputError"
-    assert error is not None
-    assert error.where.startswith(f"{__file__}:")
 
 
 # --- children that failed ---------------------------------------------------------------------------------------------

@@ -590,8 +590,7 @@ Plain = Annotated[str, StringConstraints(strip_whitespace=True, to_lower=True)]
 
 
 @pytest.mark.spec("reliability:R8", "reliability:FP4", "requirements:M5")
-@pytest.mark.parametrize("name", ["file", "path"])
-@pytest.mark.parametrize("aliased", ["alias", "choices", "model"])
+@pytest.mark.parametrize(("aliased", "name"), [("alias", "file"), ("choices", "path"), ("model", "file")])
 def test_policy_judges_the_validated_value_of_an_aliased_input(name, aliased):
     ran = []
     alias = {"alias": "file"} if aliased == "alias" else {"validation_alias": AliasChoices("file", "path")}

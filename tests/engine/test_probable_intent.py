@@ -52,17 +52,13 @@ USERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.spec("reliability:TL20")
-@pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize(
-    ("schema", "meant"),
+    ("user", "schema", "meant"),
     [
-        ({"propertis": {"a": {"type": "string"}}}, "did you mean 'properties'?"),
-        ({"typ": "object"}, "did you mean 'type'?"),
-        ({"type": "object", "reqired": ["a"]}, "did you mean 'required'?"),
-        ({"type": "object", "additional_properties": False}, "did you mean 'additionalProperties'?"),
-        ({"type": "object", "properties": {"a": {"type": "string", "minLenght": 3}}}, "did you mean 'minLength'?"),
-        ({"type": "object", "properties": {"a": {"type": "integer", "min": 3}}}, "did you mean 'minimum'?"),
-        ({"type": "object", "a": {"type": "string"}}, "put it below 'properties'"),
+        *((user, {"type": "object", "reqired": ["a"]}, "did you mean 'required'?") for user in USERS),
+        ("tool", {"type": "object", "additional_properties": False}, "did you mean 'additionalProperties'?"),
+        ("tool", {"type": "object", "properties": {"a": {"type": "integer", "min": 3}}}, "did you mean 'minimum'?"),
+        ("tool", {"type": "object", "a": {"type": "string"}}, "put it below 'properties'"),
     ],
 )
 def test_a_misspelt_keyword_of_a_schema_is_refused(user: str, schema: dict[str, Any], meant: str) -> None:
@@ -113,16 +109,19 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.spec("requirements:J13")
-@pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}], ids=["text", "bytes", "mapping"])
-@pytest.mark.parametrize("user", LISTS)
+@pytest.mark.parametrize(
+    ("user", "items"), [*((user, "abc") for user in LISTS), ("Parallel", b"abc"), ("Parallel", {"a": 1})]
+)
 def test_a_text_bytes_or_mapping_is_no_list(user: str, items: Any) -> None:
     with pytest.raises(StepEngineError, match=r"list|holds AgentDefinition|Parallel holds"):
         LISTS[user](items)
 
 
 @pytest.mark.spec("generator-contract:L2", "requirements:A5")
-@pytest.mark.parametrize("way", ["AgentCall", "map_agents", "Start", "Parallel"])
-@pytest.mark.parametrize("listed", [[KID], ["kid"]], ids=["object", "id"])
+@pytest.mark.parametrize(
+    ("way", "listed"),
+    [*((way, [KID]) for way in ("AgentCall", "map_agents", "Start", "Parallel")), ("AgentCall", ["kid"])],
+)
 def test_another_agent_with_a_listed_id_is_refused(way: str, listed: list[Any]) -> None:
     variant = attrs.evolve(KID, limits=Limits(max_steps=3))
     other = AgentDefinition("kid", handle_steps=say, system_prompt="Another one.")

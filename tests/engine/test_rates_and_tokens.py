@@ -238,20 +238,20 @@ async def test_tokens_are_counted_by_the_provider_or_else_estimated() -> None:
 
 @pytest.mark.spec("requirements:X45", "requirements:I2")
 @pytest.mark.parametrize(
-    ("policy", "limit"),
+    ("policy", "limit", "of_engine"),
     [
-        (truncate(500), 500),
-        (truncate(5_000), 1_000),
-        (truncate(), 800),
-        (mask_tool_results(500), 500),
-        (prune_to_summary(500), 500),
-        (raise_on_overflow(500), 500),
-        (summarize(500), 500),
-        (summarize(window_ratio=0.5), 500),
-        (summarize(500, auto=False), 1_000),
+        (truncate(500), 500, False),
+        (truncate(500), 500, True),
+        (truncate(5_000), 1_000, False),
+        (truncate(), 800, False),
+        (mask_tool_results(500), 500, False),
+        (prune_to_summary(500), 500, False),
+        (raise_on_overflow(500), 500, False),
+        (summarize(500), 500, False),
+        (summarize(window_ratio=0.5), 500, False),
+        (summarize(500, auto=False), 1_000, False),
     ],
 )
-@pytest.mark.parametrize("of_engine", [False, True])
 async def test_the_tokens_left_are_those_that_the_policy_allows(policy: Any, limit: int, of_engine: bool) -> None:
     by_tool: list[int | None] = []
     by_hook: list[int | None] = []

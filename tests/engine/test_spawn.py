@@ -27,12 +27,13 @@ from stepengine import (
     Usage,
     UserMessage,
     load_agent,
+    tool,
 )
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, LimitExceeded, LimitReached
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import agent_tool, control_tools, search_tools, spawn_tools, task_tool
+from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
 
 
@@ -49,6 +50,12 @@ def echo(ctx):
 def crash(ctx):
     raise RuntimeError("broke")
     yield
+
+
+@tool
+def look_up() -> str:
+    """Look something up."""
+    return "found"
 
 
 ECHO = AgentDefinition("echo-one", display_name="The Echo", description="Repeats what it is told.", handle_steps=echo)
@@ -201,6 +208,24 @@ async def test_agent_id_matches_when_all_given_parts_are_equal(wanted, found):
     assert ("echo-one" if found else wanted) == result.data[0]["agent_type"]
 
 
+@pytest.mark.spec("generator-contract:L2")
+def test_omitted_id_parts_match_anything_and_the_first_match_wins():
+    from stepengine.machine.child_effects import find_matching_id
+
+    allowed = ["acme/helper@1", "other/helper@2", "helper"]
+
+    assert [
+        find_matching_id(w, allowed) for w in ("helper", "acme/helper", "helper@2", "other/helper@2", "other/helper@1")
+    ] == [
+        "helper",
+        "acme/helper@1",
+        "other/helper@2",
+        "other/helper@2",
+        None,
+    ]
+    assert find_matching_id("helper", allowed[:2]) == "acme/helper@1"
+
+
 KID = AgentDefinition("kid", description="Says hello.", handle_steps=echo)
 
 
@@ -291,6 +316,17 @@ async def test_hook_sees_any_agent_call_as_spawn_agents(name):
     assert ("denied", "closed", name) == (denied.result.status, denied.result.text, denied.tool_name)
     assert ("other/{}", name) == (changed.result.data[0]["output"], changed.tool_name)
     assert ["echo_one"] == seen
+
+
+@pytest.mark.spec("generator-contract:L28")
+@pytest.mark.parametrize("name", ["end-turn", "ask-user", "look-up"])
+async def test_only_agents_have_alias_names_among_tools(name):
+    tools = [*(t for t in control_tools() if t.spec.name == "end_turn"), ask_user_tool(), look_up]
+    engine, agent, _ = boss(tool_call(name, {}), tools=tools, spawnable_agents=[])
+    result = await engine.run(agent, "go")
+
+    assert (RunStatus.COMPLETED, "end") == (result.status, result.output)
+    assert f"Tool '{name}' is not available for agent 'boss'" in result.tool_calls[0].result.text
 
 
 @pytest.mark.spec("generator-contract:L28")
@@ -500,6 +536,37 @@ async def test_child_events_name_spawner_and_input_even_on_failure():
     assert {("echo-one", "completed"), ("crash", "failed")} == {(e.agent_id, e.status.value) for e in ended}
     assert sorted(e.child_path for e in spawned) == sorted(e.child_path for e in ended)
     assert {e.child_path: e.agent_id for e in spawned} == {p: e.agent_id for p, e in began.items() if p}
+
+
+@pytest.mark.spec("requirements:X51")
+@pytest.mark.parametrize("way", ["spawn_agents", "tool"])
+async def test_child_result_reaches_its_parent_after_the_token_limit(way):
+    def thrifty(ctx):
+        try:
+            yield STEP
+        except LimitReached:
+            return {"so far": 3}
+
+    kid = AgentDefinition("thrifty", model="test/m", handle_steps=thrifty, limits=Limits(max_tokens=1))
+    tools = [*spawn_tools(), agent_tool(kid, name="ask_kid")]
+    entry = {"agent_type": "thrifty", "prompt": "go on " * 9}
+    asked = {"agents": [entry]} if way == "spawn_agents" else {"prompt": entry["prompt"]}
+    call = tool_call("spawn_agents" if way == "spawn_agents" else "ask_kid", asked)
+    engine, agent, _ = boss(call, tools=tools, spawnable_agents=[kid])
+    result = await engine.run(agent, "go")
+    shown = result.tool_calls[0].result
+
+    assert (RunStatus.FAILED, {"so far": 3}) == (result.children[0].status, result.children[0].output)
+    assert shown.is_error
+    if way == "tool":
+        assert shown.text.endswith('\nIts output until then: {"so far":3}')
+    else:
+        assert {"so far": 3} == shown.data[0]["output"]
+        assert "of 1 tokens" in shown.data[0]["error"]
+    alone = await engine.run(kid, "go on " * 9)
+    assert (RunStatus.FAILED, {"so far": 3}) == (alone.status, alone.output)
+    with pytest.raises(LimitExceeded):
+        alone.unwrap()
 
 
 @pytest.mark.spec("requirements:D15", "generator-contract:L8")

@@ -329,6 +329,31 @@ async def test_failing_inline_child_is_an_error_result_without_history_change():
     assert RunStatus.COMPLETED is result.status
 
 
+@pytest.mark.spec("generator-contract:L25", "requirements:I2")
+async def test_inline_child_in_every_step_keeps_view_and_record():
+    def shorten(ctx):
+        yield from ()
+
+    hooks = Hooks(pre_run=[lambda ctx: Change(view=ctx.state.view[-2:])])
+
+    def handle(ctx):
+        for _ in range(3):
+            yield ToolCall("spawn_agent_inline", {"agent_type": "helper"}, include_tool_call=False)
+            if (yield STEP).steps_complete and _ == 2:
+                return
+
+    engine = inline_boss(
+        helper={"handle_steps": shorten, "hooks": hooks, "instructions_prompt": "Rules."}, handle_steps=handle
+    )
+    scripted = ScriptedModel(["one", "two", "three"])
+    with engine.override(models=scripted):
+        result = await engine.run("boss", "go")
+
+    assert ["one", "two", "three"] == [m.text for m in result.state.message_history if m.role == "assistant"]
+    assert [["one"], ["two"]] == [[m.text for m in c.messages][-1:] for c in scripted.calls[1:]]
+    assert len(result.state.view) < len(result.state.message_history)
+
+
 @pytest.mark.spec("generator-contract:L25", "reliability:I3", "reliability:I11")
 async def test_inline_history_is_equal_on_replay_and_after_any_crash():
     def handle(ctx):

@@ -358,11 +358,16 @@ def test_json_is_validated_once(kind: Any, said: Any, expected: BaseModel) -> No
 
 @pytest.mark.spec("generator-contract:S15")
 @pytest.mark.parametrize(
-    ("value", "field"),
-    [(Read(number=5), "n"), (Added(n=1), "n"), (Hidden(n=5), "n"), (Shown(n=1), "n"), (Locked(token="abc"), "token")],
-    ids=lambda v: type(v).__name__,
+    ("way", "value", "field"),
+    [
+        *((way, Hidden(n=5), "n") for way in WAYS),
+        *((way, Locked(token="abc"), "token") for way in WAYS),
+        (through_params, Read(number=5), "n"),
+        (through_params, Added(n=1), "n"),
+        (through_params, Shown(n=1), "n"),
+    ],
+    ids=lambda v: getattr(v, "__name__", type(v).__name__),
 )
-@pytest.mark.parametrize("way", WAYS)
 def test_lossy_objects_are_refused_with_field_and_remedy(way: Any, value: BaseModel, field: str) -> None:
     with pytest.raises(REFUSALS) as caught:
         way(value)
