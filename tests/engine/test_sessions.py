@@ -722,23 +722,6 @@ def process(folder, kind, *arguments):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:SS02")
-@pytest.mark.parametrize("kind", ["files", "sqlite"])
-async def test_result_of_a_process_killed_before_saving_is_saved_later(kind, tmp_path):
-    assert 0 == process(tmp_path, kind, "first").returncode
-    assert -signal.SIGKILL == process(tmp_path, kind, "kill").returncode
-    store = store_of(kind, tmp_path)
-    assert ["first", "first!"] == [m.text for m in store.load("x").messages]
-
-    model = ScriptedModel([text("I know.")])
-    result = await Engine([BOT], models=model, sessions=store).run(BOT, "third", session_id="x")
-
-    assert (True, ()) == (result.session_saved, result.warnings)
-    assert ["first", "first!", "kill", "kill!", "third"] == said(model.calls[0])
-    assert (3, 3) == (store.load("x").turns, store.load("x").version)
-
-
-@pytest.mark.deep
 @pytest.mark.spec("reliability:SS02", "requirements:K5", "requirements:K12")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_answer_taken_by_a_killed_process_is_not_asked_again(kind, tmp_path):
