@@ -1,5 +1,5 @@
 """
-A limit that asks a person for more: over random trees, across suspensions and kills, as each way of answering has it.
+A limit that asks a person for more: over random trees, across suspensions and cuts, as each way of answering has it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Each time of a schedule is started once: by whichever process, over clocks that jump, weeks off, and kills.
+Each time of a schedule is started once: by whichever process, over clocks that jump, weeks off, and deaths.
 """
 
 from __future__ import annotations

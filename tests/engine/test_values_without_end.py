@@ -1,4 +1,4 @@
-"""A value of a tool or handler that is nested too deep, or contains itself, is an error in plain words, recorded or not."""
+"""A value of a tool that is nested too deep, or contains itself, is an error in plain words."""
 
 from __future__ import annotations
 

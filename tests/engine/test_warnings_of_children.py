@@ -1,5 +1,5 @@
 """
-The warnings of a child in the result of its parent: every kind, at every depth, however the child is started, and in replays.
+The warnings of a child in the result of its parent: at every depth, however the child is started, and in replays.
 """
 
 from __future__ import annotations
