@@ -21,6 +21,7 @@ from stepengine import (
     AgentState,
     Ask,
     Change,
+    Decision,
     Engine,
     Hooks,
     Limits,
@@ -959,3 +960,60 @@ async def test_no_prompt_may_be_written_as_none():
     result = await engine.run("plain", None, journal=(journal := MemoryJournal()))
     assert (RunStatus.COMPLETED, [("", False)] * 2) == (result.status, seen)
     assert RunStatus.COMPLETED is (await engine.replay(journal)).status
+
+
+@tool(in_thread=False)
+def other() -> str:
+    """Do something else."""
+    return "other"
+
+
+@pytest.mark.spec("generator-contract:G23")
+async def test_state_names_exactly_its_agents_tools_with_their_specifications():
+    seen = {}
+
+    def handle(ctx):
+        seen[ctx.agent_state.agent_id] = dict(ctx.agent_state.tool_definitions)
+        if ctx.agent_state.agent_id == "boss":
+            yield AgentCall("child", "go")
+        yield STEP
+
+    child = AgentDefinition("child", model="test/m", tools=["other"], handle_steps=handle)
+    boss = AgentDefinition("boss", model="test/m", tools=[add], spawnable_agents=[child], handle_steps=handle)
+    model = ScriptedModel([text("a"), text("b")])
+    await Engine([boss], [other], models=model).run("boss")
+
+    assert {"boss": {"add": add.spec}, "child": {"other": other.spec}} == seen
+    assert [["other"], ["add"]] == [[spec.name for spec in request.tools] for request in model.calls]
+
+
+@pytest.mark.spec("requirements:X47")
+@pytest.mark.parametrize("ending", ["answer", "interrupt"])
+async def test_input_during_a_permission_question_waits_and_answers_nothing(ending):
+    def ask(ctx, call):
+        return Decision.ask("May I?")
+
+    agent = AgentDefinition("a", model="test/m", tools=[add], hooks=Hooks(pre_tool=ask))
+    model = ScriptedModel([tool_call("add", {"a": 1, "b": 2}), text("done")])
+    handle = Engine(models=model).start(agent, "go")
+    async for event in handle.events():
+        if event.type == "permission_requested":
+            handle.send_input("no")
+            await asyncio.sleep(0)
+
+            assert not handle.done
+            assert 1 == len(model.calls)
+
+            if ending == "answer":
+                handle.answer(event.question.id, True)
+            else:
+                handle.interrupt()
+    result = await handle.result()
+
+    if ending == "answer":
+        assert [(3, False)] == [(c.result.data, c.is_error) for c in result.tool_calls]
+        assert "no" in [m.text for m in model.calls[1].messages]
+    else:
+        assert RunStatus.CANCELLED is result.status
+        assert all(c.is_error for c in result.tool_calls)
+        assert 1 == len(model.calls)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from stepengine import Engine, load_agent, load_agents
+from stepengine.engine import list_agents
 from stepengine.engine.loader import load_folder
 from stepengine.errors import DefinitionError
 
@@ -259,3 +260,20 @@ def test_line_numbers_hold_in_a_file_that_imports_a_neighbour(tmp_path):
 
     with pytest.raises(DefinitionError, match=r"ValueError: 1 \(.*mine.py:4\)"):
         load_agent(tmp_path / "mine.py")
+
+
+def test_broken_agent_files_and_hidden_agents_are_listed_with_files(tmp_path):
+    first, second, broken = [tmp_path / name / "own.py" for name in ("first", "second", "broken")]
+    own = AGENT.format(id="own")
+    for file, code in ((first, own), (second, own), (broken, "import nowhere_at_all\n")):
+        file.parent.mkdir()
+        file.write_text(code, encoding="utf-8")
+
+    listed = {one.source: one for one in list_agents([first.parent, second.parent, broken.parent])}
+
+    assert listed[first].hidden_by is None
+    assert listed[second].hidden_by == first
+    assert listed[broken].agent is None
+    assert isinstance(listed[broken].problem, DefinitionError)
+    assert "nowhere_at_all" in str(listed[broken].problem)
+    assert {one.agent.id for one in listed.values() if one.agent is not None} > {"own", "code-reviewer"}
