@@ -94,6 +94,9 @@ async def test_invalid_or_long_child_outputs_are_marked_in_the_result():
     assert "a" * 1_000_000 == result.children[0].output
 
 
+# --- what a child cannot gain -----------------------------------------------------------------------------------------
+
+
 @pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:H1", "reliability:R7")
 async def test_child_cannot_lift_a_denial_of_the_tree():
     asked: list[tuple[str, str]] = []
@@ -152,9 +155,6 @@ async def test_child_cannot_lift_a_denial_of_the_tree():
     assert ("kid", "0") in asked
     assert ("greedy", "1") in asked
     assert RunStatus.COMPLETED is result.status
-
-
-# --- orders -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("reliability:SP14")
