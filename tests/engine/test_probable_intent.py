@@ -110,7 +110,7 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.spec("requirements:J13")
 @pytest.mark.parametrize(
-    ("user", "items"), [*((user, "abc") for user in LISTS), ("Parallel", b"abc"), ("Parallel", {"a": 1})]
+    ("user", "items"), [*((user, "abc") for user in LISTS), ("Parallel", b"bytes"), ("Parallel", {"a": 1})]
 )
 def test_a_text_bytes_or_mapping_is_no_list(user: str, items: Any) -> None:
     with pytest.raises(StepEngineError, match=r"list|holds AgentDefinition|Parallel holds"):
