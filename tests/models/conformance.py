@@ -1,5 +1,5 @@
 """
-How the codecs fare against recorded traffic, counted: ``python -m tests.models.conformance [FOLDER]``.
+How the codecs fare against recorded traffic: ``python -m tests.models.conformance [FOLDER]``.
 
 The folder holds cassettes, with an ``index.jsonl`` and a list of ``closed_loops.jsonl`` or without them. Every recorded reply
 has three readers: our codec, the official SDK of its wire, and the bill that stands in it. Streams are also read in pieces of
@@ -13,32 +13,32 @@ Every file comes out as its worst exchange does:
 - ``documented``: it differs for a reason that stands here or in ``loops``;
 - ``different``: anything else, and the exit status is 1. What the readers read is printed, a line for each.
 
-Files that hold no HTTP exchanges (other YAML, websockets, local models) are counted apart.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import attrs
 from yaml import YAMLError
 
+from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._failures import error_from_body
-from tests.models.bills import Bill, bill_of, left_out, table
-from tests.models.loops import Loop, Verdict, judge, loops
+from stepengine.models.pricing import cost_of
+from tests.models.loops import Loop, judge, loops
 from tests.models.recorded import FOLDER, NAMES, Recording, index_of, json_in, recordings
 from tests.models.second_readers import differences, ours_of, theirs_of
 
-COLUMNS = ("files", "plain", "streams", "errors", "failed", "cuts", "read twice", "billed", "loops")
 EQUAL, CLIENT, DOCUMENTED, DIFFERENT = WORST = ("equal", "client's doing", "documented", "different")
 """How an exchange, a loop and a file come out, the best first."""
 
@@ -107,12 +107,8 @@ def in_total_alone(recording: Recording) -> int | None:
 class Found:
     """What was found of one exchange."""
 
-    kind: str
-    cuts: int = 0
     verdict: str = EQUAL
     reasons: list[str] = attrs.field(factory=list)
-    bill: Bill | None = None
-    twice: bool = False
 
     def differ(self, what: str) -> None:
         """Note a difference that no reason explains."""
@@ -130,23 +126,22 @@ def looked_at(recording: Recording) -> Found:
     try:
         return read(recording)
     except Exception as error:
-        found = Found("different")
+        found = Found()
         found.differ(f"{type(error).__name__}: {str(error)[:200]}")
         return found
 
 
 def read(recording: Recording) -> Found:
+    found = Found()
     if recording.status >= 400:
         assert isinstance(error_from_body(recording.reply, recording.status, {}, recording.call), ModelError)
-        return Found("errors")
-    found = Found("streams" if recording.stream else "plain")
+        return found
     try:
         reply = in_every_way(recording, found)
     except (ModelError, ValueError) as error:
         return refused(recording, error)
     compare(recording, reply, found)
-    found.bill = bill_of(recording, reply)
-    compare_bills(found, found.bill)
+    compare_bills(recording, reply, found)
     return found
 
 
@@ -159,14 +154,13 @@ def in_every_way(recording: Recording, found: Found) -> ModelReply:
         if recording.streamed(piece) != (deltas, whole):
             found.differ(f"in pieces of {piece} bytes it is another reply")
     reader = recording.reader()
-    for event in before_the_end(recording):
+    for number, event in enumerate(before_the_end(recording), 1):
         reader.feed(event)
         try:
             reader.finish()
         except TruncatedReply:
-            found.cuts += 1
             continue
-        found.differ(f"it is a reply already after {found.cuts + 1} events")
+        found.differ(f"it is a reply already after {number} events")
         break
     return whole
 
@@ -204,7 +198,7 @@ def is_end(wire: str, event: Any) -> bool:
 
 def refused(recording: Recording, error: Exception) -> Found:
     """What comes of a reply that our codecs refuse: as it should where the SDK finds no whole reply in it, either."""
-    found = Found("failed")
+    found = Found()
     if isinstance(error, ModelError) and error.kind not in BROKEN:
         return found
     if isinstance(error, TruncatedReply) and not before_the_end(recording):
@@ -222,7 +216,6 @@ def compare(recording: Recording, reply: ModelReply, found: Found) -> None:
     """Compare what we read with what the SDK reads; of Bedrock none of the three is a reader."""
     if recording.wire == "bedrock":
         return
-    found.twice = True
     try:
         theirs = theirs_of(recording)
     except Exception as error:
@@ -236,123 +229,60 @@ def compare(recording: Recording, reply: ModelReply, found: Found) -> None:
 def explain(recording: Recording, found: Found, member: str, ours: Any, theirs: Any) -> None:
     reason = next((r.why for r in REASONS if r.holds(recording, member, ours, theirs)), None)
     if reason is None:
-        told = differences_told(ours, theirs)
+        told = f"ours {str(ours)[:80]!r}, the SDK {str(theirs)[:120]!r}"
         found.differ(f"{member}: {told}")
     elif reason not in found.reasons:
         found.worsen(DOCUMENTED, reason)
 
 
-def differences_told(ours: Any, theirs: Any) -> str:
-    return f"ours {str(ours)[:80]!r}, the SDK {str(theirs)[:120]!r}"
-
-
-def compare_bills(found: Found, bill: Bill) -> None:
+def compare_bills(recording: Recording, reply: ModelReply, found: Found) -> None:
     """Compare what we would record with what the service says that it costs, and how many tokens it counts."""
-    if bill.service is not None and bill.service != bill.ours:
-        found.differ(f"the service says that it cost {bill.service}, ours {bill.ours}")
-    if bill.tokens:
-        found.differ(f"the service's total of tokens and ours: {bill.tokens}")
+    raw, usage = thaw(reply.provider_data.get("usage")), reply.usage
+    raw = raw if isinstance(raw, dict) else {}
+    stated = stated_in(raw, recording)
+    if stated is not None:
+        at = datetime(2026, 11, 1, tzinfo=UTC)
+        ours = reply.cost if reply.cost is not None else cost_of.of_reply(recording.call.model, reply, at)
+        if stated != ours:
+            found.differ(f"the service says that it cost {stated}, ours {ours}")
+    total = raw.get("total_tokens", raw.get("totalTokenCount"))
+    if usage is not None and total is not None and total != usage.prompt_tokens + usage.completion_tokens:
+        found.differ(f"the service counts {total} tokens, ours {usage.prompt_tokens} + {usage.completion_tokens}")
 
 
-def judged(loop: Loop) -> Verdict:
-    """How a loop came out; one that cannot even be read is different."""
+def stated_in(raw: dict[str, Any], recording: Recording) -> Decimal | None:
+    """The dollars that a reply states: read here, and not by what our providers read them with."""
+    cost: Any = raw.get("cost")
+    if isinstance(cost, dict):
+        cost = cost.get("total_cost")
+    if cost is None and raw.get("cost_in_usd_ticks") is not None:
+        return Decimal(raw["cost_in_usd_ticks"]) / 10**10
+    if cost is None:
+        return None if (told := recording.answer.get("x-litellm-response-cost")) is None else Decimal(told)
+    found = Decimal(str(cost))
+    if raw.get("is_byok"):
+        found += Decimal(str((raw.get("cost_details") or {}).get("upstream_inference_cost") or 0))
+    return found
+
+
+def judged(loop: Loop) -> Found:
+    """How a loop came out; where every reason names the client that recorded it, it is the client's doing."""
+    found = Found()
     try:
-        return judge(loop)
+        verdict = judge(loop)
     except Exception as error:
-        return Verdict(DIFFERENT, (f"{type(error).__name__}: {str(error)[:200]}",))
-
-
-def kind_of(verdict: Verdict) -> str:
-    """How a loop comes out: where every reason names the client that recorded it, it is his doing."""
-    if verdict.kind == "cannot be built":
-        return CLIENT
-    if verdict.kind == DOCUMENTED and all("recording" in why for why in verdict.reasons):
-        return CLIENT
-    return verdict.kind
-
-
-class Report:
-    """What was found in a folder, as it is counted and told."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, Counter[str]] = {}
-        self.files: dict[str, str] = {}
-        self.reasons: Counter[tuple[str, str, str]] = Counter()
-        self.unequal: list[str] = []
-        self.foreign: list[str] = []
-        self.bills: list[Bill] = []
-
-    def entry(self, entry: dict[str, Any]) -> None:
-        """Take a file."""
-        if "foreign" in entry:
-            self.foreign.append(entry["file"])
-        elif "unreadable" in entry:
-            self.differ(f"{entry['file']}: {entry['unreadable']}")
-
-    def exchange(self, recording: Recording, found: Found) -> None:
-        """Take an exchange."""
-        name = recording.service or NAMES[recording.wire]
-        counts = self.counts.setdefault(name, Counter())
-        counts.update({found.kind: 1, "cuts": found.cuts, "read twice": int(found.twice)})
-        counts["billed"] += int(found.bill is not None and found.bill.service is not None)
-        self.bills += [found.bill] if found.bill is not None else []
-        self.take(recording.name, name, found.verdict, found.reasons)
-
-    def loop(self, loop: Loop, verdict: Verdict) -> None:
-        """Take a closed loop."""
-        name = NAMES[loop.first.wire]
-        self.counts.setdefault(name, Counter())["loops"] += 1
-        kind = kind_of(verdict)
-        whys = verdict.reasons or (("the next request differs",) if kind == DIFFERENT else ())
-        self.take(loop.name, name, kind, list(whys))
-
-    def take(self, exchange: str, name: str, kind: str, reasons: list[str]) -> None:
-        self.worsen(exchange, kind)
-        if kind == DIFFERENT:
-            self.unequal += [f"{exchange}: {why}" for why in reasons]
-        else:
-            self.reasons.update([(kind, name, why) for why in reasons])
-
-    def differ(self, line: str) -> None:
-        self.worsen(line.partition(": ")[0], DIFFERENT)
-        self.unequal.append(line)
-
-    def worsen(self, exchange: str, kind: str) -> None:
-        """Let the file of an exchange be no better than *kind*."""
-        file = exchange.partition("#")[0]
-        self.files[file] = max(self.files.get(file, EQUAL), kind, key=WORST.index)
-
-    def show(self, files: dict[str, set[str]]) -> None:
-        """Print the table, the reasons, the bills, and by file what is not equal."""
-        for name, counts in self.counts.items():
-            counts["files"] = len(files.get(name, ()))
-        grid([[name, *[str(counts[c]) for c in COLUMNS]] for name, counts in sorted(self.counts.items())])
-        total: Counter[str] = sum(self.counts.values(), Counter())
-        print(f"in all: {', '.join(f'{total[c]} {c}' for c in COLUMNS)}\n")
-        for (kind, name, why), count in sorted(self.reasons.items()):
-            print(f"  {count:>4}  {kind}, {name}: {why}")
-        if self.bills:
-            print("\nUS dollars:", *table(self.bills), *left_out(self.bills), sep="\n")
-        kinds = Counter(self.files.values())
-        print(f"\nby file: {', '.join(f'{kinds[kind]} {kind}' for kind in WORST)}", end="")
-        print(f"; {len(self.foreign)} without HTTP exchanges" if self.foreign else "")
-        for file, kind in sorted(self.files.items()):
-            if kind != EQUAL:
-                print(f"  {kind}: {file}")
-        for line in self.unequal:
-            print(f"not equal: {line}")
-
-
-def grid(rows: list[list[str]]) -> None:
-    """Print rows under their columns."""
-    whole = [["service", *COLUMNS], *rows]
-    widths = [max(len(row[i]) for row in whole) for i in range(len(whole[0]))]
-    for row in whole:
-        print("  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip())
+        found.differ(f"{type(error).__name__}: {str(error)[:200]}")
+        return found
+    if verdict.kind == DIFFERENT:
+        found.differ("the next request differs")
+    is_client = verdict.kind == "cannot be built" or all("recording" in why for why in verdict.reasons)
+    for why in verdict.reasons:
+        found.worsen(CLIENT if is_client else DOCUMENTED, why)
+    return found
 
 
 def main(folder: Path = FOLDER) -> int:
-    """Look at a folder and tell what was found; 1 where anything is different."""
+    """Look at a folder and print what is not equal; 1 where anything is different."""
     if not folder.is_dir():
         print(f"the folder with recorded traffic is absent ({folder}); nothing was checked")
         return 0
@@ -361,28 +291,20 @@ def main(folder: Path = FOLDER) -> int:
     except (LookupError, TypeError, ValueError, AttributeError, OSError, YAMLError, zlib.error) as error:
         print(f"the index of {folder} cannot be followed: {type(error).__name__}: {error}")
         return 1
-    report, files = Report(), dict[str, set[str]]()
-    for entry in entries:
-        report.entry(entry)
-    for recording in every:
-        files.setdefault(recording.service or NAMES[recording.wire], set()).add(recording.name.partition("#")[0])
-        report.exchange(recording, looked_at(recording))
-    for loop in pairs:
-        report.loop(loop, judged(loop))
-    report.show(files)
-    return 1 if report.unequal else 0
-
-
-def ended(folder: list[str]) -> int:
-    """Run the command; a reader of its output that has seen enough is not an error."""
-    try:
-        status = main(*map(Path, folder[:1]))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return status
+    outcomes = [(recording.name, looked_at(recording)) for recording in every]
+    outcomes += [(loop.name, judged(loop)) for loop in pairs]
+    outcomes += [(e["file"], Found(DIFFERENT, [e["unreadable"]])) for e in entries if "unreadable" in e]
+    files: dict[str, str] = {}
+    for name, found in outcomes:
+        file = name.partition("#")[0]
+        files[file] = max(files.get(file, EQUAL), found.verdict, key=WORST.index)
+        for why in found.reasons:
+            print(f"{found.verdict}: {name}: {why}")
+    kinds = Counter(files.values())
+    print(f"by file: {', '.join(f'{kinds[kind]} {kind}' for kind in WORST)}", end="")
+    print(f"; {sum('foreign' in entry for entry in entries)} without HTTP exchanges")
+    return 1 if kinds[DIFFERENT] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(ended(sys.argv[1:]))
+    sys.exit(main(*map(Path, sys.argv[1:2])))
