@@ -14,10 +14,18 @@ import pytest
 
 from cassettes import record_wires as wires
 from stepengine.data.messages import ThinkingPart, ToolCallPart
-from stepengine.data.models import StopReason, TextChunk, ThinkingChunk
+from stepengine.data.models import (
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._byte_reader import ReplyReader
 from stepengine.models._failures import RequestLabel
+from stepengine.models.base import split_reply_into_deltas
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.testing import Cassette, ReplayTransport
@@ -100,19 +108,7 @@ async def test_a_stream_gives_the_same_reply_as_one_piece(wire, scene):
     ]
 
 
-@pytest.mark.spec("reliability:MP60")
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("wire", WIRES)
-async def test_thinking_goes_back_with_the_signature_that_it_came_with(wire, stream):
-    replies, recorded = await played(wire, "thinking", stream=stream)
-    used = [i for n, i in enumerate(recorded.interactions) if n not in recorded.unused]
-    first, second = [i.request.body.decode() for i in used]
-
-    assert ThinkingPart in {type(part) for part in replies[0].content}
-    assert wires.SIGNATURE not in first
-    assert wires.SIGNATURE in second
-
-
+@pytest.mark.spec("interfaces:IF12", "requirements:G4")
 @pytest.mark.spec("ecosystem:EC71", "ecosystem:EC72", "ecosystem:EC73", "ecosystem:EC74", "reliability:MP20")
 @pytest.mark.parametrize("wire", WIRES)
 def test_stream_is_chunk_independent_and_truncated_before_its_end(wire):
@@ -128,7 +124,19 @@ def test_stream_is_chunk_independent_and_truncated_before_its_end(wire):
         thoughts = "".join([d.text for d in whole[0] if isinstance(d, ThinkingChunk)])
         assert text == "".join([p.text for p in whole[1].content if type(p).__name__ in ("TextPart", "RefusalPart")])
         assert thoughts == "".join([p.text for p in whole[1].content if type(p) is ThinkingPart])
+        for deltas in (whole[0], [*split_reply_into_deltas(whole[1])]):
+            check_calls(deltas, whole[1].tool_calls)
         refused_before_its_end(wire, body)
+
+
+def check_calls(deltas: list[Any], calls: Any) -> None:
+    """Each call has its place in the reply as its number, starts in that order, and gets all of its arguments."""
+    started = [(delta.index, delta.tool_name) for delta in deltas if isinstance(delta, ToolCallStarted)]
+    assert started == [*enumerate([call.tool_name for call in calls])]
+    assert sorted(delta.index for delta in deltas if isinstance(delta, ToolCallEnded)) == [*range(len(calls))]
+    for number, call in enumerate(calls):
+        text = "".join([d.text for d in deltas if isinstance(d, ToolCallChunk) and d.index == number])
+        assert json.loads(text or "{}") == call.input
 
 
 def reader(wire: str) -> ReplyReader:
@@ -149,31 +157,3 @@ def refused_before_its_end(wire: str, body: bytes) -> None:
     for kept in range(len(events) - ends + 1):
         with pytest.raises(TruncatedReply):
             read(wire, [event + b"\n\n" for event in events[:kept]])
-
-
-@pytest.mark.parametrize("wire", WIRES)
-def test_every_cassette_exchange_is_used_and_states_its_source(wire):
-    recorded = interactions(wire)
-    scenes = [(scene, stream) for scene, what in wires.SCENES.items() for stream in wires.ways(what)]
-
-    assert sum(max(1, len(wires.SCENES[scene].replies)) for scene, _ in scenes) == len(recorded)
-    assert {wires.SOURCE} == {i.extras["recorded_from"] for i in recorded}
-
-
-@pytest.mark.deep
-def test_the_script_still_records_these_files(tmp_path):
-    """
-    When this fails: python -m cassettes.record_wires
-
-    A stream that breaks off is never recorded as whole, so the ones in these files are kept by hand.
-    """
-    (broken,) = wires.SCENES["breaks off"].asked
-    for new in wires.record(tmp_path):
-        now = [form(i) for i in Cassette.load(new).interactions]
-
-        assert [form(i) for i in interactions(new.stem) if broken not in i.request.body.decode()] == now
-
-
-def form(interaction: Any) -> Any:
-    request, response = interaction.request, interaction.response
-    return request.method, request.url, json.loads(request.body), response.status, response.body
