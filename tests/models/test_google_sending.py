@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import httpx2
 import pytest
@@ -93,35 +92,12 @@ async def test_api_version_comes_from_option_environment_or_sdk(environment, opt
     assert [request.url.path for request in seen] == [f"/{version}/models/gemini-3-pro:generateContent"]
 
 
-async def test_tokens_are_counted_at_another_version():
-    seen = []
-
-    def answer(request):
-        seen.append(request)
-        return httpx2.Response(200, json={"totalTokens": 7})
-
-    it = provider(answer, api_version="v1beta")
-    assert await it.count_tokens(REQUEST) == 7
-    await it.close()
-    assert seen[0].url.path == "/v1beta/models/gemini-3-pro:countTokens"
-    assert "generateContentRequest" in json.loads(seen[0].content)
-
-
 @pytest.mark.spec("ecosystem:EC49", "requirements:G23")
 def test_google_s_own_variable_wins_over_the_older_one(monkeypatch):
     monkeypatch.setenv("GEMINI_API_KEY", "old")
     assert GoogleProvider()._access()[0].source == "GEMINI_API_KEY"
     monkeypatch.setenv("GOOGLE_API_KEY", "new")
     assert GoogleProvider()._access()[0].source == "GOOGLE_API_KEY"
-
-
-async def test_a_missing_sdk_is_named_with_its_extra(monkeypatch):
-    import google
-
-    monkeypatch.setitem(sys.modules, "google.genai", None)
-    monkeypatch.delattr(google, "genai", raising=False)
-    with pytest.raises(ModelError, match=r"stepengine\[google\]"):
-        await GoogleProvider("k").complete(REQUEST)
 
 
 async def test_vertex_environment_does_not_redirect_requests(monkeypatch):
@@ -150,16 +126,12 @@ BODIES = {
 
 
 @pytest.mark.spec("ecosystem:EC59")
-@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", list(BODIES))
-@pytest.mark.parametrize("status", [400, 429, 503])
-async def test_refusal_status_counts_for_any_body(stream, body, status):
+@pytest.mark.parametrize("status", [400, 503])
+async def test_refusal_status_counts_for_any_body(body, status):
     one = provider(lambda request: httpx2.Response(status, content=BODIES[body]))
     with pytest.raises(ModelError) as raised:
-        if stream:
-            _ = [delta async for delta in one.stream(REQUEST)]
-        else:
-            await one.complete(REQUEST)
+        await one.complete(REQUEST)
     await one.close()
 
     assert (status, status != 400) == (raised.value.status, raised.value.retryable)

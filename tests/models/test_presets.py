@@ -264,26 +264,6 @@ def test_thoughts_go_back_where_each_service_reads_them(name, model, came, goes)
     assert {"role": "assistant", **goes} == sent
 
 
-@pytest.mark.spec("providers:PV32")
-def test_reasoning_pieces_join_up_to_their_signature():
-    it = reader("openrouter")
-    pieces = [
-        {"type": "reasoning.text", "index": 0, "text": "a"},
-        {"type": "reasoning.text", "index": 0, "text": "b"},
-        {"type": "reasoning.text", "index": 0, "text": "", "signature": "s1"},
-        {"type": "reasoning.text", "index": 0, "text": "c", "signature": "s2"},
-        {"type": "reasoning.encrypted", "index": 0, "data": "x"},
-        {"type": "reasoning.encrypted", "index": 0, "data": "y"},
-    ]
-    for piece in pieces:
-        it.feed(chunk({"reasoning_details": [piece]}))
-    it.feed(chunk({"content": "Five."}, "stop"))
-    assert [
-        {"type": "reasoning.text", "index": 0, "text": "ab", "signature": "s1"},
-        *pieces[3:],
-    ] == it.finish().content[0].provider_data["reasoning_details"]
-
-
 @pytest.mark.spec("providers:PV37", "requirements:X53")
 @pytest.mark.parametrize(("name", "data"), [
     ("deepseek", {"member": "reasoning_content"}),

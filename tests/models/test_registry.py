@@ -314,17 +314,6 @@ print(json.dumps([*loaded, *[name for name in {HEAVY[:3]!r} if name in sys.modul
     assert json.loads(done.stdout) == []
 
 
-@pytest.mark.spec("ecosystem:EC216")
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("provider", "sdk"), [(AnthropicProvider(api_key="k"), "anthropic"), (OpenAIChatProvider(api_key="k"), "openai")]
-)
-async def test_a_missing_sdk_is_named_with_its_extra(provider, sdk, monkeypatch):
-    monkeypatch.setitem(sys.modules, sdk, None)
-    with pytest.raises(ModelError, match=rf"stepengine\[{sdk}\]"):
-        await provider.complete(ModelRequest(f"{provider.name}/m"))
-
-
 @pytest.mark.spec("requirements:G12", "requirements:X56")
 def test_provider_can_serve_single_model_strings_with_any_prefix():
     models, elsewhere = Models.standard(), ScriptedModel([])
