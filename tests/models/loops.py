@@ -26,10 +26,6 @@ from stepengine.models.anthropic.encode import AnthropicEncodeOptions as Anthrop
 from stepengine.models.anthropic.encode import encode_messages as encode_anthropic
 from stepengine.models.anthropic.families import find_family
 from stepengine.models.anthropic.request import encode_thinking
-from stepengine.models.bedrock_converse.encode import BETWEEN
-from stepengine.models.bedrock_converse.encode import ConverseEncodeOptions as ConverseFlags
-from stepengine.models.bedrock_converse.encode import encode_messages as encode_converse
-from stepengine.models.bedrock_converse.families import find_family as family_of_converse
 from stepengine.models.google.encode import DUMMY_SIGNATURE, SIGNED_SINCE, parse_generation
 from stepengine.models.google.encode import GoogleEncodeOptions as GoogleFlags
 from stepengine.models.google.encode import encode_messages as encode_google
@@ -42,20 +38,12 @@ from stepengine.models.presets import find_preset
 from tests.models.recorded import FOLDER, NAMES, Recording, index_of, recordings, take
 from tests.models.requests import READERS, Json, Reader, as_list, envelope, from_base64
 
-WIRES = {
-    "anthropic": "anthropic",
-    "openai-chat": "openai_chat",
-    "gemini": "google",
-    "openai-responses": "openai",
-    "bedrock": "bedrock_converse",
-}
 HISTORY = {
     "anthropic": "messages",
     "openai_chat": "messages",
     "openrouter": "messages",
     "google": "contents",
     "openai": "input",
-    "bedrock_converse": "messages",
 }
 NO_PART_FOR = {"tool_addition"}
 """What user messages and results of the recordings hold and ours cannot; such loops cannot be built from our types."""
@@ -168,29 +156,7 @@ def normal_part(part: Json) -> Json:
     return part
 
 
-def normal_converse(messages: list[Json]) -> list[Json]:
-    """One form: what names a document, what only its own service says, and marks for the cache say nothing."""
-    found: list[Json] = []
-    for message in messages:
-        blocks = [normal_block(block) for block in message["content"] if "cachePoint" not in block]
-        if found and found[-1]["role"] == message["role"]:
-            found[-1]["content"] += blocks
-        else:
-            found.append({"role": message["role"], "content": blocks})
-    return found
-
-
-def normal_block(block: Json) -> Json:
-    ((kind, value),) = block.items()
-    if kind == "toolResult":
-        return {kind: {**without("type")(value), "content": [normal_block(piece) for piece in value["content"]]}}
-    return {
-        kind: without("name")(value) if kind == "document" else without("type")(value) if kind == "toolUse" else value
-    }
-
-
 NORMAL = {
-    "bedrock_converse": normal_converse,
     "anthropic": normal_messages,
     "openai_chat": normal_messages,
     "openai": normal_items,
@@ -284,29 +250,8 @@ def without_empty(items: Any) -> Any:
     return [item for item in items if item.get("type") != "message" or "".join(map(str, item["content"]))]
 
 
-def without_filling(messages: Any) -> Any:
-    """Leave out blank texts and the one between results and what is not taken beside them."""
-    kept = [
-        {**m, "content": [b for b in m["content"] if b.get("text", "x").strip() not in {"", ".", BETWEEN}]}
-        for m in messages
-    ]
-    return normal_converse([message for message in kept if message["content"]])
-
-
-def without_told_thoughts(messages: Any) -> Any:
-    kept = [
-        {**m, "content": [b for b in m["content"] if not str(b.get("text")).startswith("<think>")]} for m in messages
-    ]
-    return normal_converse([message for message in kept if message["content"]])
-
-
 DIFFERENCES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "anthropic": {},
-    "bedrock_converse": {
-        "a blank text says nothing, and each client fills what is not taken beside results in its own words": without_filling,
-        "the recording client tells unsigned thoughts as text; models do not take them back": without_told_thoughts,
-        "JSON bodies of the recordings had their typographic characters replaced (R3b)": without_typography,
-    },
     "openai_chat": {
         "the reply had an empty call id, and each client makes its own": without_chat_ids,
     },
@@ -429,13 +374,6 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             later = {tool["name"]: tool for item in second.request["input"] for tool in added_tools(item)}
             flags = ResponsesFlags("openai", first.model, hidden=frozenset(later) or None)
             return encode_responses(request, flags, lambda name: encode_tool(spec_of(later[name]))).decode()
-        case "bedrock_converse":
-            asked = (second.request.get("additionalModelRequestFields") or {}).get("thinking") or {}
-            offers = "toolConfig" in second.request
-            flags = ConverseFlags(
-                wire, first.model, family_of_converse(first.model), offers, asked.get("type") == "enabled"
-            )
-            return encode_converse(request, flags).content.decode()
         case "google":
             signed = parse_generation(first.model) >= SIGNED_SINCE
             return encode_google(request, GoogleFlags("google", first.model, signed)).decode()

@@ -99,7 +99,6 @@ class Maker:
 
     def __init__(self) -> None:
         self.leaves: list[tuple[str, str, Any]] = []
-        self.members: set[str] = set()
         self._numbers = itertools.count(100_001)
 
     def of(self, kind: Any, owner: str, member: str, above: tuple[Any, ...] = ()) -> Iterator[Any]:
@@ -127,7 +126,6 @@ class Maker:
         more: list[tuple[str, Any]] = []
         for name, field in kind.model_fields.items():
             key = field.alias or name
-            self.members.add(f"{kind.__name__}.{key}")
             if f"{kind.__name__}.{key}" in NAMED:
                 continue
             values = list(self.of(field.annotation, kind.__name__, key, above))

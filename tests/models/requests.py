@@ -22,7 +22,6 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelReply
 from stepengine.models.anthropic.decode import decode as decode_anthropic
-from stepengine.models.bedrock_converse.decode import decode as decode_converse
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.openai.decode import decode as decode_responses
 from stepengine.models.openai_chat.decode import decode as decode_chat
@@ -237,40 +236,9 @@ def from_base64(text: str) -> bytes:
     return base64.b64decode(text.replace("-", "+").replace("_", "/") + "=" * (-len(text) % 4))
 
 
-def read_converse(reader: Reader, messages: list[Json]) -> None:
-    for message in messages:
-        if message["role"] == "assistant":
-            reader.decoded(decode_converse, {"output": {"message": message}})
-            continue
-        parts: list[Any] = []
-        for block in message["content"]:
-            if "toolResult" in block:
-                result = block["toolResult"]
-                content = [converse_part(piece) for piece in result["content"]]
-                reader.result(result["toolUseId"], content, error=result.get("status") == "error")
-            elif "cachePoint" not in block:
-                parts.append(converse_part(block))
-        reader.user(parts)
-
-
-def converse_part(block: Json) -> Any:
-    if "text" in block:
-        return TextPart(block["text"])
-    if "json" in block:
-        return JsonPart(block["json"])
-    ((kind, medium),) = block.items()
-    form, source = medium["format"], medium["source"]
-    types = {"pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown", "three_gp": "video/3gpp"}
-    mime = types.get(form) or {"document": f"text/{form}"}.get(kind, f"{kind}/{form}")
-    url = source["s3Location"]["uri"] if "s3Location" in source else None
-    data = base64.b64decode(source["bytes"]) if url is None else None
-    return ImagePart(url, data, mime) if kind == "image" else DocumentPart(url, data, mime, medium.get("name", ""))
-
-
 READERS = {
     "anthropic": read_anthropic,
     "openai_chat": read_chat,
     "openai": read_responses,
     "google": read_google,
-    "bedrock_converse": read_converse,
 }

@@ -181,14 +181,6 @@ def test_any_settings_encode_to_members_the_sdk_types_know(model, data, strict):
 
 
 HIDDEN = tuple([attrs.evolve(TOOL, name=name, defer_loading=True) for name in ("hear", "smell")])
-FOUND = {
-    "type": "tool_search_tool_result",
-    "tool_use_id": "srvtoolu_1",
-    "content": {
-        "type": "tool_search_tool_search_result",
-        "tool_references": [{"type": "tool_reference", "tool_name": name} for name in ("smell", "gone")],
-    },
-}
 SERVER = {"execution": "server", "call_id": None}
 SEARCHED = {
     "openai": [
@@ -208,19 +200,6 @@ def test_hidden_and_found_tools_encode_to_known_sdk_members(name, strict):
     tools = tuple([attrs.evolve(tool, strict=strict) for tool in (TOOL, *HIDDEN, BUILT_IN["find_tools"].spec)])
     model = {"openai": "gpt-5.6"}.get(name, MODEL[name])
     check(name, ModelRequest(f"{name}/{model}", "Be good.", Transcript(messages), tools))
-
-
-@pytest.mark.spec("providers:PV57", "providers:PV63")
-def test_returned_search_drops_missing_tools_and_fits_the_sdk_type():
-    from anthropic.types import ToolSearchToolResultBlockParam as Block
-
-    said = AssistantMessage([OpaquePart("anthropic", FOUND)])
-    tools = (*HIDDEN, BUILT_IN["find_tools"].spec)
-    request = ModelRequest(f"anthropic/{MODEL['anthropic']}", "", Transcript([UserMessage("hi")]), tools, tail=(said,))
-    body = json.loads(provider_of("anthropic")._encode(request, stream=True).content)
-    (block,) = body["messages"][1]["content"]
-    assert whole(TypeAdapter(Block).validate_python(block)) == block
-    assert [one["tool_name"] for one in block["content"]["tool_references"]] == ["smell"]
 
 
 def check(name: str, request: ModelRequest) -> None:

@@ -131,18 +131,6 @@ async def test_provider_error_reaches_all_calls_waiting_for_the_batch(error: Exc
     assert ["not so"] * 2 == [*map(str, failed)]
 
 
-async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -> None:
-    told = Told()
-    waiting = batched(told, tmp_path)
-    await waiting.complete(about("first"))
-    told.on_sending = lambda: waiting._open_sent_calls()._db.execute("DROP TABLE calls")
-    reply = await ended(waiting.complete(about()))
-    await waiting.close()
-
-    assert "a 2" == reply.text
-    assert [["first"], ["a"]] == told.sent
-
-
 async def test_broken_batch_file_raises_data_error(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
@@ -250,19 +238,6 @@ async def test_unreadable_batch_results_are_not_polled_forever(tmp_path: Path) -
     assert 1 == rows(tmp_path)
 
 
-@pytest.mark.speed
-async def test_replies_that_come_together_are_forgotten_in_one_write(tmp_path: Path) -> None:
-    told = Told()
-    waiting = batched(told, tmp_path, wait=30, most=20)
-    written: list[str] = []
-    waiting._open_sent_calls()._db.set_trace_callback(written.append)
-    await asyncio.gather(*[waiting.complete(about(str(n))) for n in range(20)])
-    await waiting.close()
-
-    assert 0 == rows(tmp_path)
-    assert 2 == len([each for each in written if each == "COMMIT"])
-
-
 async def test_calls_cancelled_before_submission_are_not_sent(tmp_path: Path) -> None:
     told = Told()
     told.accepts.clear()
@@ -358,25 +333,6 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
 
 
-@pytest.mark.speed
-@wires
-async def test_a_request_is_encoded_once_for_its_batch(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = {"json": {"id": "b", "name": "b"}}
-    provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
-    encode, encoded = provider._encode, list[ModelRequest]()
-
-    def counted(request: ModelRequest, **more: Any) -> Any:
-        encoded.append(request)
-        return encode(request, **more)
-
-    monkeypatch.setattr(provider, "_encode", counted)
-    request = asked_of(wire)
-    await provider.submit_batch({"call-1": provider.batch_member(request)})
-    await provider.close()
-
-    assert [request] == encoded
-
-
 async def test_batch_request_uses_model_limits_learnt_after_encoding() -> None:
     stated = {"type": "model", "max_input_tokens": 200_000, "max_tokens": 12_345, "capabilities": {}}
     seen: list[bytes] = []
@@ -391,23 +347,6 @@ async def test_batch_request_uses_model_limits_learnt_after_encoding() -> None:
     await provider.close()
 
     assert [False, True] == [b'"max_tokens":12345' in body for body in seen]
-
-
-@wires
-async def test_batch_result_without_an_id_is_ignored(wire: str) -> None:
-    lines = b'{"custom_id":"","result":{"type":"succeeded","message":{}},"response":{"status_code":200,"body":{}}}'
-    file = {"content": lines, "headers": {"content-type": "application/x-jsonl"}}
-    unnamed = {"inlinedResponses": {"inlinedResponses": [{"response": {}}]}}
-    answers = {
-        "anthropic": [{"json": {"processing_status": "ended"}}, file],
-        "openai": [{"json": {"status": "completed", "output_file_id": "f"}}, file],
-        "google": [{"json": {"metadata": {"state": "BATCH_STATE_SUCCEEDED", "output": unnamed}}}],
-    }
-    provider = adapter(wire, *answers[wire])
-    results = await provider.batch_results("b")
-    await provider.close()
-
-    assert {} == results
 
 
 @pytest.mark.parametrize("errors", [7, {"data": 7}, {"data": {"message": "x"}}, None])
@@ -461,26 +400,3 @@ def test_headers_that_a_batch_cannot_carry_are_reported(wire: str) -> None:
 
     with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
         adapter(wire).batch_member(request)
-
-
-@wires
-async def test_unsendable_request_fails_before_joining_a_batch(wire: str) -> None:
-    def refused(_: str) -> Any:
-        raise ModelError("cannot be said", kind="settings")
-
-    provider = adapter(wire)
-    provider._dropped_settings = refused
-
-    with pytest.raises(ModelError, match="cannot be said"):
-        provider.batch_member(asked_of(wire))
-
-
-async def test_provider_without_batch_results_fails_its_calls(tmp_path: Path) -> None:
-    class Half(Told):
-        batch_results = Provider.batch_results
-
-    waiting = batched(Half(), tmp_path)
-    error = await ended(waiting.complete(about()))
-    await waiting.close()
-
-    assert "told takes no batches" in str(error)

@@ -19,7 +19,7 @@ from stepengine.data.messages import CitationPart
 from stepengine.data.models import ModelReply
 from stepengine.models._reply import MAX_UNREAD_NAMES
 from stepengine.models.openai.decode import IN_EVENT, READ, REPEATED
-from tests.models.members import TOMORROW, Maker, at_once, in_pieces, lost_by, objects_in, stream_of, with_more
+from tests.models.members import TOMORROW, at_once, in_pieces, lost_by, objects_in, stream_of, with_more
 from tests.models.wires import FOUR
 
 Events = list[dict[str, Any]]
@@ -375,16 +375,3 @@ def test_every_known_responses_event_is_read_or_reported():
     assert (READ | REPEATED) - kinds.keys() == OURS
     for name in READ & kinds.keys():
         assert set() == kinds[name].model_fields.keys() - IN_EVENT, name
-
-
-def test_listed_event_exceptions_still_exist():
-    from anthropic.types.beta import BetaRawMessageStreamEvent
-    from openai.types.chat import ChatCompletionChunk
-
-    known = set()
-    for kind in (*variants(BetaRawMessageStreamEvent), ChatCompletionChunk):
-        maker = Maker()
-        assert list(maker.of(kind, "", ""))
-        known |= maker.members
-
-    assert set() == NAMED.keys() - known

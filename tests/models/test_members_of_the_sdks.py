@@ -26,10 +26,7 @@ from stepengine.models.openai import decode as openai
 from stepengine.models.openai_chat import decode as openai_chat
 from tests.models.members import (
     DECODE,
-    NAMED,
-    READ,
     TOMORROW,
-    Maker,
     at_once,
     bodies_of,
     in_pieces,
@@ -67,31 +64,6 @@ def test_any_reply_decodes_the_same_streamed_and_whole(name) -> None:
 
     for body in bodies_of(name):
         assert read("at once", body) == read("in pieces", body)
-
-
-def test_listed_reply_exceptions_still_exist() -> None:
-    known = set()
-    for kind, *_ in types_of().values():
-        maker = Maker()
-        assert list(maker.of(kind, "", ""))
-        known |= maker.members
-
-    assert set() == (NAMED.keys() | READ.keys()) - known
-
-
-def test_lost_member_is_detected() -> None:
-    from openai.types.chat import ChatCompletion
-
-    class Tomorrow(ChatCompletion):
-        dream: str
-        dreams: list[str]
-
-    def careless(body: dict[str, Any]) -> Any:
-        return to_json(at_once("openai_chat", {name: body[name] for name in body.keys() - {"dream", "dreams"}}))
-
-    path, dreams = ("choices", "message", "tool_calls"), {"Tomorrow.dream", "Tomorrow.dreams"}
-    assert dreams <= lost_by(careless, Tomorrow, *path)
-    assert not dreams & lost_by(lambda body: to_json(at_once("openai_chat", body)), Tomorrow, *path)
 
 
 @pytest.mark.spec("ecosystem:EC97")

@@ -19,7 +19,6 @@ from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvide
 from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import decode
-from stepengine.models.presets import find_preset
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL, call, made, reader, result
 
@@ -479,13 +478,3 @@ def test_perplexity_is_sent_only_supported_settings() -> None:
 
     assert {"model", "messages", "stream"} == asked.keys()
     assert str(Models.standard().parse("sonar-pro")) == "perplexity/sonar-pro"
-
-
-@pytest.mark.parametrize("given", [{}, {"written_calls": True}, {"written_thoughts": False}])
-def test_written_block_options_override_the_preset(given: dict[str, bool]) -> None:
-    known = find_preset("perplexity", None)
-    made = OpenAIChatProvider("perplexity", "k", **given)._preset
-
-    assert known.written_thoughts
-    assert made.written_calls is given.get("written_calls", known.written_calls)
-    assert made.written_thoughts is given.get("written_thoughts", known.written_thoughts)

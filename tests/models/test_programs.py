@@ -30,7 +30,7 @@ from stepengine.models._failures import LOST_PROGRAM
 from stepengine.models.anthropic.decode import decode
 from stepengine.models.anthropic.request import encode_settings
 from stepengine.models.clouds import FOUNDRY, MANTLE, RUNTIME, VERTEX
-from tests.faults.server import Answer, fault_server, json_answer
+from tests.faults.server import Rule, fault_server
 from tests.models.wires import TOOL, made, provider_of
 
 CLAUDE, GPT = "claude-sonnet-5", "gpt-5.6"
@@ -147,22 +147,8 @@ def test_directly_called_tools_must_be_program_tools() -> None:
 # --- whole runs against servers that keep the providers' rules -----------------------------------------------------------
 
 
-class Rules:
-    """A server that answers one after the other, and refuses what breaks the rules of its API."""
-
-    def __init__(self, check: Callable[[dict[str, Any]], str], *replies: dict[str, Any]) -> None:
-        self.check, self.replies = check, list(replies)
-        self.bodies: list[dict[str, Any]] = []
-        self.refused: list[str] = []
-
-    def __call__(self, content: bytes) -> Answer:
-        asked = json.loads(content)
-        self.bodies.append(asked)
-        if words := self.check(asked):
-            self.refused.append(words)
-            problem = {"type": "invalid_request_error", "code": None, "message": words}
-            return json_answer(json.dumps({"type": "error", "error": problem}).encode(), 400)
-        return json_answer(json.dumps(self.replies.pop(0)).encode())
+def encoded(reply: dict[str, Any]) -> bytes:
+    return json.dumps(reply).encode()
 
 
 def rules_of_claude(asked: dict[str, Any]) -> str:
@@ -251,7 +237,7 @@ async def test_claude_program_resumes_in_its_container_and_returns_unchanged() -
         claude(RAN, said("I saw 1."), container="c1"),
         claude(said("You are welcome.")),
     ]
-    async with fault_server(rules := Rules(rules_of_claude, *replies)) as server:
+    async with fault_server(rules := Rule(*map(encoded, replies), rules=(rules_of_claude,))) as server:
         result = await ran(AnthropicProvider("k", server.url), f"anthropic/{CLAUDE}", "Look.", "Thanks.")
     assert [] == rules.refused
     assert [None, "c1", None] == [asked.get("container") for asked in rules.bodies]
@@ -271,7 +257,7 @@ async def test_lost_container_ends_the_program_and_renders_its_results() -> None
         claude(said("I saw 1.")),
         claude(said("You are welcome.")),
     ]
-    async with fault_server(rules := Rules(rules_of_claude, *replies)) as server:
+    async with fault_server(rules := Rule(*map(encoded, replies), rules=(rules_of_claude,))) as server:
         result = await ran(AnthropicProvider("k", server.url), f"anthropic/{CLAUDE}", "Look.", "Thanks.")
     assert "You are welcome." == result.text
     assert 1 == len(rules.refused)
@@ -284,7 +270,7 @@ async def test_lost_container_ends_the_program_and_renders_its_results() -> None
 @pytest.mark.spec("providers:PV121", "providers:PV58")
 async def test_openai_program_returns_with_fingerprint_and_callers() -> None:
     replies = [gpt(FIRST, CALL), gpt(OVER, text_item("I saw 1.", 1)), gpt(text_item("You are welcome.", 2))]
-    async with fault_server(rules := Rules(rules_of_gpt, *replies)) as server:
+    async with fault_server(rules := Rule(*map(encoded, replies), rules=(rules_of_gpt,))) as server:
         result = await ran(OpenAIProvider("k", server.url), f"openai/{GPT}", "Look.", "Thanks.")
     assert [] == rules.refused
     items = rules.bodies[-1]["input"]

@@ -21,7 +21,6 @@ from stepengine.data.models import ModelRequest, ToolCallChunk, ToolCallEnded, T
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._byte_reader import ReplyReader
-from stepengine.models._call_arguments import can_begin
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from tests.faults.scripts import chunk, event, google_chunk, unnamed
 from tests.models.wires import made
@@ -278,16 +277,6 @@ def test_a_call_with_a_repeated_id_is_refused():
     again = [chunk({"tool_calls": [{**call, "index": index}]}) for index in (0, 1)]
     with pytest.raises(ModelError, match="'x' of 'look' comes twice"):
         read([*again, chunk({}, "tool_calls")])
-
-
-@given(arguments, st.data())
-def test_every_beginning_of_json_can_be_continued_and_nothing_else(given_arguments, data):
-    text = json.dumps(given_arguments)
-    end = data.draw(st.integers(1, len(text)))
-
-    assert can_begin(text[:end])
-    for broken in (text + "}", text + " {", "{" + text, text[:-1] + "{" if text != "{}" else "{{", '{"a": "b{"c'):
-        assert not can_begin(broken)
 
 
 def test_duplicate_call_error_names_the_call_and_server():

@@ -104,23 +104,6 @@ def sent_as(model: str, *messages: Any) -> list[dict[str, Any]]:
     return json.loads(provider_of("google")._encode(request, stream=False).content)["contents"]
 
 
-def test_streamed_and_whole_calls_are_read_in_order():
-    deltas, reply = streamed(
-        [
-            {"text": "I book."},
-            *WHOLE,
-            call_of(name="look", args={"at": "1"}),
-            call_of(name="look", willContinue=True),
-            call_of(name="look", partialArgs=[text("$.at", "2")]),
-        ]
-    )
-
-    assert [("book", ARGUMENTS), ("look", {"at": "1"}), ("look", {"at": "2"})] == [
-        (call.tool_name, thaw(call.input)) for call in reply.tool_calls
-    ]
-    assert [0, 0, 0, 1, 1, 1, 2, 2, 2] == [delta.index for delta in deltas if hasattr(delta, "index")]
-
-
 @pytest.mark.spec("reliability:MP20")
 @pytest.mark.parametrize("end", range(len(WHOLE)))
 def test_stream_cut_inside_a_call_is_truncated(end):

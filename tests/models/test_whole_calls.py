@@ -16,7 +16,7 @@ from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.openai.decode import decode as decode_responses
 from stepengine.models.openai_chat.decode import decode
-from tests.faults.scripts import WIRES, anthropic_reply, chunk, google_chunk, response_object
+from tests.faults.scripts import anthropic_reply, chunk, google_chunk, response_object
 from tests.models.wires import made, provider_of, reader
 
 DECODE = {
@@ -197,13 +197,3 @@ def test_call_without_a_name_is_refused_and_retryable(wire):
     # Whatever is last in a reply that was cut is text and not carried out.
     cut = DECODE[wire](unnamed_reply(wire, "max_tokens"), made(wire), "m", None)
     assert cut.stop_reason is StopReason.MAX_TOKENS
-
-
-@pytest.mark.spec("reliability:MP48", "requirements:G5")
-@pytest.mark.parametrize("wire", WIRES, ids=str)
-def test_streamed_call_without_a_name_is_refused(wire):
-    it = reader(str(wire))
-    with pytest.raises(ModelError, match="it has no name"):
-        for event in wire.stream("", [("", "{}")], "tool_use"):
-            it.feed(event)
-        it.finish()
