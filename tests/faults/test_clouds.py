@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,15 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.oauth2.service_account import Credentials
 
 from stepengine import (
-    AgentDefinition,
-    Engine,
     ImagePart,
     ModelSettings,
-    RetryPolicy,
     TextPart,
     Thinking,
     UserMessage,
-    tool,
 )
 from stepengine.data.messages import AssistantMessage, DocumentPart, ToolCallPart, ToolMessage
 from stepengine.data.models import ModelRequest, ReplyDone
@@ -56,7 +50,6 @@ from stepengine.models import (
     VertexProvider,
     WebSearch,
 )
-from tests.engine.clocks import NotingClock
 from tests.faults import cloud_server as cloud
 from tests.faults.cloud_server import (
     ACCESS_KEY,
@@ -72,7 +65,6 @@ from tests.faults.cloud_server import (
     CloudServer,
     aws_error,
     aws_stream,
-    chunk_of,
     cloud_server,
 )
 from tests.faults.scripts import TOOLS, anthropic_stream
@@ -95,7 +87,6 @@ KEYS = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
 ENTRA = "a-token-of-entra-id-0123456789"
 SONNET = "claude-sonnet-4-5"
 FIND = ToolSpec(FIND_TOOLS, "Find tools.", {"type": "object", "properties": {}})
-MARK = {"type": "ephemeral"}
 
 
 @pytest.fixture
@@ -178,90 +169,41 @@ async def entra() -> str:
     return ENTRA
 
 
-def in_the_path(body: dict[str, Any]) -> dict[str, Any]:
-    """What becomes of a body where the path names the model, and one mark for all is not known."""
-    body = {name: value for name, value in body.items() if name not in {"model", "cache_control"}}
-    body["messages"][-1]["content"][-1]["cache_control"] = MARK
-    return {**body, "anthropic_version": "2026-10-21"}
-
-
-def invoked(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in in_the_path(body).items() if name != "stream"}
-
-
-def as_it_is(body: dict[str, Any]) -> dict[str, Any]:
-    return body
-
-
-def encrypted(body: dict[str, Any]) -> dict[str, Any]:
-    return {**body, "include": ["reasoning.encrypted_content"]}
-
-
 @attrs.frozen
 class Way:
-    """A way into a cloud: who goes it, what model it is asked for, the same model's own wire, and what becomes of its body."""
+    """A way into a cloud: who goes it, what model it is asked for, and the model's own wire where the bodies are equal."""
 
     make: Callable[..., Provider]
     model: str
-    direct: Callable[[], Provider] | None
-    changed: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
+    direct: Callable[[], Provider] | None = None
 
 
+CLAUDE = partial(AnthropicProvider, "k" * 20)
 CHAT = partial(OpenAIChatProvider, "openai_chat", "k" * 20)
+RESPONSES = partial(OpenAIProvider, "k" * 20)
+PIXTRAL = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.mistral.pixtral-large-2502-v1:0"
 WAYS = {
-    "bedrock": Way(
-        signed, f"bedrock/us.anthropic.{SONNET}-20250929-v1:0", partial(AnthropicProvider, "k" * 20), invoked
-    ),
-    "bedrock-session": Way(
-        partial(signed, session_token=SESSION_TOKEN),
-        f"bedrock/arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.{SONNET}",
-        partial(AnthropicProvider, "k" * 20),
-        invoked,
-    ),
-    "bedrock-key": Way(with_bedrock_key, f"bedrock/anthropic.{SONNET}", partial(AnthropicProvider, "k" * 20), invoked),
-    "mantle": Way(
-        partial(signed, endpoint="mantle"), f"bedrock/anthropic.{SONNET}", partial(AnthropicProvider, "k" * 20)
-    ),
-    "bedrock-openai": Way(signed, "bedrock/openai.gpt-5.4", partial(OpenAIProvider, "k" * 20)),
-    "converse": Way(signed, "bedrock/us.amazon.nova-pro-v1:0", None),
-    "converse-session": Way(
-        partial(signed, session_token=SESSION_TOKEN), "bedrock/meta.llama3-3-70b-instruct-v1:0", None
-    ),
-    "converse-key": Way(
-        with_bedrock_key,
-        "bedrock/arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.mistral.pixtral-large-2502-v1:0",
-        None,
-    ),
+    "bedrock": Way(signed, f"bedrock/us.anthropic.{SONNET}-20250929-v1:0"),
+    "bedrock-key": Way(with_bedrock_key, f"bedrock/anthropic.{SONNET}"),
+    "mantle": Way(partial(signed, endpoint="mantle"), f"bedrock/anthropic.{SONNET}", CLAUDE),
+    "bedrock-openai": Way(signed, "bedrock/openai.gpt-5.4", RESPONSES),
+    "converse": Way(signed, "bedrock/us.amazon.nova-pro-v1:0"),
+    "converse-key": Way(with_bedrock_key, f"bedrock/{PIXTRAL}"),
     "converse-claude": Way(
-        partial(signed, name="bedrock_converse", endpoint="converse"), f"bedrock_converse/anthropic.{SONNET}", None
+        partial(signed, name="bedrock_converse", endpoint="converse"), f"bedrock_converse/anthropic.{SONNET}"
     ),
-    "vertex-claude": Way(vertex, f"vertex/{SONNET}@20250929", partial(AnthropicProvider, "k" * 20), in_the_path),
+    "vertex-claude": Way(vertex, f"vertex/{SONNET}@20250929"),
     "vertex-gemini": Way(vertex, "vertex/gemini-2.5-pro", partial(GoogleProvider, "k" * 20)),
-    "foundry": Way(partial(foundry, api_key=AZURE_KEY), f"foundry/{SONNET}", partial(AnthropicProvider, "k" * 20)),
-    "foundry-entra": Way(
-        partial(foundry, token_provider=entra), f"foundry/{SONNET}", partial(AnthropicProvider, "k" * 20)
-    ),
-    "platform-aws": Way(on_aws, f"anthropic_aws/{SONNET}", partial(AnthropicProvider, "k" * 20)),
-    "platform-aws-session": Way(
-        partial(on_aws, session_token=SESSION_TOKEN), f"anthropic_aws/{SONNET}", partial(AnthropicProvider, "k" * 20)
-    ),
-    "platform-aws-key": Way(
-        partial(on_aws, api_key=PLATFORM_KEY), f"anthropic_aws/{SONNET}", partial(AnthropicProvider, "k" * 20)
-    ),
-    "platform-google": Way(on_google, f"anthropic_google/{SONNET}", partial(AnthropicProvider, "k" * 20)),
+    "foundry": Way(partial(foundry, api_key=AZURE_KEY), f"foundry/{SONNET}", CLAUDE),
+    "foundry-entra": Way(partial(foundry, token_provider=entra), f"foundry/{SONNET}"),
+    "platform-aws": Way(on_aws, f"anthropic_aws/{SONNET}", CLAUDE),
+    "platform-aws-key": Way(partial(on_aws, api_key=PLATFORM_KEY), f"anthropic_aws/{SONNET}"),
+    "platform-google": Way(on_google, f"anthropic_google/{SONNET}", CLAUDE),
     "azure": Way(partial(chat, api_key=AZURE_KEY), "azure/gpt-4o", CHAT),
-    "azure-entra": Way(partial(chat, token_provider=entra), "azure/gpt-4o", CHAT),
-    "azure-responses": Way(
-        partial(responses, api_key=AZURE_KEY), "azure_responses/gpt-5", partial(OpenAIProvider, "k" * 20), encrypted
-    ),
-    "azure-responses-entra": Way(
-        partial(responses, token_provider=lambda: ENTRA),
-        "azure_responses/gpt-5",
-        partial(OpenAIProvider, "k" * 20),
-        encrypted,
-    ),
+    "azure-entra": Way(partial(chat, token_provider=entra), "azure/gpt-4o"),
+    "azure-responses": Way(partial(responses, api_key=AZURE_KEY), "azure_responses/gpt-5", RESPONSES),
+    "azure-responses-entra": Way(partial(responses, token_provider=lambda: ENTRA), "azure_responses/gpt-5"),
 }
-CLAUDES = ["bedrock", "mantle", "vertex-claude", "foundry"]
 every_way = pytest.mark.parametrize("name", WAYS)
 
 
@@ -321,37 +263,11 @@ async def test_a_cloud_body_equals_the_direct_one_except_documented_changes(name
     assert way.direct is not None
     direct = way.direct()
     request = second(f"{direct.name}/{bare}", direct.name)
-    expected = [way.changed(json.loads(direct._encode(request, stream=stream).content)) for stream in (False, True)]
+    more = {"include": ["reasoning.encrypted_content"]} if name == "azure-responses" else {}
+    expected = [json.loads(direct._encode(request, stream=stream).content) | more for stream in (False, True)]
     await provider.close()
 
     assert expected == [one.json for one in server.asked_for[-2:]]
-
-
-@pytest.mark.deep
-@every_way
-async def test_a_run_completes_through_the_cloud(name, server, account):
-    """A tool is called and its result goes back, by the prefix of the standard registry."""
-    way = WAYS[name]
-
-    @tool(in_thread=False)
-    def add(a: int, b: int) -> int:
-        """
-        Add two numbers.
-
-        Args:
-            a: One.
-            b: Another.
-        """
-        server.said = ("It is five.", [], "end_turn")
-        return a + b
-
-    agent = AgentDefinition("adder", tools=[add], model=way.model)
-    models = Models({way.model.partition("/")[0]: way.make(server, account)})
-    async with Engine(agents=[agent], models=models) as engine:
-        result = await engine.run("adder", "What is 2 + 3?")
-
-    assert "It is five." == result.unwrap()
-    assert 2 == len(server.asked_for)
 
 
 # --- who is not let in --------------------------------------------------------------------------------------------------
@@ -377,20 +293,15 @@ BAD = {
 
 
 @pytest.mark.spec("reliability:MP03", "ecosystem:EC60")
-@pytest.mark.parametrize(
-    "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai", "converse")]]
-)
 @pytest.mark.parametrize("what", BAD)
-async def test_a_wrong_signature_is_refused_with_the_source_of_credentials(what, endpoint, server, monkeypatch):
+async def test_a_wrong_signature_is_refused_with_the_source_of_credentials(what, server):
     change, word = BAD[what]
     options = {name: value() if value is Changing else value for name, value in change.items()}
     if what == "a late request":
         server.now = lambda: datetime.now(UTC) + timedelta(minutes=16)
-    own = {"endpoint": endpoint} if endpoint in {"mantle", "converse"} else {}
-    provider = BedrockProvider(base_url=server.url, **{"region": REGION, **KEYS, **own, **options})
-    model = "bedrock/openai.gpt-5.4" if endpoint == "openai" else f"bedrock/anthropic.{SONNET}"
+    provider = BedrockProvider(base_url=server.url, **{"region": REGION, **KEYS, **options})
     with pytest.raises(ModelError, match=word) as caught:
-        await provider.complete(asked(model))
+        await provider.complete(asked(WAYS["bedrock"].model))
     await provider.close()
 
     assert (403, False) == (caught.value.status, caught.value.retryable)
@@ -400,8 +311,8 @@ async def test_a_wrong_signature_is_refused_with_the_source_of_credentials(what,
 
 
 @pytest.mark.spec("providers:PV93")
-@pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
-async def test_one_token_serves_both_wires_until_it_expires(model, server, account):
+async def test_one_token_serves_both_wires_until_it_expires(server, account):
+    model = f"vertex/{SONNET}"
     credentials = Credentials.from_service_account_info(account, scopes=[SCOPE])
     provider = VertexProvider(None, "us-east5", credentials, base_url=server.url)
     await provider.complete(asked(model))
@@ -422,12 +333,11 @@ async def test_one_token_serves_both_wires_until_it_expires(model, server, accou
 
 
 @pytest.mark.spec("providers:PV93")
-@pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
-async def test_signing_with_another_key_gets_no_token(model, server, account, another_key):
+async def test_signing_with_another_key_gets_no_token(server, account, another_key):
     account["private_key"] = pem(another_key)
     provider = vertex(server, account)
     with pytest.raises(MissingKey, match="Invalid JWT") as caught:
-        await provider.complete(asked(model))
+        await provider.complete(asked("vertex/gemini-2.5-pro"))
     await provider.close()
 
     assert ("credentials", False) == (caught.value.kind, caught.value.retryable)
@@ -486,29 +396,21 @@ def azure_error(status: int, kind: str, why: str, **headers: str) -> Answer:
 FAILURES = {
     "throttled": [
         ("bedrock", aws_error(429, "ThrottlingException", "Too many requests, please wait.", retry_after="3")),
-        ("bedrock-openai", aws_error(429, "ThrottlingException", "Too many requests.", retry_after="3")),
-        ("converse", aws_error(429, "ThrottlingException", "Too many tokens per day.", retry_after="3")),
         ("converse-key", aws_error(429, "ModelNotReadyException", "The model is not ready.", retry_after="3")),
-        ("vertex-claude", google_error(429, "RESOURCE_EXHAUSTED", "Quota exceeded.", retry_after="3")),
         ("vertex-gemini", google_error(429, "RESOURCE_EXHAUSTED", "Quota exceeded.", retry_after="3")),
         ("azure", azure_error(429, "429", "Requests have exceeded call rate limit.", retry_after="3")),
     ],
     "denied": [
-        ("bedrock", aws_error(403, "AccessDeniedException", "You don't have access to the model with that ID.")),
         ("converse", aws_error(403, "AccessDeniedException", "You don't have access to the model with that ID.")),
         ("vertex-claude", google_error(403, "PERMISSION_DENIED", "Permission denied.")),
-        ("vertex-gemini", google_error(403, "PERMISSION_DENIED", "Permission denied.")),
         ("azure-responses", azure_error(403, "PermissionDenied", "The principal lacks the data action.")),
     ],
     "no model": [
         ("bedrock", aws_error(400, "ValidationException", "The provided model identifier is invalid.")),
-        ("converse", aws_error(400, "ValidationException", "The provided model identifier is invalid.")),
-        ("vertex-claude", google_error(404, "NOT_FOUND", "Publisher Model was not found.")),
         ("vertex-gemini", google_error(404, "NOT_FOUND", "Publisher Model was not found.")),
         ("azure", azure_error(404, "DeploymentNotFound", "The API deployment does not exist.")),
     ],
     "too long": [
-        ("bedrock", aws_error(400, "ValidationException", "Input is too long for requested model.")),
         ("converse", aws_error(400, "ValidationException", "Input is too long for requested model.")),
         ("vertex-claude", google_error(400, "INVALID_ARGUMENT", "prompt is too long: 3 tokens > 2 maximum")),
         ("azure", azure_error(400, "context_length_exceeded", "This model's maximum context length is 2 tokens.")),
@@ -521,17 +423,13 @@ FAILURES = {
     ("what", "row"),
     [pytest.param(what, row, id=f"{what}-{row[0]}") for what, rows in FAILURES.items() for row in rows],
 )
-@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["whole", "stream"])
-async def test_a_refusal_of_a_cloud_is_a_typed_error(what, row, streamed, server, account):
+async def test_a_refusal_of_a_cloud_is_a_typed_error(what, row, server, account):
     name, answer = row
     way = WAYS[name]
     server.refusals.append(answer)
     provider = way.make(server, account)
     with pytest.raises(ModelError) as caught:
-        if streamed:
-            _ = [delta async for delta in provider.stream(asked(way.model))]
-        else:
-            await provider.complete(asked(way.model))
+        await provider.complete(asked(way.model))
     await provider.close()
 
     error = caught.value
@@ -539,19 +437,6 @@ async def test_a_refusal_of_a_cloud_is_a_typed_error(what, row, streamed, server
     assert (what == "throttled") == error.retryable
     assert (3.0 if what == "throttled" else None) == error.retry_after
     assert (what == "too long") == isinstance(error, ContextOverflow)
-
-
-async def test_a_throttled_run_is_retried_after_the_requested_wait(server, account):
-    server.said = ("It is five.", [], "end_turn")
-    server.refusals.append(aws_error(429, "ThrottlingException", "Too many requests.", retry_after="2"))
-    clock, agent = NotingClock(), AgentDefinition("adder", model=WAYS["bedrock"].model)
-    models = Models({"bedrock": signed(server, account)})
-    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2), clock=clock) as engine:
-        result = await engine.run("adder", "What is 2 + 3?")
-
-    assert "It is five." == result.text
-    assert 1 == len(clock.sleeps)
-    assert 2.0 <= clock.sleeps[0] < 4.0
 
 
 # --- Bedrock's streams ----------------------------------------------------------------------------------------------------
@@ -590,27 +475,6 @@ async def test_bedrock_s_stream_is_read_however_it_is_cut(size, server):
 
     assert "It is five." == reply.text
     assert 12 == reply.usage.output_tokens
-
-
-@pytest.mark.spec("providers:PV74", "providers:PV91")
-@pytest.mark.parametrize(
-    ("kind", "status", "retryable"),
-    [
-        ("throttlingException", 429, True),
-        ("modelStreamErrorException", 500, True),
-        ("modelTimeoutException", 408, True),
-        ("internalServerException", 500, True),
-        ("serviceUnavailableException", 503, True),
-        ("validationException", 400, False),
-    ],
-)
-async def test_an_exception_inside_bedrock_s_stream_is_that_error(kind, status, retryable, server):
-    begun = [chunk_of(event) for event in EVENTS[:1]]
-    answer = Answer((*begun, exception(kind), "fin"), content_type=cloud.AWS_STREAM)
-    with pytest.raises(ModelError, match=r"It was too much\.") as caught:
-        await streamed(server, answer)
-
-    assert (status, retryable) == (caught.value.status, caught.value.retryable)
 
 
 @pytest.mark.spec("providers:PV91", "reliability:MP20")
@@ -754,13 +618,10 @@ def nothing(monkeypatch, tmp_path):
     [
         (f"bedrock/anthropic.{SONNET}", "AWS_REGION"),
         ("bedrock/openai.gpt-5.4", "AWS_BEARER_TOKEN_BEDROCK"),
-        (f"bedrock_mantle/anthropic.{SONNET}", "AWS_PROFILE"),
-        ("bedrock_converse/amazon.nova-lite-v1:0", "AWS_REGION"),
         ("vertex/gemini-2.5-pro", "GOOGLE_CLOUD_PROJECT"),
         (f"vertex/{SONNET}", "GOOGLE_APPLICATION_CREDENTIALS"),
         (f"foundry/{SONNET}", "ANTHROPIC_FOUNDRY_API_KEY"),
         ("azure/gpt-4o", "AZURE_OPENAI_API_KEY"),
-        ("azure_responses/gpt-5", "AZURE_OPENAI_API_KEY"),
     ],
 )
 def test_a_run_without_cloud_credentials_is_refused_before_it_starts(model, words, nothing):
@@ -837,7 +698,7 @@ async def test_aws_credentials_of_the_environment_sign_for_trusted_hosts_only(se
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV92")
-@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "converse"])
+@pytest.mark.parametrize("name", ["bedrock", "converse"])
 async def test_a_profile_gives_region_and_credentials(name, server, nothing, monkeypatch, tmp_path):
     folder = tmp_path / ".aws"
     folder.mkdir()
@@ -859,11 +720,9 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV92")
-@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "mantle", "converse"])
+@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai"])
 async def test_missing_aws_credentials_are_reported_at_the_first_request(name, server, nothing):
-    provider = BedrockProvider(
-        base_url=server.url, region="eu-north-1", endpoint="mantle" if name == "mantle" else "runtime"
-    )
+    provider = BedrockProvider(base_url=server.url, region="eu-north-1")
     nothing.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
     with pytest.raises(MissingKey, match=r"has no credentials that can be used.*Requests went to eu-north-1") as caught:
         await provider.complete(asked(WAYS[name].model))
@@ -971,7 +830,7 @@ def encoded(provider: Provider, request: ModelRequest) -> dict[str, Any]:
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV97", "providers:PV65")
-@pytest.mark.parametrize("name", CLAUDES)
+@pytest.mark.parametrize("name", ["bedrock", "foundry"])
 async def test_clouds_drop_and_report_the_fast_mode_of_claude(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
@@ -1027,9 +886,7 @@ async def test_features_missing_on_vertex_are_refused_or_dropped(server, account
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
-@pytest.mark.parametrize(
-    "name", ["bedrock", "mantle", "bedrock-openai", "vertex-claude", "vertex-gemini", "foundry", "azure"]
-)
+@pytest.mark.parametrize("name", ["bedrock", "vertex-claude", "vertex-gemini", "foundry"])
 async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
@@ -1229,21 +1086,6 @@ async def test_a_cloud_reply_is_priced_by_the_clouds_own_list(server, account):
     assert cost_of("azure/my-deployment", Usage(input_tokens=5), at) is None
 
 
-@pytest.mark.deep
-@pytest.mark.spec("providers:PV109", "requirements:G13")
-def test_no_cloud_package_is_imported_before_use():
-    program = (
-        "import sys, stepengine; from stepengine.models import Models; models = Models.standard(); "
-        "[models.provider_for(f'{name}/any').settings() for name in models.providers if name not in "
-        "('anthropic_aws', 'bedrock', 'bedrock_converse', 'bedrock_mantle')]; models.parse('bedrock/us.anthropic.claude-sonnet-4-5'); "
-        "print(sorted({'anthropic', 'azure', 'boto3', 'botocore', 'google.auth', 'google.genai', 'httpx2', 'openai'} "
-        "& set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert "[]" == ran.stdout.strip()
-
-
 async def test_cloud_secrets_are_registered_for_redaction(server, account):
     from stepengine.redaction import GIVEN
 
@@ -1315,6 +1157,7 @@ def test_the_region_of_a_profile_is_read_once(nothing, monkeypatch, tmp_path):
     ("make", "words"),
     [
         (partial(BedrockProvider, session_token="s" * 20), "session_token= without the access_key= and secret_key="),
+        (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
         (
             partial(BedrockProvider, "k" * 20, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
             "was given api_key= and access_key=; give the one that is to be used",
@@ -1323,12 +1166,6 @@ def test_the_region_of_a_profile_is_read_once(nothing, monkeypatch, tmp_path):
             partial(BedrockProvider, endpoint="bedrock-mantle"),
             "endpoint='bedrock-mantle' is none .*'runtime', 'mantle' or 'converse'",
         ),
-        (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
-        (
-            partial(OpenAIChatProvider, "azure", AZURE_KEY, token_provider=entra),
-            "was given api_key= and token_provider=",
-        ),
-        (partial(OpenAIProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
     ],
 )
 def test_two_kinds_of_credentials_at_once_are_refused(make, words):
