@@ -15,16 +15,13 @@ from stepengine import (
     Engine,
     ModelSettings,
     RetryPolicy,
-    RunStatus,
     StepWith,
     Tool,
     Transcript,
     UserMessage,
     tool,
 )
-from stepengine.data.estimate import tool_tokens
 from stepengine.data.messages import OpaquePart, ToolReferencePart, ToolResult
-from stepengine.journal import MemoryJournal
 from stepengine.models import (
     AnthropicProvider,
     GoogleProvider,
@@ -34,7 +31,6 @@ from stepengine.models import (
     OpenAIProvider,
 )
 from stepengine.models._http import warn_once
-from stepengine.testing import ScriptedModel
 from stepengine.tools.agent_tools import BUILT_IN
 from tests.faults.search_server import Searching, streamed
 from tests.faults.server import fault_server, json_answer, sse
@@ -116,13 +112,17 @@ def names(body: dict[str, Any]) -> list[str]:
 @pytest.mark.spec("providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("model", NATIVE)
 async def test_a_model_with_native_search_finds_and_calls_hidden_tools(model):
-    server = Searching([RATE, RATE])
+    server = Searching([RATE, ("manage_records_3", '{"path": "a"}'), RATE])
     result = await ran(server, model)
     assert [] == server.refused
-    assert [("get_exchange_rate", "USD/EUR: 0.92")] * 2 == called(result)
+    rate = ("get_exchange_rate", "USD/EUR: 0.92")
+    assert [rate, ("manage_records_3", "worked"), rate] == called(result)
     assert "Done." == result.unwrap()
     assert "find_tools" not in names(server.bodies[0])
     assert 41 == sum(tool.get("defer_loading", False) for tool in server.bodies[0]["tools"])
+    assert [1, 4] == [len({json.dumps(body["tools"]) for body in server.bodies}), len(server.bodies)]
+    parts = [part for part in result.state.message_history[1].content if isinstance(part, OpaquePart)]
+    assert [("tool_search", "get_exchange_rate")] * 2 == [(part.tool, part.text) for part in parts]
 
 
 BY_CLIENT = {
@@ -160,9 +160,7 @@ async def test_find_tools_answers_a_search_that_openai_delegates(stream):
 
 
 @pytest.mark.spec("providers:PV122")
-@pytest.mark.parametrize(
-    "asked", [{}, {"queries": ["zzz"]}, "zzz", '{"q": 5}', None, {"queries": [["a"], "b"]}, "[" * 5]
-)
+@pytest.mark.parametrize("asked", [{}, {"queries": ["zzz"]}, '{"q": 5}', None])
 async def test_a_delegated_search_without_matches_returns_no_tools(asked):
     item = {"type": "tool_search_call", "id": "c", "call_id": None, "execution": "client", "arguments": asked}
     done = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "No."}]}
@@ -181,16 +179,6 @@ async def test_a_delegated_search_without_matches_returns_no_tools(asked):
     search, output = bodies[1]["input"][1:3]
     assert {**item, "call_id": output["call_id"]} == search
     assert [] == output["tools"]
-
-
-@pytest.mark.spec("providers:PV63", "providers:PV66")
-@pytest.mark.parametrize("model", NATIVE)
-async def test_tools_stay_byte_equal_while_the_provider_searches(model):
-    server = Searching([RATE, ("manage_records_3", '{"path": "a"}'), RATE])
-    await ran(server, model)
-    assert [] == server.refused
-    assert 1 == len({json.dumps(body["tools"]) for body in server.bodies})
-    assert 4 == len(server.bodies)
 
 
 @pytest.mark.spec("providers:PV63")
@@ -221,37 +209,20 @@ async def test_a_search_in_a_responses_stream_goes_back_unchanged():
     assert "get_exchange_rate" == call["namespace"]
 
 
-@pytest.mark.spec("providers:PV56")
-@pytest.mark.parametrize("model", NATIVE)
-async def test_queries_and_results_of_a_search_are_readable(model):
-    result = await ran(Searching([RATE]), model)
-    parts = [part for part in result.state.message_history[1].content if isinstance(part, OpaquePart)]
-    assert [("tool_search", "get_exchange_rate")] * 2 == [(part.tool, part.text) for part in parts]
-
-
 # --- a tool of ours searches -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("model", OURS)
-async def test_without_native_search_our_tool_finds_and_adds_tools(model):
-    server = Searching([RATE, RATE])
+async def test_without_native_search_our_tool_finds_and_appends_tools(model):
+    server = Searching([RATE, ("manage_records_7", '{"path": "a"}'), RATE, ("manage_records_3", '{"path": "a"}')])
     result = await ran(server, model)
     assert [] == server.refused
-    found, *calls = called(result)
+    found, rate, *_ = called(result)
     assert ("find_tools", "The tool get_exchange_rate can be called from now on.\n") == found
-    assert [("get_exchange_rate", "USD/EUR: 0.92")] * 2 == calls
-    assert [["look", "find_tools"], *[["look", "find_tools", "get_exchange_rate"]] * 3] == [
-        names(body) for body in server.bodies
-    ]
-
-
-@pytest.mark.parametrize("model", OURS)
-async def test_tools_found_later_are_appended_behind_earlier_ones(model):
-    server = Searching([("manage_records_7", '{"path": "a"}'), RATE, ("manage_records_3", '{"path": "a"}')])
-    await ran(server, model)
-    assert [] == server.refused
-    assert ["look", "find_tools", "manage_records_7", RATE[0], "manage_records_3"] == names(server.bodies[-1])
+    assert ("get_exchange_rate", "USD/EUR: 0.92") == rate
+    assert ["look", "find_tools"] == names(server.bodies[0])
+    assert ["look", "find_tools", RATE[0], "manage_records_7", "manage_records_3"] == names(server.bodies[-1])
     for earlier, later in pairwise(server.bodies):
         assert names(earlier) == names(later)[: len(names(earlier))]
 
@@ -316,7 +287,7 @@ async def test_a_hidden_tool_called_unseen_runs_and_stays_visible(model):
 
 
 @pytest.mark.spec("providers:PV57", "providers:PV63", "providers:PV64")
-@pytest.mark.parametrize("second", [*NATIVE, *OURS])
+@pytest.mark.parametrize("second", [*NATIVE, OURS[2]])
 @pytest.mark.parametrize("first", [*NATIVE, "google/gemini-3-pro"])
 async def test_found_tools_survive_a_change_of_provider(first, second):
     before, after = Searching([RATE]), Searching([RATE])
@@ -361,7 +332,7 @@ async def test_a_result_of_an_own_tool_can_reveal_others(model):
 # --- what an author says for one step -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [*NATIVE, *OURS])
+@pytest.mark.parametrize("model", [*NATIVE, OURS[0]])
 async def test_tools_named_for_a_step_are_shown_to_the_model(model):
     def handle(ctx: Any) -> Any:
         yield StepWith(tools=["get_exchange_rate"])
@@ -373,7 +344,7 @@ async def test_tools_named_for_a_step_are_shown_to_the_model(model):
     assert "defer_loading" not in json.dumps(server.bodies[0])
 
 
-@pytest.mark.parametrize("model", [*NATIVE, *OURS])
+@pytest.mark.parametrize("model", [*NATIVE, OURS[0]])
 async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
     def handle(ctx: Any) -> Any:
         yield StepWith(tool_choice="get_exchange_rate")
@@ -386,33 +357,3 @@ async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
 
 
 # --- what it is for --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", [*NATIVE, *OURS])
-async def test_a_run_sends_a_tenth_of_a_hundred_deferred_tools(model):
-    sizes = []
-    for options in ({}, {"defer_loading": True}):
-        server = Searching([("manage_records_42", '{"path": "a"}')])
-        await ran(server, model, tools=[look, *shelf(100, **options)])
-        assert [] == server.refused
-        tools = server.bodies[-1]["tools"]
-        shown = [tool for tool in tools if not tool.get("defer_loading")]
-        sizes.append(len(json.dumps(shown)))
-    assert sizes[1] * 8 < sizes[0]
-
-
-def test_the_prompt_estimate_leaves_out_deferred_tools():
-    assert tool_tokens([one.spec for one in HIDDEN]) * 10 < tool_tokens([one.spec for one in shelf(40)])
-
-
-async def test_a_run_with_a_search_is_repeated_from_its_journal():
-    server, journal = Searching([RATE]), MemoryJournal()
-    async with fault_server(server) as at:
-        agent = AgentDefinition("clerk", model="google/gemini-3-pro", tools=[look, get_exchange_rate, *HIDDEN])
-        models = Models({"google": PROVIDERS["google"](at.url)})
-        async with Engine([agent], models=models, pricing=None) as engine:
-            result = await engine.run("clerk", "What is the rate?", journal=journal)
-    async with Engine([agent], models=ScriptedModel([])) as engine:
-        again = await engine.replay(journal)
-    assert RunStatus.COMPLETED is again.status
-    assert called(result) == called(again)

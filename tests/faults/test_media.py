@@ -13,12 +13,10 @@ import pytest
 from stepengine import (
     AgentDefinition,
     AgentState,
-    Complete,
     DocumentPart,
     Engine,
     ImagePart,
     ModelSettings,
-    Perform,
     TextPart,
     UserMessage,
 )
@@ -26,7 +24,6 @@ from stepengine.data.messages import AssistantMessage
 from stepengine.data.models import TextChunk
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, InputError, ModelError
-from stepengine.journal import MemoryJournal
 from stepengine.models import (
     AnthropicProvider,
     CodeExecution,
@@ -169,9 +166,12 @@ REFUSED = [
 
 
 @pytest.mark.spec("providers:PV47", "providers:PV48", "providers:PV49", "providers:PV51")
-@pytest.mark.parametrize("where", ["user", "result", "assistant"])
-@pytest.mark.parametrize(("name", "part", "why"), REFUSED, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(REFUSED)])
-async def test_an_unsupported_part_is_refused_before_sending_with_alternatives(name, part, why, where):
+@pytest.mark.parametrize(
+    ("where", "name", "part", "why"),
+    [("user", *row) for row in REFUSED]
+    + [(where, *REFUSED[index]) for where in ("result", "assistant") for index in (0, 3, 8, 14)],
+)
+async def test_an_unsupported_part_is_refused_before_sending_with_alternatives(where, name, part, why):
     from stepengine.data.messages import ToolCallPart, ToolMessage
 
     call = [AssistantMessage([ToolCallPart("c1", "look")]), ToolMessage("c1", "look", [part])]
@@ -222,7 +222,7 @@ MAKERS = {"google": gemini_image, "openai": responses_image, "openrouter": openr
 
 
 @pytest.mark.spec("providers:PV52", "providers:PV30")
-@pytest.mark.parametrize("other", ["anthropic", "openai", "openai_chat", "google", "mistral"])
+@pytest.mark.parametrize("other", ["anthropic", "openai", "google"])
 @pytest.mark.parametrize("maker", MAKERS)
 async def test_an_image_made_by_one_model_is_seen_by_another(maker, other):
     async with (
@@ -305,32 +305,6 @@ async def test_an_uploaded_file_is_used_in_two_runs_and_deleted(name, tmp_path):
         gone = await engine.run("reader", "What is it?", previous=given)
     assert gone.status == "failed"
     assert file["file_id"] in gone.error.message or "exist" in gone.error.message
-
-
-@pytest.mark.spec("providers:PV53")
-@pytest.mark.parametrize("name", HOLDERS)
-async def test_a_handler_uploads_once_and_replays_without_the_server(name):
-    def reads(engine: list[Engine]) -> AgentDefinition[Any]:
-        def handle_steps(context: Any) -> Any:
-            file = yield from Perform(engine[0].files.upload, PDF, to=name, mime_type="application/pdf", name="r.pdf")
-            reply = yield from Complete([UserMessage(["Read it.", file_part(file)])])
-            yield from Perform(engine[0].files.delete, file)
-            return reply.text
-
-        return reader(name, handle_steps=handle_steps)
-
-    async with served() as (server, models):
-        engines: list[Engine] = []
-        async with Engine([reads(engines)], models=models, pricing=None) as engine:
-            engines.append(engine)
-            journal = MemoryJournal()
-            first = await engine.run("reader", "Go.", journal=journal)
-            assert first.status == "completed", first.error
-            assert (server.uploads, server.files) == (1, {})
-            before = len(server.seen)
-            again = await engine.replay(journal)
-            assert (again.output, again.status) == (first.output, first.status)
-        assert len(server.seen) == before
 
 
 @pytest.mark.spec("providers:PV53")
