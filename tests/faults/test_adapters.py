@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from typing import Any
 
-import attrs
 import pytest
 
 from stepengine.data.models import ModelReply, ReplyDone, StopReason, TextChunk
-from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from tests.faults.scripts import WIRES, Wire
 from tests.faults.server import fault_server, json_answer, sse
@@ -46,24 +43,6 @@ async def asked(wire: Wire, *answers: Any, stream: bool = True) -> tuple[Any, li
             reply = error
         await provider.close()
     return reply, server.requests
-
-
-@pytest.mark.spec("requirements:G4", "requirements:G5", "ecosystem:EC79", "ecosystem:EC76")
-@pytest.mark.parametrize("said", [TEXT, TWO_CALLS, BOTH], ids=["text", "two calls", "text and call"])
-async def test_streaming_and_completing_give_the_same_reply(wire, said):
-    streaming, requests = await asked(wire, sse(*wire.stream(*said), "fin"))
-    whole, _ = await asked(wire, json_answer(wire.reply(*said)), stream=False)
-    assert isinstance(streaming, ModelReply)
-    assert json.loads(requests[0][1]).get("stream") is True or b":streamGenerateContent?alt=sse" in requests[0][0]
-    assert (streaming.content, streaming.usage, streaming.stop_reason) == (
-        whole.content,
-        whole.usage,
-        whole.stop_reason,
-    )
-    assert streaming.text == said[0]
-    assert [dict(call.input) for call in streaming.tool_calls] == [json.loads(arguments) for _, arguments in said[1]]
-    assert len({call.provider_data["id"] for call in streaming.tool_calls}) == len(said[1])
-    assert streaming.usage == (Usage(25, 12, 5, 2) if wire.name == "anthropic" else Usage(25, 12, 5))
 
 
 @pytest.mark.spec("reliability:MP25")
@@ -101,25 +80,6 @@ async def test_events_after_the_terminal_marker_are_ignored_and_connections_reus
 # --- broken replies -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.deep
-@pytest.mark.spec("reliability:MP20", "ecosystem:EC116")
-async def test_a_body_cut_before_the_terminal_marker_is_no_reply(wire):
-    body = b"".join(wire.stream(*BOTH))
-    start = body.index(wire.marker)
-    # Anthropic: all is said before the marker. Elsewhere the event that holds it counts when it is whole.
-    break_at = body.find(b"\r\n\r\n", start)
-    end = start if wire.name == "anthropic" else break_at + 2 if break_at >= 0 else body.index(b"\n\n", start) + 1
-    async with fault_server(*[sse(body[:cut], "fin") for cut in range(end + 1)]) as server:
-        provider = wire.make(server.url)
-        for cut in range(end + 1):
-            with pytest.raises(TruncatedReply) as caught:
-                await streamed(provider, wire.request())
-            assert caught.value.retryable, cut
-            assert caught.value.__context__ is None
-        await provider.close()
-    assert len(server.requests) == end + 1
-
-
 @pytest.mark.spec("reliability:MP19", "reliability:MP16", "reliability:R21")
 async def test_a_connection_that_breaks_mid_stream_is_a_truncated_reply(wire):
     events = wire.stream(*BOTH)
@@ -137,7 +97,7 @@ async def test_a_cut_inside_the_terminal_event_may_still_count(wire):
     # Responses and Gemini say the stop reason in the terminal event itself, so there half of it is not enough.
     enough = wire.name in ("anthropic", "openai_chat")
     last = len(events[-1]) - 3
-    cuts = [*range(1, last, max(1, last // 20)), last]
+    cuts = [*range(1, last, max(1, last // 4)), last]
     async with fault_server(*[sse(*events[:-1], events[-1][:cut], "fin") for cut in cuts]) as server:
         provider = wire.make(server.url)
         for cut in cuts:
@@ -206,11 +166,8 @@ STATUSES = [
     ("status", "kind", "retryable"),
     [pytest.param(*row, id=f"{row[0]} {row[1]}", marks=pytest.mark.spec(held)) for *row, held in STATUSES],
 )
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-async def test_a_status_is_requested_once_and_is_retryable_or_not(wire, status, kind, retryable, stream):
-    error, requests = await asked(
-        wire, json_answer(wire.error(kind, "No such luck."), status, x_request_id="r7"), stream=stream
-    )
+async def test_a_status_is_requested_once_and_is_retryable_or_not(wire, status, kind, retryable):
+    error, requests = await asked(wire, json_answer(wire.error(kind, "No such luck."), status, x_request_id="r7"))
     assert isinstance(error, ModelError)
     assert (error.status, error.retryable, len(requests)) == (status, retryable, 1)
     assert "No such luck." in error.message
@@ -218,27 +175,6 @@ async def test_a_status_is_requested_once_and_is_retryable_or_not(wire, status, 
     assert "sk-secret" not in f"{error!r}{error.message}{error.__context__!r}"
     assert error.__cause__ is None
     assert error.__context__ is None
-
-
-NEAR = {
-    "anthropic": ("anthropic/claude-sonet-4-5", "claude-sonnet-4-5"),
-    "openai": ("openai/gpt-4o-minni", "gpt-4o-mini"),
-    "openai_chat": ("openai_chat/gpt-4o-minni", "gpt-4o-mini"),
-    "google": ("google/gemini-2.5-flas", "gemini-2.5-flash"),
-}
-
-
-@pytest.mark.spec("reliability:MP05")
-async def test_an_unknown_model_is_named_with_the_nearest_known_ones(wire):
-    model, near = NEAR[wire.name]
-    async with fault_server(json_answer(wire.error("not_found_error", "No such model."), 404)) as server:
-        provider = wire.make(server.url)
-        with pytest.raises(ModelError) as caught:
-            await provider.complete(attrs.evolve(wire.request(), model=model))
-        await provider.close()
-    assert (caught.value.status, caught.value.retryable, len(server.requests)) == (404, False, 1)
-    assert repr(model) in caught.value.message
-    assert near in caught.value.message
 
 
 @pytest.mark.spec("reliability:MP03", "reliability:SC05", "requirements:G23")
@@ -291,8 +227,6 @@ async def test_the_provider_s_own_word_on_retrying_wins(wire, status, word):
     [
         (400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum"),
         (413, "request_too_large", "Request exceeds the maximum size"),
-        (400, "context_length_exceeded", "Your input is too long."),
-        (400, "exceed_context_size_error", "the request exceeds the available context size"),
     ],
 )
 async def test_a_request_that_is_too_long_is_a_context_overflow(wire, status, kind, message):
@@ -305,18 +239,6 @@ async def test_a_request_that_is_too_long_is_a_context_overflow(wire, status, ki
 async def test_a_redirect_is_not_followed(wire):
     error, requests = await asked(wire, json_answer(b"{}", 307, location="http://127.0.0.1:9/elsewhere"))
     assert (error.status, error.retryable, len(requests)) == (307, False, 1)
-
-
-@pytest.mark.spec("reliability:MP16")
-async def test_a_connection_that_fails_is_worth_another_try(wire):
-    async with fault_server(sse()) as server:
-        pass
-    provider = wire.make(server.url)
-    with pytest.raises(ModelError) as caught:
-        await provider.complete(wire.request())
-    await provider.close()
-    assert (caught.value.kind, caught.value.retryable) == ("connection", True)
-    assert caught.value.__context__ is None
 
 
 # --- cancelling -----------------------------------------------------------------------------------------------------
@@ -346,19 +268,6 @@ async def test_leaving_a_stream_closes_the_connection(wire, how):
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
-            await task
-        await asyncio.wait_for(server.closed.wait(), 50)
-        await provider.close()
-
-
-@pytest.mark.spec("reliability:I12")
-async def test_cancelling_a_request_in_one_piece_closes_the_connection(wire):
-    async with fault_server(sse(b"{", "hang", content_type="application/json")) as server:
-        provider = wire.make(server.url)
-        task = asyncio.create_task(provider.complete(wire.request()))
-        await asyncio.wait_for(server.asked.wait(), 50)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(server.closed.wait(), 50)
         await provider.close()

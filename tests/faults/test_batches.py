@@ -158,27 +158,6 @@ async def test_full_batches_go_at_once_and_the_rest_in_time(tmp_path: Path) -> N
     assert [1, 3, 3] == sorted([len(batch) for batch in server.batches.values()])
 
 
-async def test_the_same_question_asked_twice_gets_two_replies(tmp_path: Path) -> None:
-    async with batching("anthropic", tmp_path / "batches.db") as (server, batched):
-        await asyncio.gather(*[batched.complete(asked("anthropic", "same")) for _ in range(3)])
-
-    assert [3] == [len(batch) for batch in server.batches.values()]
-
-
-async def test_a_cancelled_call_stays_in_its_batch_for_equal_requests(tmp_path: Path) -> None:
-    async with batching("anthropic", tmp_path / "batches.db", wait=0) as (server, batched):
-        server.polls = 1_000_000
-        first = asyncio.ensure_future(batched.complete(asked("anthropic", "same")))
-        while not server.asked:  # noqa: ASYNC110 - the server tells by what it counts
-            await asyncio.sleep(0.01)
-        first.cancel()
-        server.polls = 1
-        reply = await batched.complete(asked("anthropic", "same"))
-
-    assert "SAME" == reply.text
-    assert 1 == len(server.batches)
-
-
 async def test_a_poll_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with batching("anthropic", tmp_path / "batches.db") as (server, batched):
         is_done, failed = server.is_done, []

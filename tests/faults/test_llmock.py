@@ -6,7 +6,6 @@ It runs as a process of its own, because it brings another HTTP library. Needs t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -15,20 +14,17 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, tool
 from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.models import ModelRequest, ReplyDone
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
-from stepengine.journal import MemoryJournal
+from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 
 COUNTERPARTS = (
@@ -152,7 +148,7 @@ async def test_a_tool_loop_goes_round(wire, ask):
 
 
 @pytest.mark.spec("reliability:R21", "reliability:MP12")
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 422, 429, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize("status", [400, 429, 503])
 async def test_a_status_is_classified_with_the_original_error_body(wire, ask, scenario, status):
     scenario({"type": "fail", "status": status, **({"retry_after": 3} if status == 429 else {})})
     with pytest.raises(ModelError) as caught:
@@ -171,86 +167,3 @@ async def test_a_broken_stream_is_never_a_reply(wire, ask, scenario, kind):
         await ask()
     assert caught.value.retryable
     assert isinstance(caught.value, TruncatedReply) == (kind != "malformed")
-
-
-@pytest.mark.spec("reliability:MP40")
-async def test_malformed_arguments_are_an_input_error_and_not_a_failure(wire, ask, scenario):
-    if wire == "google":
-        pytest.skip("arguments are a part of the JSON body there")
-    scenario({"type": "tool_fault", "kind": "malformed_arguments"})
-    (call,) = (await ask(UserMessage("add"), tools=(TOOL,))).tool_calls
-    assert call.input_error
-    assert call.raw_input
-
-
-@pytest.mark.spec("reliability:MP02")
-async def test_a_context_overflow_is_recognised(wire, ask, scenario):
-    scenario({"type": "fail", "status": 400, "code": "context_length_exceeded", "message": "prompt is too long: 9 > 8"})
-    with pytest.raises(ModelError) as caught:
-        await ask()
-    assert isinstance(caught.value, ContextOverflow)
-
-
-CHAOS = [
-    "--error-rate",
-    "503=0.1",
-    "--error-rate",
-    "429=0.05",
-    "--stream-fault",
-    "truncate=0.03",
-    "--stream-fault",
-    "disconnect=0.03",
-]
-RUNS = 30
-
-
-@pytest.fixture(scope="module")
-def chaotic() -> Iterator[str]:
-    with served(*CHAOS) as url:
-        yield url
-
-
-@tool(in_thread=False)
-def add(a: int = 0, b: int = 0) -> int:
-    """Adds."""
-    return a + b
-
-
-def requests_at(url: str) -> list[Any]:
-    with urllib.request.urlopen(f"{url}/_llmock/requests", timeout=10) as answered:
-        found = json.load(answered)
-    return found["requests"] if isinstance(found, dict) else found
-
-
-def attempts_in(journal: MemoryJournal) -> int:
-    """Return how many requests a journal knows of: the failed attempts before the last one, and the last one of each call."""
-    history = journal.history()
-    calls = {address for address, intent in history.intents.items() if intent.type == "model_call"}
-    known = [json.loads(line) for line in journal.lines() if b'"kind":"result"' in line]
-    ended = [one for one in known if (one.get("path", ""), one["seq"]) in calls]
-    return sum(len(one.get("attempts", ())) + 1 for one in ended)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:R21", "reliability:MP12", "reliability:MP19")
-async def test_all_runs_end_and_requests_add_up_among_random_faults(wire, chaotic):
-    """
-    A fifth of the requests fail, or break off in the middle; a run asks twice, with a tool between.
-    """
-    post(chaotic, "reset")
-    provider = provider_of(wire, chaotic + PATHS[wire])
-    agent = AgentDefinition("adder", model=f"{provider.name}/{WIRES[wire]}", tools=[add])
-    async with Engine(models=provider, pricing=None, retry=RetryPolicy(base=0.001, cap=0.002)) as engine:
-        journals = [MemoryJournal() for _ in range(RUNS)]
-        results = await asyncio.gather(*[engine.run(agent, f"Add {n}.", journal=j) for n, j in enumerate(journals)])
-    asked = len(await asyncio.to_thread(requests_at, chaotic))
-    ended = Counter(result.status for result in results)
-
-    assert {RunStatus.COMPLETED, RunStatus.FAILED} >= set(ended)
-    assert ended[RunStatus.COMPLETED] > RUNS / 2
-    assert all(isinstance(r.error, ModelError) and r.error.retryable for r in results if r.status is RunStatus.FAILED)
-    assert asked == sum(map(attempts_in, journals))
-    assert sum(result.usage.requests for result in results) < asked
-    assert asked > 2 * RUNS
-    completed = [result for result in results if result.status is RunStatus.COMPLETED]
-    assert all(call.result.text for result in completed for call in result.tool_calls)

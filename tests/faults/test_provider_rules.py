@@ -27,8 +27,8 @@ from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider, fallback
 from stepengine.models._failures import OVERFLOW, RequestLabel, error_from_body
 from stepengine.models.keys import Credentials
-from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
-from tests.faults.server import Answer, Rule, fault_server, json_answer, sse
+from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk
+from tests.faults.server import Rule, fault_server, json_answer, sse
 
 GOOGLE = next(wire for wire in WIRES if wire.name == "google")
 ANTHROPIC = next(wire for wire in WIRES if wire.name == "anthropic")
@@ -294,7 +294,7 @@ async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **s
 
 
 @pytest.mark.spec("providers:PV5", "providers:PV6", "providers:PV8")
-@pytest.mark.parametrize("model", [*NEWER, *ALWAYS, *MOST])
+@pytest.mark.parametrize("model", ["claude-opus-5", "claude-sonnet-5", "claude-fable-5", *MOST])
 async def test_every_thinking_setting_is_accepted_by_claude_at_once(model):
     rule = Claude()
     every = (None, *(Thinking(word) for word in ("none", "low", "high", "max")), Thinking(), Thinking(tokens=4_000))
@@ -306,14 +306,6 @@ async def test_every_thinking_setting_is_accepted_by_claude_at_once(model):
                 agent = AgentDefinition("looker", tools=[look, listen], model=f"anthropic/{model}", settings=settings)
                 assert (await engine.run(agent, "What is it?")).unwrap() == "It is five."
     assert len(rule.bodies) == 4 * len(every)
-
-
-@pytest.mark.spec("providers:PV6")
-async def test_sonnet_5_can_be_kept_from_thinking():
-    await asked(rule := Claude(), "claude-sonnet-5", thinking=Thinking("none"))
-    assert not rule.thinks(rule.bodies[-1])
-    await asked(rule, "claude-sonnet-5")
-    assert rule.thinks(rule.bodies[-1])
 
 
 @pytest.mark.spec("providers:PV39")
@@ -354,78 +346,7 @@ async def test_the_output_limit_is_that_of_the_model_or_small():
     assert [data["max_tokens"] for data in rule.bodies] == [100]
 
 
-# --- schemas --------------------------------------------------------------------------------------------------------
-
-PLACE = {"type": "object", "properties": {"row": {"type": "integer", "minimum": 1}}, "required": ["row"]}
-ANSWER = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
-
-
-def open_objects(schema: Any) -> list[Any]:
-    if isinstance(schema, list):
-        return [found for item in schema for found in open_objects(item)]
-    if not isinstance(schema, dict):
-        return []
-    own = [schema] if schema.get("type") == "object" and schema.get("additionalProperties") is not False else []
-    return own + [found for item in schema.values() for found in open_objects(item)]
-
-
-def promised(data: dict[str, Any]) -> list[Any]:
-    """Return the schemas of a body that the provider is asked to keep to."""
-    formats = [
-        (data.get("output_config") or {}).get("format"),
-        (data.get("text") or {}).get("format"),
-        (data.get("response_format") or {}).get("json_schema"),
-    ]
-    tools = [tool.get("function", tool) for tool in data.get("tools", ())]
-    strict = [tool.get("input_schema") or tool["parameters"] for tool in tools if tool.get("strict")]
-    return [*strict, *[each["schema"] for each in formats if each]]
-
-
-@tool(strict=True)
-def mark(row: int, column: int) -> str:
-    """Mark a place."""
-    return f"{row}:{column}"
-
-
-@pytest.mark.spec("providers:PV43", "providers:PV44")
-@pytest.mark.parametrize("wire", [ANTHROPIC, OPENAI, CHAT], ids=str)
-async def test_a_provider_that_refuses_open_objects_gets_closed_ones(wire):
-    seen: list[Any] = []
-
-    def answer(body: bytes) -> Answer:
-        seen.extend(schemas := promised(json.loads(body)))
-        if open_objects(schemas):
-            words = "For 'object' type, 'additionalProperties' must be explicitly set to false"
-            return json_answer(wire.error("invalid_request_error", words), 400)
-        return json_answer(wire.reply(*SAID))
-
-    name = wire.name
-    agent = AgentDefinition("m", tools=[mark], model=wire.model, settings=ModelSettings(response_schema=ANSWER))
-    async with fault_server(answer) as server:
-        # By its own name and address this is OpenAI itself, and not a server that nothing is known of.
-        variable = {"openai_chat": "OPENAI_BASE_URL"}.get(name)
-        with pytest.MonkeyPatch.context() as patch:
-            if variable:
-                patch.setenv(variable, f"{server.url}{wire.base}")
-            provider = wire.make(None if variable else server.url)
-            async with Engine(agents=[agent], models={name: provider}, pricing=None) as engine:
-                assert (await engine.run("m", "Where?")).unwrap() == "It is five."
-    assert [len(schema["properties"]) for schema in seen] == [2, 1]
-
-
 # --- the end of a reply ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("providers:PV72")
-async def test_an_invented_tool_of_gemini_gets_an_error_result():
-    made_up = google_chunk([{"functionCall": {"name": "default_api.find", "args": {}}}], "UNEXPECTED_TOOL_CALL")
-    answers = [json_answer(json.dumps(made_up).encode()), json_answer(GOOGLE.reply(*SAID))]
-    async with fault_server(*answers) as server:
-        result = await ran("google", "gemini-3-pro", GOOGLE.make(server.url))
-    assert result.unwrap() == "It is five."
-    (message,) = [message for message in result.state.message_history if message.role == "tool"]
-    assert message.is_error
-    assert "look" in message.text
 
 
 def unfinished(*events: bytes) -> list[bytes]:
@@ -565,17 +486,6 @@ async def test_a_400_for_an_unknown_model_falls_back_with_alternatives():
     assert "gpt-4o-mini" in str(failed.error).replace("gpt-4o-minni", "")
 
 
-@pytest.mark.spec("ecosystem:EC194")
-async def test_a_latest_gemini_name_under_v1_gets_advice():
-    words = "models/gemini-flash-latest is not found for API version v1, or is not supported for generateContent."
-    problem = {"error": {"code": 404, "status": "NOT_FOUND", "message": words}}
-    async with fault_server(json_answer(json.dumps(problem).encode(), 404)) as server:
-        result = await ran("google", "gemini-flash-latest", GOOGLE.make(server.url))
-        assert "GOOGLE_GENAI_API_VERSION=v1beta" in str(result.error)
-        result = await ran("google", "gemini-9", GOOGLE.make(server.url))
-        assert "GOOGLE_GENAI_API_VERSION" not in str(result.error)
-
-
 # --- calls in a text ------------------------------------------------------------------------------------------------
 
 QWEN = "<tool_call>\n<function=look>\n<parameter=at>\nthe sky\n</parameter>\n</function>\n</tool_call>"
@@ -589,7 +499,7 @@ WRITTEN = {
 @pytest.mark.spec("providers:PV75")
 @pytest.mark.parametrize("form", WRITTEN)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_written_as_text_are_read_on_request_or_reported(form, stream, caplog):
+async def test_calls_written_as_text_are_read_on_request(form, stream, caplog):
     said = [(WRITTEN[form], [], "end_turn"), SAID]
     answers = [sse(*chat_stream(*each), "fin") if stream else json_answer(chat_reply(*each)) for each in said]
     async with fault_server(*answers) as server:
@@ -600,18 +510,3 @@ async def test_calls_written_as_text_are_read_on_request_or_reported(form, strea
         assert (asked_for.tool_name, dict(asked_for.input)) == ("look", {"at": "the sky"})
         assert result.state.message_history[1].text == "I look."
     assert not caplog.records
-    async with fault_server(answers[0]) as server:
-        result = await ran("vllm", "qwen", OpenAIChatProvider("vllm", base_url=server.url))
-    assert result.unwrap() == WRITTEN[form]
-    assert "wrote '<tool_call>' into its text" in caplog.text
-    assert "written_calls=True" in caplog.text
-
-
-@pytest.mark.spec("providers:PV75")
-@pytest.mark.parametrize(
-    "text", ["<tool_call>no call</tool_call>", "<tool_call>[1]</tool_call>", "<tool_call><function=>x</tool_call>"]
-)
-async def test_a_block_that_is_no_call_stays_text(text):
-    async with fault_server(json_answer(chat_reply(text, [], "end_turn"))) as server:
-        result = await ran("vllm", "m", OpenAIChatProvider("vllm", base_url=server.url, written_calls=True))
-    assert result.unwrap() == text

@@ -80,22 +80,6 @@ async def test_a_requested_wait_uses_the_clock_of_the_run(wire):
     assert retry.wait == sleeps[0]
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        pytest.param(400, "invalid_request_error", marks=pytest.mark.spec("reliability:MP01")),
-        pytest.param(401, "authentication_error", marks=pytest.mark.spec("reliability:MP03")),
-        pytest.param(403, "permission_error", marks=pytest.mark.spec("reliability:MP06")),
-        pytest.param(429, "insufficient_quota", marks=pytest.mark.spec("reliability:MP11")),
-    ],
-)
-async def test_a_permanent_failure_is_requested_once(wire, status, kind):
-    result, _, _, requests, _ = await ran(wire, json_answer(wire.error(kind, "No."), status))
-    assert (result.status, len(requests)) == (RunStatus.FAILED, 1)
-    assert result.cost is None or result.cost == 0
-    assert not result.state.message_history or result.state.message_history[-1].role == "user"
-
-
 @pytest.mark.spec("reliability:MP19", "reliability:MP20")
 @pytest.mark.parametrize("end", ["rst", "fin"])
 async def test_a_lost_reply_runs_no_tool_and_is_discarded(wire, end):
@@ -108,13 +92,6 @@ async def test_a_lost_reply_runs_no_tool_and_is_discarded(wire, end):
     assert [message.text for message in result.state.message_history][-1] == SAID[0]
 
 
-@pytest.mark.spec("reliability:MP55", "generator-contract:L37")
-async def test_a_reply_cut_by_the_output_limit_runs_no_tool(wire):
-    cut = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "max_tokens")
-    result, _, sums, requests, _ = await ran(wire, sse(*wire.stream(*cut), "fin"), sse(*wire.stream(*SAID), "fin"))
-    assert (result.status, sums, len(requests)) == (RunStatus.TRUNCATED, [], 1)
-
-
 @pytest.mark.spec("reliability:MP40", "reliability:MP42", "reliability:MP48")
 @pytest.mark.parametrize(
     "bad", [("add", '"not an object"'), ("ad\u200bd", "{}"), ("Add", '{"a": 2, "b": 3}'), ("add", '{"a": "two"}')]
@@ -125,31 +102,6 @@ async def test_an_impossible_call_gets_an_error_result_and_runs_continue(wire, b
     assert (result.status, result.text, sums, len(requests)) == (RunStatus.COMPLETED, SAID[0], [], 2)
     (call,) = result.tool_calls
     assert call.is_error
-
-
-@pytest.mark.spec("reliability:MP49")
-async def test_two_calls_with_one_id_are_both_carried_out_once(wire):
-    two = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "tool_use")
-    events = wire.stream(*two)
-    for kind in ("toolu", "call", "g"):
-        events = [event.replace(f"{kind}_1".encode(), f"{kind}_0".encode()) for event in events]
-    result, _, sums, requests, _ = await ran(wire, sse(*events, "fin"), sse(*wire.stream(*SAID), "fin"))
-    assert (result.status, sums, len(requests)) == (RunStatus.COMPLETED, [5, 9], 2)
-    assert [call.result.data for call in result.tool_calls] == [5, 9]
-
-
-@pytest.mark.spec("reliability:MP52", "reliability:MP54")
-async def test_an_empty_reply_ends_the_turn_and_is_no_loop(wire):
-    result, _, _, requests, _ = await ran(wire, sse(*wire.stream("", [], "end_turn"), "fin"))
-    assert (result.status, result.text, len(requests)) == (RunStatus.COMPLETED, "", 1)
-
-
-@pytest.mark.spec("reliability:MP60")
-async def test_a_refused_signature_costs_one_more_attempt_and_not_four(wire):
-    refused = json_answer(wire.error("invalid_request_error", "Invalid signature in thinking block"), 400)
-    result, events, _, requests, _ = await ran(wire, refused)
-    assert (result.status, len(requests)) == (RunStatus.FAILED, 2)
-    assert names(events).count("ModelRetry") == 1
 
 
 @pytest.mark.spec("requirements:G10")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Engine, ModelSettings, RetryPolicy, tool
-from stepengine.data.codec import bare
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelRequest, ReplyDone, TextChunk
 from stepengine.errors import ModelError
@@ -117,21 +116,6 @@ async def test_unsupported_settings_can_be_made_an_error(wire):
         await provider.close()
     assert (caught.value.kind, caught.value.retryable) == ("settings", False)
     assert len(rule.bodies) == 1
-
-
-@pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_default_settings_are_in_no_body_and_no_record(wire):
-    said = ModelSettings(
-        output=None, service_tier=None, seed=None, logprobs=None, store=None, safety={}, cache=None, cache_key=None,
-        server_tools=[], unsupported="warn", fallbacks=[],
-    )  # fmt: skip
-    async with fault_server(rule := Rule(wire.reply(*SAID))) as server:
-        provider = wire.make(server.url)
-        replies = [await provider.complete(wire.request(**how)) for how in ({}, {"settings": said})]
-        await provider.close()
-    assert rule.bodies[0] == rule.bodies[1]
-    assert bare(said) == {"type": "model_settings"}
-    assert not any("dropped" in reply.provider_data for reply in replies)
 
 
 @pytest.mark.spec("providers:PV65")
@@ -322,17 +306,13 @@ UNPROMISED: list[Any] = [
     pytest.param(ANTHROPIC, "claude-sonnet-4-0", SCHEMA, ModelSettings(), id="anthropic: an older model"),
     pytest.param(GOOGLE, "gemini-2.5-flash", SCHEMA, ModelSettings(), id="google: tools beside it"),
     *[pytest.param(wire, None, SCHEMA, ModelSettings(output="tool"), id=f"{wire}: asked for") for wire in WIRES],
-    *[
-        pytest.param(wire, None, {"type": "array"}, ModelSettings(output="tool"), id=f"{wire}: a list")
-        for wire in WIRES
-    ],
+    pytest.param(CHAT, None, {"type": "array"}, ModelSettings(output="tool"), id="openai_chat: a list"),
 ]
 
 
 @pytest.mark.spec("ecosystem:EC88", "providers:PV41", "providers:PV43")
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("wire", "model", "schema", "how"), UNPROMISED)
-async def test_an_unenforced_schema_is_answered_by_a_tool(wire, model, schema, how, stream):
+async def test_an_unenforced_schema_is_answered_by_a_tool(wire, model, schema, how):
     value: Any = [1, 2] if schema == {"type": "array"} else {"sum": 5}
     answer = json.dumps({"answer": value} if isinstance(value, list) else value)
 
@@ -342,7 +322,7 @@ async def test_an_unenforced_schema_is_answered_by_a_tool(wire, model, schema, h
         return "no schemas here" if any(found) else None
 
     said = [("", [("look", '{"at": "it"}')], "tool_use"), ("Done.", [("final_answer", answer)], "tool_use")]
-    replies = [wire.stream(*each) if stream else wire.reply(*each) for each in (*said, *said)]
+    replies = [wire.reply(*each) for each in (*said, *said)]
     name = wire.model.partition("/")[0]
     async with fault_server(rule := Rule(*replies, rules=(native,))) as server:
         fields = {"tools": [look], "settings": ModelSettings(response_schema=schema, output=how.output)}
@@ -417,7 +397,6 @@ def marks_of(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ("model", "cache", "mark"),
     [
         ("anthropic/claude-sonnet-5", None, {"type": "ephemeral"}),
-        ("anthropic/claude-sonnet-5", "1h", {"type": "ephemeral", "ttl": "1h"}),
         ("anthropic/claude-sonnet-5", "off", None),
         ("google/gemini-3-pro", None, None),
         ("google/gemini-3-pro", "5m", {"type": "ephemeral"}),

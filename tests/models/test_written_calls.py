@@ -48,6 +48,13 @@ def test_both_written_forms_are_parsed_and_others_stay_text():
     assert ["put", nameless, "look", crossed] == kinds
 
 
+@pytest.mark.parametrize(
+    "written", ["<tool_call>no call</tool_call>", "<tool_call>[1]</tool_call>", "<tool_call><function=>x</tool_call>"]
+)
+def test_a_block_that_is_no_call_stays_text(written):
+    assert (TextPart(written),) == parse_written_calls(ModelReply(written)).content
+
+
 @tool
 def put(x: int) -> str:
     """Put something down."""
