@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context import ContextLimits, mask_tool_results, masks, truncate
+from stepengine.context import ContextLimits, mask_tool_results, truncate
 from stepengine.data.messages import AssistantMessage, ToolMessage
 from stepengine.data.transcript import Transcript
 from tests.context.conversations import NOW, PNG, prompt, step
@@ -111,21 +111,3 @@ def test_masking_then_truncate_equals_the_older_pruner() -> None:
     assert [False, False] == pruned(16_000)
     assert [True, False] == pruned(12_000)
     assert [True, True] == pruned(4_000)
-
-
-@pytest.mark.speed
-@pytest.mark.spec("performance:Q1")
-def test_fully_masked_history_is_scanned_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    It stays over its limit, so the policy is asked at every step; a look through everything would grow with the history.
-    """
-    looked = []
-    real = masks._tokens_saved
-    monkeypatch.setattr(masks, "_tokens_saved", lambda message: looked.append(1) or real(message))
-    policy, limits = mask_tool_results(), ContextLimits(max_tokens=50)
-    transcript = Transcript([prompt("go")])
-    for number in range(60):
-        transcript = transcript.extend(step(number, "look", result="short"))
-        assert policy.rewrite(transcript, limits, NOW) is None
-
-    assert 60 == len(looked)

@@ -15,7 +15,6 @@ from stepengine import AgentDefinition, Engine, Hooks, Limits, RunStatus, tool
 from stepengine.context import ContextLimits, mask_tool_results, output_cache, prune_to_summary, summarize, truncate
 from stepengine.context.pruning import CONTINUE_TAG, SUMMARY_TAG
 from stepengine.context.truncation import GAP_TAG
-from stepengine.data import estimate
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.events import Compacted
 from stepengine.data.messages import (
@@ -31,8 +30,8 @@ from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.testing import ScriptedModel, text, tool_call
-from tests.context.conversations import NOW, context, conversations, is_paired
-from tests.models.wires import FOUR, MODEL, provider_of, sent
+from tests.context.conversations import NOW, conversations, is_paired
+from tests.models.wires import FOUR, MODEL, provider_of
 
 STEPS = 400
 GAP_NOTE = UserMessage(system_reminder("Earlier messages were left out here to save space."), (GAP_TAG,))
@@ -171,7 +170,7 @@ def test_truncate_drops_the_minimal_number_of_exchanges(transcript):
     "generator-contract:P29", "generator-contract:P30", "generator-contract:P11", "generator-contract:P22"
 )
 @given(conversations(), limits, st.integers(0, 2_000), st.integers(0, 2_000))
-def test_live_request_survives_every_prune_on_every_provider(transcript, within, users, others):
+def test_live_request_survives_every_prune(transcript, within, users, others):
     policy = prune_to_summary(user_budget=users, assistant_tool_budget=others)
     pruned = policy.summarised(transcript, within)
     if pruned is None:
@@ -183,9 +182,6 @@ def test_live_request_survives_every_prune_on_every_provider(transcript, within,
     assert isinstance(pruned[-1], UserMessage)
     assert not calls_of(pruned)
     assert len(pruned) <= 3
-    for wire in FOUR:
-        roles = [message["role"] for message in sent(wire, *pruned)]
-        assert ("user", "user") == (roles[0], roles[-1])
     assert policy.summarised(pruned, within) is None
     again = policy.summarised(Transcript([*pruned, AssistantMessage("x " * 2_000)]), within)
     assert again is not None
@@ -340,41 +336,8 @@ async def test_idle_policy_leaves_request_bytes_unchanged() -> None:
         assert plain == await bodies(*hooks)
 
 
-@pytest.mark.spec("requirements:I18", "generator-contract:L32")
-async def test_slash_prompts_have_no_special_meaning() -> None:
-    for hooks in RUNS.values():
-        provider = ScriptedModel([text("one"), text("two")])
-        async with Engine(models=provider) as engine:
-            first = await engine.run(agent(*hooks), "Look.")
-            second = await engine.run(agent(*hooks), "/compact", previous=first.state)
-
-        assert ["Look.", "Be thorough.", "one", "/compact", "Be thorough."] == [
-            m.text for m in provider.calls[1].messages
-        ]
-        assert 6 == len(second.state.message_history)
-
-
 def _for(wire: str, request: Any) -> Any:
     return attrs.evolve(request, model=f"{wire}/{MODEL[wire]}")
-
-
-@pytest.mark.speed
-@pytest.mark.spec("requirements:I2")
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_idle_policy_measures_only_new_messages(policy, monkeypatch) -> None:
-    view = Transcript([UserMessage("go", ("USER_PROMPT",)), *[AssistantMessage(f"step {n}") for n in range(2_000)]])
-    assert policy(context(view)) is None
-    measured, read = [], []
-    monkeypatch.setattr(estimate, "message_tokens", lambda message: measured.append(message) or 1)
-    for name in ("__iter__", "__getitem__", "_items"):
-        plain = getattr(Transcript, name)
-        monkeypatch.setattr(Transcript, name, lambda *args, plain=plain: read.append(args) or plain(*args))
-    for _ in range(3):
-        view = view.append(AssistantMessage("more"))
-        assert policy(context(view)) is None
-
-    assert 3 == len(measured)
-    assert not read
 
 
 def test_masks_measure_json_results() -> None:

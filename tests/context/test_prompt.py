@@ -14,7 +14,7 @@ from stepengine import AgentDefinition, Engine, UserMessage
 from stepengine.context import Environment, SystemPrompt
 from stepengine.journal import MemoryJournal
 from stepengine.testing import Clock, ScriptedModel, text, tool_call
-from tests.context.worlds import MODEL, NOW, Worker, context, digging, engine
+from tests.context.worlds import MODEL, NOW, context, digging, engine
 
 SECTIONS = {
     "identity": ("You are Ada.", "# Identity\nYou are Ada."),
@@ -99,17 +99,6 @@ async def test_recorded_date_is_used_on_replay() -> None:
 
     assert again.state == result.state
     assert other.state.system_prompt != result.state.system_prompt
-
-
-@pytest.mark.spec("ecosystem:EC80", "requirements:I18")
-async def test_tool_descriptions_stay_out_of_the_system_prompt() -> None:
-    prompt = SystemPrompt("You dig.", tool_policy="Dig once.", environment=Environment(platform="linux"))
-    model = Worker(5)
-    await engine(model).run(AgentDefinition("worker", model=MODEL, system_prompt=prompt, tools=[digging()]), "dig")
-
-    assert len({request.system_prompt for request in model.requests}) == 1
-    assert "Digs a hole." not in model.requests[0].system_prompt
-    assert {("dig", "Digs a hole.")} == {(t.name, t.description) for r in model.requests for t in r.tools}
 
 
 @pytest.mark.spec("generator-contract:L31", "generator-contract:L32")

@@ -16,23 +16,10 @@ from stepengine.data.usage import Usage
 from stepengine.models import ModelInfo, Models, Provider
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.testing import text, tool_call
+from tests.context.conversations import Lines
 
 NOW = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 MODEL = "test/m"
-
-
-class Lines:
-    """
-    A logger that keeps its lines.
-    """
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[Any, ...]] = []
-
-    def debug(self, message: str, /, *args: Any, **data: Any) -> None:
-        self.lines.append((message, *args, data) if data else (message, *args))
-
-    info = warning = error = debug
 
 
 def context(*messages: Message, state: AgentState | None = None, **fields: Any) -> HookContext:

@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import attrs
 import pytest
 
-from stepengine.data.messages import AssistantMessage, RefusalPart, ToolCallPart, ToolMessage, UserMessage
-from stepengine.data.models import ModelReply, ModelRequest, StopReason
-from stepengine.data.transcript import Transcript
+from stepengine.data.messages import RefusalPart
+from stepengine.data.models import ModelReply, StopReason
 from tests.faults.scripts import WIRES, Wire
 from tests.faults.server import json_answer, sse
 from tests.faults.test_adapters import asked
-from tests.models.wires import HISTORY
 
 pytestmark = pytest.mark.parametrize("wire", WIRES, ids=str)
 
@@ -58,80 +55,6 @@ async def test_lone_surrogates_become_replacement_characters(wire):
     reply, _ = await asked(wire, sse(*events, "fin"))
     assert reply.text == "abcx\ufffdy"
     assert reply.tool_calls[0].input == {"abc": "x\ufffdy"}
-    history = Transcript([UserMessage("go"), *answered(reply)])
-    encoded = wire.make()._encode(ModelRequest(wire.model, messages=history), stream=True).content
-    assert "x\ufffdy" in encoded.decode()
-
-
-# --- ids ------------------------------------------------------------------------------------------------------------
-
-
-def answered(reply: ModelReply) -> list[Any]:
-    """The reply as the machine numbers it, with a result for each call."""
-    parts, results = [], []
-    for number, part in enumerate(reply.content):
-        if isinstance(part, ToolCallPart):
-            parts.append(attrs.evolve(part, tool_call_id=f"c{number}"))
-            results.append(ToolMessage(f"c{number}", part.tool_name, f"result {number}"))
-        else:
-            parts.append(part)
-    return [AssistantMessage(tuple(parts)), *results]
-
-
-def pairs_in(wire: Wire, body: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The id of each call and of its result, as they stand in a request."""
-    text = body[HISTORY.get(wire.name, "messages")]
-    calls: list[Any] = []
-    results: list[Any] = []
-    for message in text:
-        if wire.name == "anthropic":
-            calls += [b["id"] for b in message["content"] if b["type"] == "tool_use"]
-            results += [b["tool_use_id"] for b in message["content"] if b["type"] == "tool_result"]
-        elif wire.name == "openai":
-            calls += [message["call_id"]] if message.get("type") == "function_call" else []
-            results += [message["call_id"]] if message.get("type") == "function_call_output" else []
-        elif wire.name == "openai_chat":
-            calls += [call["id"] for call in message.get("tool_calls", ())]
-            results += [message["tool_call_id"]] if message["role"] == "tool" else []
-        else:
-            calls += [p["functionCall"].get("id") for p in message["parts"] if "functionCall" in p]
-            results += [p["functionResponse"].get("id") for p in message["parts"] if "functionResponse" in p]
-    return list(zip(calls, results, strict=True))
-
-
-TWO = [("add", '{"a": 1}'), ("add", '{"a": 2}')]
-
-
-@pytest.mark.spec("reliability:MP49")
-async def test_two_calls_with_one_id_keep_their_own_results(wire):
-    change = swap(("toolu_1", "toolu_0"), ("call_1", "call_0"), ("g_1", "g_0"))
-    reply = await both(wire, "", TWO, "tool_use", change)
-    assert [dict(call.input) for call in reply.tool_calls] == [{"a": 1}, {"a": 2}]
-    history = Transcript([UserMessage("go"), *answered(reply)])
-    body = json.loads(wire.make()._encode(ModelRequest(wire.model, messages=history), stream=True).content)
-    pairs = pairs_in(wire, body)
-    assert all(call == result for call, result in pairs)
-    if wire.name == "google":
-        assert pairs == [(None, None)] * 2  # answered by order
-    else:
-        assert len(pairs) == len(set(pairs)) == 2
-
-
-@pytest.mark.spec("reliability:MP49", "ecosystem:EC83")
-async def test_calls_without_ids_stay_apart_and_are_answered(wire):
-    ids = [(f'"id": "{kind}_{n}", ', "") for kind in ("toolu", "call", "g", "fc") for n in (0, 1)]
-    ids += [(f'"call_id": "call_{n}", ', "") for n in (0, 1)] + [(f', "id": "g_{n}"', "") for n in (0, 1)]
-    reply = await both(wire, "", TWO, "tool_use", swap(*ids))
-    assert len(reply.tool_calls) == 2
-    assert all("id" not in call.provider_data for call in reply.tool_calls)
-    history = Transcript([UserMessage("go"), *answered(reply)])
-    body = json.loads(wire.make()._encode(ModelRequest(wire.model, messages=history), stream=True).content)
-    pairs = pairs_in(wire, body)
-    assert [call for call, _ in pairs] == [result for _, result in pairs]
-    assert pairs == ([(None, None)] * 2 if wire.name == "google" else [("call_c0", "call_c0"), ("call_c1", "call_c1")])
-
-
-# --- stop reasons ---------------------------------------------------------------------------------------------------
 
 
 def stopping(wire: Wire, word: str) -> Any:
