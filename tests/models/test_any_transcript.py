@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from typing import Any
 
 import attrs
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.messages import AssistantMessage, CitationPart, ToolMessage, UserMessage
+from stepengine.data.messages import CitationPart, ToolMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
@@ -167,19 +166,3 @@ def check_memoised_encoding(name, messages, how):
             group = []
             assert encoded(transcript) == encoded(Transcript([fresh(m) for m in transcript]))
         group.append(message)
-
-
-@pytest.mark.speed
-@pytest.mark.parametrize("name", EACH)
-def test_each_message_is_encoded_once(name, monkeypatch):
-    module = import_module(f"stepengine.models.{name.replace('google_i', 'google.i')}.encode")
-    count = []
-    original = module.encode_message
-    monkeypatch.setattr(module, "encode_message", lambda *a, **k: count.append(1) or original(*a, **k))
-    provider = provider_of(name)
-    transcript = Transcript()
-    for number in range(20):
-        transcript = transcript.extend([UserMessage(f"u{number}"), AssistantMessage(f"a{number}")])
-        provider._encode(ModelRequest(f"{name}/{MODEL[name]}", messages=transcript), stream=True)
-    provider._encode(ModelRequest(f"{name}/{MODEL[name]}", messages=Transcript(list(transcript)[4:])), stream=True)
-    assert len(count) == 40

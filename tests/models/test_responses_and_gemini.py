@@ -101,23 +101,6 @@ def test_reasoning_without_encrypted_content_is_not_sent():
     ]
 
 
-@pytest.mark.spec("ecosystem:EC82", "ecosystem:EC86", "reliability:TL09", "requirements:B14")
-def test_responses_takes_images_and_documents_from_users_and_in_results():
-    media = [ImagePart("https://x/i.png"), ImagePart(data=PNG), DocumentPart(data=b"%PDF", name="a.pdf"), DocumentPart("https://x/d.pdf")]  # fmt: skip
-    encoded = [
-        {"type": "input_image", "detail": "auto", "image_url": "https://x/i.png"},
-        {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PICTURE}"},
-        {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"},
-        {"type": "input_file", "file_url": "https://x/d.pdf"},
-    ]
-    assert sent("openai", UserMessage(media))[0]["content"] == encoded
-    items = sent("openai", GO, AssistantMessage([call(1)]), result(1, "seen", *media, JsonPart({"n": 1})))
-    said = [{"type": "input_text", "text": "seen"}, *encoded, {"type": "input_text", "text": '{"n":1}'}]
-    assert items[-1]["output"] == said
-    with pytest.raises(ModelError, match="ImagePart"):
-        sent("openai", UserMessage([ImagePart(data=b"x", mime_type="image/tiff")]))
-
-
 @pytest.mark.spec("ecosystem:EC97", "providers:PV70")
 @pytest.mark.parametrize(
     ("data", "stop", "raw"),
@@ -472,3 +455,17 @@ def test_steered_response_ends_the_turn_with_its_text():
     reply = decode_responses(data, made("openai"), "m", None)
 
     assert (StopReason.END_TURN, "steered") == (reply.stop_reason, reply.raw_stop_reason)
+
+
+@pytest.mark.spec("reliability:MP54", "ecosystem:EC74")
+def test_a_blocked_prompt_without_any_candidate_is_a_refusal():
+    body = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {"promptTokenCount": 3}}
+    it = reader("google")
+    it.feed(unnamed(body))
+    for reply in (decode_google(body, made("google"), "m", None), it.finish()):
+        assert ((), StopReason.REFUSAL, "PROHIBITED_CONTENT") == (
+            reply.content,
+            reply.stop_reason,
+            reply.raw_stop_reason,
+        )
+        assert 3 == reply.usage.input_tokens

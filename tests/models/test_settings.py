@@ -21,43 +21,9 @@ from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider
 from stepengine.models._reply import cut_at_stops
-from tests.models.wires import FOUR, MODEL, TOOL, body, provider_of
+from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
 HI = UserMessage("hi")
-
-
-@pytest.mark.spec("requirements:G1", "ecosystem:EC79", "ecosystem:EC80", "ecosystem:EC84", "ecosystem:EC96")
-def test_responses_and_gemini_requests_hold_every_setting():
-    settings = ModelSettings(
-        temperature=0.5, top_p=0.9, max_tokens=50, stop_sequences=["X"], parallel_tool_calls=False, extra={"seed": 7}
-    )
-    fields = {"system_prompt": "Be good.", "tools": (TOOL,), "settings": settings, "stream": True}
-    parameters = TOOL.input_schema
-    assert body("openai", HI, **fields) == {
-        "model": "gpt-5",
-        "instructions": "Be good.",
-        "parallel_tool_calls": False,
-        "store": False,
-        "max_output_tokens": 50,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "stream": True,
-        "seed": 7,
-        "tools": [
-            {"type": "function", "name": "look", "description": "Looks.", "parameters": parameters, "strict": False}
-        ],
-        "input": [{"role": "user", "content": "hi"}],
-    }
-    declaration = {"name": "look", "description": "Looks.", "parametersJsonSchema": parameters}
-    assert body("google", HI, **fields) == {
-        "systemInstruction": {"parts": [{"text": "Be good."}]},
-        "generationConfig": {"temperature": 0.5, "topP": 0.9, "maxOutputTokens": 50, "stopSequences": ["X"]},
-        "seed": 7,
-        "tools": [{"functionDeclarations": [declaration]}],
-        "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
-    }
-    assert set(body("openai", HI)) == {"model", "store", "input"}
-    assert set(body("google", HI)) == {"contents"}
 
 
 # --- caching --------------------------------------------------------------------------------------------------------
