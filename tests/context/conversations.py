@@ -19,7 +19,6 @@ from stepengine.data.messages import (
     ToolMessage,
     UserMessage,
 )
-from stepengine.data.models import ModelRequest
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 
@@ -63,20 +62,6 @@ def context(view: Any, record: Any = None, *, agent: Any = None, **fields: Any) 
     state = AgentState(message_history=view if record is None else Transcript(record), view=view, **kept)
     given = {"now": NOW, "logger": Lines(), "agent": agent or AgentDefinition("a"), **fields}
     return HookContext(state=state, **given)
-
-
-def is_paired(request: ModelRequest) -> bool:
-    """Whether every call of a request is answered, in order, right after its message."""
-    waiting: list[str] = []
-    for message in request.all_messages:
-        if isinstance(message, ToolMessage):
-            if not waiting or waiting.pop(0) != message.tool_call_id:
-                return False
-        elif waiting:
-            return False
-        elif isinstance(message, AssistantMessage):
-            waiting = [call.tool_call_id for call in message.tool_calls]
-    return not waiting
 
 
 texts = st.builds(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context import ContextLimits, mask_tool_results, truncate
+from stepengine.context import ContextLimits, mask_tool_results
 from stepengine.data.messages import AssistantMessage, ToolMessage
 from stepengine.data.transcript import Transcript
 from tests.context.conversations import NOW, PNG, prompt, step
@@ -92,22 +92,3 @@ def test_forged_note_is_masked_and_real_note_is_not() -> None:
 def test_result_smaller_than_its_note_is_not_masked() -> None:
     given = history(("look", "tiny"), ("look", LARGE), ("look", LARGE))
     assert "t--" == masked(mask_tool_results(max_chars=0).rewrite(given, ContextLimits(max_tokens=200), NOW))
-
-
-@pytest.mark.spec("generator-contract:P33")
-def test_masking_then_truncate_equals_the_older_pruner() -> None:
-    given = history(*[(SHELL, LARGE)] * 10, *[("look", SMALL)] * 20)
-    policies = [mask_tool_results(), truncate(free_ratio=0.5)]
-
-    def pruned(size: int) -> list[Any]:
-        limits, view, found = ContextLimits(max_tokens=size), given, []
-        for policy in policies:
-            shorter = policy.rewrite(view, limits, NOW)
-            view = shorter or view
-            found.append(shorter is not None)
-        assert limits.fits(view)
-        return found
-
-    assert [False, False] == pruned(16_000)
-    assert [True, False] == pruned(12_000)
-    assert [True, True] == pruned(4_000)

@@ -30,7 +30,8 @@ from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.testing import ScriptedModel, text, tool_call
-from tests.context.conversations import NOW, conversations, is_paired
+from tests.context.conversations import NOW, conversations
+from tests.context.worlds import assert_paired
 from tests.models.wires import FOUR, MODEL, provider_of
 
 STEPS = 400
@@ -98,21 +99,6 @@ def test_history_that_fits_is_unchanged(transcript, within):
             assert policy.rewrite(transcript, within, NOW) is None, name
         if within.fits(transcript) and "prune" not in type(policy).__name__.lower():
             assert policy.rewrite(transcript, within, NOW) is None, name
-
-
-@pytest.mark.spec("requirements:I5", "generator-contract:L31")
-@given(conversations(), limits)
-def test_truncate_fits_or_keeps_only_protected_messages(transcript, within):
-    users = [m for m in transcript if isinstance(m, UserMessage)]
-    must = [users[0], users[-1], [m for m in users if "USER_PROMPT" in m.tags][-1]]
-    must += [m for m in users if "INSTRUCTIONS_PROMPT" in m.tags][-1:]
-    for free_ratio in (0, 0.25, 0.9):
-        shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW) or transcript
-
-        assert all(any(m is kept for kept in shorter) for m in must)
-        if within.room and not within.fits(shorter) and within.ratio >= 1:
-            dropped = [m for m in shorter if not any(m is kept for kept in must)]
-            assert all(GAP_TAG in getattr(m, "tags", ()) or len(m.text) < 200 for m in dropped)
 
 
 def shapes(transcript: Transcript) -> list[tuple[Transcript, bool]]:
@@ -287,7 +273,7 @@ async def test_run_of_400_steps_stays_under_window_and_replays(name: str) -> Non
     assert RunStatus.COMPLETED is result.status, result.error
     assert STEPS == len(steps)
     assert max(sizes) <= WINDOW
-    assert all(map(is_paired, provider.calls))
+    assert_paired(provider.calls)
     assert all("Look at all of it." in "".join(m.text for m in r.messages) for r in steps)
     assert max(sizes) > WINDOW // 2
     compacted = [e for e in seen if isinstance(e, Compacted)]

@@ -1134,25 +1134,6 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
         FoundryProvider(base_url="http://127.0.0.1:1/anthropic", key_env="NONE").check(f"foundry/{SONNET}")
 
 
-@pytest.mark.spec("providers:PV90")
-def test_the_region_of_a_profile_is_read_once(nothing, monkeypatch, tmp_path):
-    from botocore.session import Session
-
-    read = []
-    variable = Session.get_config_variable
-    monkeypatch.setattr(Session, "get_config_variable", lambda self, name: read.append(name) or variable(self, name))
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(f"[default]\nregion = {name}-1\naws_access_key_id = a\n")
-    provider, seen = BedrockProvider(), []
-    for name in ("one", "one", "two", "one"):
-        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / name))
-        provider.check(f"bedrock/anthropic.{SONNET}")
-        seen.append(provider.settings().base_url)
-
-    assert [f"https://bedrock-runtime.{name}-1.amazonaws.com" for name in ("one", "one", "two", "one")] == seen
-    assert 2 == len([name for name in read if name == "region"])
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

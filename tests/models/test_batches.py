@@ -296,12 +296,6 @@ def test_finished_event_loop_does_not_poll_the_next_loops_calls(tmp_path: Path) 
     assert 1 == len(told.loops)
 
 
-async def test_batched_account_is_the_inner_providers_account(tmp_path: Path) -> None:
-    inner = AnthropicProvider("k")
-
-    assert inner.account() == Batched(inner, tmp_path / "batches.db").account()
-
-
 # --- what the adapters make of answers ---------------------------------------------------------------------------------
 
 MODELS = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-5-mini", "google": "gemini-2.5-flash"}

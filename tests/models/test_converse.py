@@ -42,7 +42,7 @@ from stepengine.models._byte_reader import ReplyReader
 from stepengine.models.base import split_reply_into_deltas
 from stepengine.models.bedrock_converse.decode import decode
 from stepengine.models.bedrock_converse.encode import BETWEEN
-from stepengine.models.bedrock_converse.families import FAMILIES, find_family
+from stepengine.models.bedrock_converse.families import find_family
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
 from stepengine.models.pricing import cost_of, find_model_info
 from tests.faults.cloud_server import converse_frames
@@ -178,7 +178,7 @@ def check_conversation(messages: list[dict[str, Any]], model: str) -> None:
 
 
 @pytest.mark.spec("providers:PV133", "requirements:G10", "ecosystem:EC82")
-@limits(max_examples=100)
+@limits(max_examples=60)
 @given(
     st.sampled_from([NOVA, LLAMA, WRITER, CLAUDE]), histories, st.lists(users, max_size=1), st.sampled_from([(), (TOOL,)]),
     st.sampled_from([None, 2_000]),
@@ -443,17 +443,6 @@ def test_claude_and_openai_models_keep_their_own_wires(model, wire):
 
     assert standard._get_provider(model) is standard._wires[wire]
     assert provider()._get_provider(model).name == NAME
-
-
-def test_every_family_is_reached_by_a_name():
-    names = [
-        *(CLAUDE, "anthropic.claude-3-7-sonnet-20250219-v1:0", "anthropic.claude-opus-5", NOVA_2, NOVA, LLAMA, WRITER),
-        *("amazon.nova-premier-v1:0", "mistral.ministral-3-8b-instruct", "us.mistral.pixtral-large-2502-v1:0", QWEN),
-        *("deepseek.r1-v1:0", "openai.gpt-oss-20b-1:0", "google.gemma-3-27b-it", "minimax.minimax-m2", "zai.glm-4.7"),
-        *("nvidia.nemotron-nano-9b-v2", "moonshot.kimi-k2-thinking", "ai21.jamba-1-5-large-v1:0"),
-    ]
-
-    assert set(FAMILIES) == {find_family(name) for name in names}
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.data.messages import CitationPart, RefusalPart, ToolCallPart
+from stepengine.data.messages import CitationPart, RefusalPart
 from stepengine.data.models import StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError
@@ -239,12 +239,6 @@ def test_deep_and_huge_arguments_are_refused():
     huge = make_call_part("f", HUGE, {"provider": "p"})
     assert "too large" in huge.input_error
     assert len(huge.raw_input) < 100
-
-
-@pytest.mark.spec("requirements:B13")
-def test_calls_come_unnumbered_with_the_provider_s_id_beside_them():
-    (part,) = anthropic(CALL, "tool_use").content
-    assert part == ToolCallPart("", "f", provider_data={"provider": "anthropic", "model": "m", "id": "t"})
 
 
 # --- what an answer rests on ----------------------------------------------------------------------------------------

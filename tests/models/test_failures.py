@@ -172,20 +172,6 @@ async def test_no_traceback_frame_shows_the_key(wire):
     assert "0123456789" not in shown
 
 
-@pytest.mark.spec("reliability:R21")
-async def test_nothing_is_sent_twice(wire):
-    seen = []
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request)
-        raise httpx2.ConnectError("refused")
-
-    for stream in (True, False):
-        with pytest.raises(ModelError):
-            await failure_of(wire, httpx2.MockTransport(handler), stream)
-    assert len(seen) == 2
-
-
 async def test_a_provider_serves_several_event_loops_one_after_the_other(wire):
     import asyncio
 

@@ -297,12 +297,6 @@ def test_groq_usage_is_read_and_failed_calls_are_classified():
     assert error_from_body({"error": "busy"}, 498, {}, made("groq")).retryable
 
 
-@pytest.mark.spec("ecosystem:EC104", "reliability:MP11")
-def test_openrouter_without_credit_is_not_asked_again():
-    failure = error_from_body({"error": {"code": 402, "message": "Insufficient credits"}}, 402, {}, made("openrouter"))
-    assert (failure.kind, failure.retryable) == ("no_credit", False)
-
-
 @pytest.mark.spec("ecosystem:EC102", "ecosystem:EC104")
 def test_schemas_for_gemini_behind_openrouter_are_plain():
     schema = {

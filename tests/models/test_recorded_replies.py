@@ -166,6 +166,7 @@ def test_provider_tool_use_and_sources_are_shown(wire: str, subtests: pytest.Sub
 
 
 @pytest.mark.spec("reliability:MP01", "reliability:MP05")
+@EACH_WIRE
 def test_recorded_error_answer_becomes_the_matching_error(wire: str, subtests: pytest.Subtests):
     for recording in of(wire, ok=False):
         with subtests.test(recording.name):

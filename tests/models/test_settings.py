@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from stepengine import STEP, AgentDefinition, Complete, Engine, StepContext, Steps
 from stepengine.data.codec import from_json, to_json
-from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
-from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
+from stepengine.data.messages import AssistantMessage, TextPart, UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider
-from stepengine.models._reply import cut_at_stops
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
 HI = UserMessage("hi")
@@ -233,16 +232,6 @@ async def test_key_in_extra_headers_is_refused(header):
 
 
 # --- stop sequences where the wire has none -------------------------------------------------------------------------
-
-
-@pytest.mark.spec("requirements:G1", "ecosystem:EC97")
-def test_reply_is_cut_at_the_first_stop_sequence():
-    call = ToolCallPart("", "f")
-    reply = ModelReply([ThinkingPart("END"), TextPart("one END two STOP"), TextPart("three"), call])
-    cut = cut_at_stops(reply, ("STOP", "END"))
-    assert cut.content == (ThinkingPart("END"), TextPart("one "))
-    assert (cut.stop_reason, cut.provider_data["stop_sequence"]) == (StopReason.STOP_SEQUENCE, "END")
-    assert cut_at_stops(reply, ("nowhere", "")) is reply
 
 
 # --- counting -------------------------------------------------------------------------------------------------------

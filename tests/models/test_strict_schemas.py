@@ -85,16 +85,6 @@ def test_unsupported_schema_has_no_strict_form(wire):
     assert make_strict_schema(deep, wire) is None
 
 
-@pytest.mark.spec("providers:PV43")
-def test_anthropic_takes_24_optional_members_in_all():
-    def schema(count: int) -> dict[str, Any]:
-        half = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count - 1)}}
-        return {"type": "object", "properties": {"half": half}}
-
-    assert make_strict_schema(schema(24), "anthropic") is not None
-    assert make_strict_schema(schema(25), "anthropic") is None
-
-
 @pytest.mark.spec("providers:PV44")
 def test_openai_strict_schema_requires_all_members_and_refuses_others():
     found = make_strict_schema(Full.model_json_schema(), "openai")
