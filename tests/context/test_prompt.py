@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, UserMessage
+from stepengine import AgentDefinition
 from stepengine.context import Environment, SystemPrompt
 from stepengine.journal import MemoryJournal
-from stepengine.testing import Clock, ScriptedModel, text, tool_call
-from tests.context.worlds import MODEL, NOW, context, digging, engine
+from stepengine.testing import Clock, ScriptedModel, text
+from tests.context.worlds import MODEL, NOW, context, engine
 
 SECTIONS = {
     "identity": ("You are Ada.", "# Identity\nYou are Ada."),
@@ -99,33 +99,3 @@ async def test_recorded_date_is_used_on_replay() -> None:
 
     assert again.state == result.state
     assert other.state.system_prompt != result.state.system_prompt
-
-
-@pytest.mark.spec("generator-contract:L31", "generator-contract:L32")
-async def test_prompts_and_user_text_have_fixed_positions_and_tags() -> None:
-    agent = AgentDefinition(
-        "worker",
-        model=MODEL,
-        system_prompt="System.",
-        instructions_prompt="Instructions.",
-        step_prompt="Step.",
-        tools=[digging()],
-    )
-    model = ScriptedModel([tool_call("dig", {"depth": 1}), text("one"), text("two")])
-    lab: Engine = engine(model)
-    first = await lab.run(agent, "Go <b>on</b>.", params={"deep": True})
-    second = await lab.run(agent, "More.", previous=first.state)
-    users = [(m.text, m.tags) for m in second.state.message_history if isinstance(m, UserMessage)]
-
-    assert [
-        ('Go <b>on</b>.\n\n{\n  "deep": true\n}', ("USER_PROMPT",)),
-        ("Instructions.", ("INSTRUCTIONS_PROMPT",)),
-        ("More.", ("USER_PROMPT",)),
-        ("Instructions.", ("INSTRUCTIONS_PROMPT",)),
-    ] == users
-    for request in model.calls:
-        assert "System." == request.system_prompt
-        assert [("<system-reminder>\nStep.\n</system-reminder>", ("STEP_PROMPT",))] == [
-            (m.text, m.tags) for m in request.tail if isinstance(m, UserMessage)
-        ]
-        assert not any("System." in m.text or "Step." in m.text for m in request.messages)

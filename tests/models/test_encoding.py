@@ -252,17 +252,6 @@ def test_anthropic_is_sent_no_message_that_ends_with_a_thought(kind):
     assert [block["type"] for block in called["content"]][1:] == ["tool_use"]
 
 
-@pytest.mark.spec("providers:PV37")
-def test_anthropic_begins_with_the_user_and_takes_no_blank_text():
-    messages = sent("anthropic", AssistantMessage([TextPart("  \n"), TextPart("hello")]), UserMessage("hi"))
-    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
-    assert messages[1]["content"] == [{"type": "text", "text": "hello"}]
-    (_, _, answer) = sent(
-        "anthropic", UserMessage("go"), AssistantMessage([call(1, made_by="anthropic")]), result(1, "")
-    )
-    assert "content" not in answer["content"][0]
-
-
 # --- foreign calls and thinking -------------------------------------------------------------------------------------
 
 SIGNED = ThinkingPart("hm", provider_data={"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s"})

@@ -28,18 +28,6 @@ HI = UserMessage("hi")
 # --- caching --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("ecosystem:EC93")
-def test_anthropic_caches_tools_system_prompt_and_messages():
-    for cache, mark in ((True, {"type": "ephemeral"}), ("1h", {"type": "ephemeral", "ttl": "1h"}), (False, None)):
-        provider = AnthropicProvider("k", prompt_cache=cache)
-        request = ModelRequest("anthropic/m", "Be good.", Transcript([HI]), (TOOL, TOOL))
-        got = json.loads(provider._encode(request, stream=False).content)
-        marks = [got.get("cache_control"), got["tools"][1].get("cache_control")]
-        marks.append(got["system"][0]["cache_control"] if isinstance(got["system"], list) else None)
-        assert marks == [mark] * 3
-        assert "cache_control" not in got["tools"][0]
-
-
 WITH_OPTIONS, BEFORE = "gpt-5.6-mini", "gpt-5.5"
 DROPPED = None
 
