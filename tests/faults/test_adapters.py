@@ -16,7 +16,6 @@ from tests.faults.server import fault_server, json_answer, sse
 pytestmark = pytest.mark.parametrize("wire", WIRES, ids=str)
 
 TEXT = ("It is five.", [], "end_turn")
-TWO_CALLS = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "tool_use")
 BOTH = ("Let me add.", [("add", '{"a": 2, "b": 3}')], "tool_use")
 
 

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import attrs
 import boto3
-import botocore.session
 import httpx2
 import pytest
 from botocore.config import Config
@@ -451,10 +450,6 @@ def spoiled(answer: Answer, change: Callable[[bytes], bytes]) -> Answer:
     return attrs.evolve(answer, items=(*items[:2], change(items[2]), *items[3:]))
 
 
-def exception(kind: str) -> bytes:
-    return cloud.message(b'{"message": "It was too much."}', exception_type=kind, message_type="exception")
-
-
 async def streamed(server: CloudServer, answer: Answer) -> Any:
     server.refusals.append(answer)
     provider = signed(server, None)
@@ -580,25 +575,6 @@ async def test_tokens_are_counted_only_for_claude_under_its_bare_name(server):
     (one,) = server.asked_for
     assert f"/model/anthropic.{SONNET}/count-tokens" == one.path
     assert {"messages", "toolConfig", "system"} == set(one.json["input"]["converse"])
-
-
-@pytest.mark.spec("providers:PV131")
-async def test_concurrent_requests_read_profile_credentials_once(server, nothing, tmp_path, monkeypatch):
-    folder = tmp_path / ".aws"
-    folder.mkdir()
-    keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
-    (folder / "credentials").write_text(f"[default]\n{keys}")
-    found: list[str] = []
-    real = botocore.session.Session.get_credentials
-    monkeypatch.setattr(botocore.session.Session, "get_credentials", lambda self: found.append("") or real(self))
-    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
-    provider = BedrockProvider(base_url=server.url, region=REGION)
-    model = WAYS["converse"].model
-    replies = await asyncio.gather(*[provider.complete(asked(model)) for _ in range(3)])
-    await provider.close()
-
-    assert ["It is five."] * 3 == [reply.text for reply in replies]
-    assert 1 == len(found)
 
 
 # --- what the environment says --------------------------------------------------------------------------------------------

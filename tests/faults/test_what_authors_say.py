@@ -81,8 +81,7 @@ DROPPED = {
 @pytest.mark.spec("requirements:A15", "providers:PV42", "providers:PV65", "providers:PV67")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_unsupported_settings_are_warned_once_and_named_in_replies(wire, stream, caplog, monkeypatch):
-    monkeypatch.setattr("stepengine.models._settings._warned", set())
+async def test_unsupported_settings_are_warned_once_and_named_in_replies(wire, stream, caplog):
     request = wire.request(settings=EVERYTHING)
     reply = wire.stream(*SAID) if stream else wire.reply(*SAID)
     async with fault_server(rule := Rule(reply)) as server:
