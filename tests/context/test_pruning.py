@@ -287,6 +287,24 @@ def test_summary_with_images_uses_half_of_a_small_window() -> None:
     assert "r" * 10_000 in small[0].text
 
 
+AGENTS = {"agents": [{"agent_type": "helper", "prompt": "p" * 990}] * 40}
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [step(900, "spawn_agents", AGENTS), [UserMessage("u" * 40_000)], [AssistantMessage("a" * 40_000)], []],
+    ids=["calls", "user", "reply", "none"],
+)
+@pytest.mark.parametrize("live", [prompt("r" * 4_000), prompt("short")], ids=["long", "short"])
+def test_large_new_messages_still_fit_a_small_window(newest: list[Any], live: Any) -> None:
+    limits = ContextLimits(max_tokens=4_000)
+    history = [*[m for n in range(20) for m in turn(n, 1_000)], instructions("i" * 6_000)]
+    before, during = [*history, *newest, live], [*history, live, AssistantMessage("x"), *newest]
+
+    assert limits.size(pruned(*before, limits=limits)) < 3_500
+    assert limits.size(pruned(*during, limits=limits)) < 3_500
+
+
 @pytest.mark.spec("generator-contract:P22")
 @pytest.mark.parametrize("live", ["short", "long " * 2_000])
 @pytest.mark.parametrize("tokens", [1, 300, 2_000])

@@ -486,6 +486,17 @@ async def test_a_400_for_an_unknown_model_falls_back_with_alternatives():
     assert "gpt-4o-mini" in str(failed.error).replace("gpt-4o-minni", "")
 
 
+@pytest.mark.spec("ecosystem:EC194")
+async def test_a_latest_gemini_name_under_v1_gets_advice():
+    words = "models/gemini-flash-latest is not found for API version v1, or is not supported for generateContent."
+    problem = {"error": {"code": 404, "status": "NOT_FOUND", "message": words}}
+    async with fault_server(json_answer(json.dumps(problem).encode(), 404)) as server:
+        result = await ran("google", "gemini-flash-latest", GOOGLE.make(server.url))
+        assert "GOOGLE_GENAI_API_VERSION=v1beta" in str(result.error)
+        result = await ran("google", "gemini-9", GOOGLE.make(server.url))
+        assert "GOOGLE_GENAI_API_VERSION" not in str(result.error)
+
+
 # --- calls in a text ------------------------------------------------------------------------------------------------
 
 QWEN = "<tool_call>\n<function=look>\n<parameter=at>\nthe sky\n</parameter>\n</function>\n</tool_call>"

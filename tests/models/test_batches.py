@@ -131,6 +131,18 @@ async def test_provider_error_reaches_all_calls_waiting_for_the_batch(error: Exc
     assert ["not so"] * 2 == [*map(str, failed)]
 
 
+async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    await waiting.complete(about("first"))
+    told.on_sending = lambda: waiting._open_sent_calls()._db.execute("DROP TABLE calls")
+    reply = await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert "a 2" == reply.text
+    assert [["first"], ["a"]] == told.sent
+
+
 async def test_broken_batch_file_raises_data_error(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
@@ -341,6 +353,23 @@ async def test_batch_request_uses_model_limits_learnt_after_encoding() -> None:
     await provider.close()
 
     assert [False, True] == [b'"max_tokens":12345' in body for body in seen]
+
+
+@wires
+async def test_batch_result_without_an_id_is_ignored(wire: str) -> None:
+    lines = b'{"custom_id":"","result":{"type":"succeeded","message":{}},"response":{"status_code":200,"body":{}}}'
+    file = {"content": lines, "headers": {"content-type": "application/x-jsonl"}}
+    unnamed = {"inlinedResponses": {"inlinedResponses": [{"response": {}}]}}
+    answers = {
+        "anthropic": [{"json": {"processing_status": "ended"}}, file],
+        "openai": [{"json": {"status": "completed", "output_file_id": "f"}}, file],
+        "google": [{"json": {"metadata": {"state": "BATCH_STATE_SUCCEEDED", "output": unnamed}}}],
+    }
+    provider = adapter(wire, *answers[wire])
+    results = await provider.batch_results("b")
+    await provider.close()
+
+    assert {} == results
 
 
 @pytest.mark.parametrize("errors", [7, {"data": 7}, {"data": {"message": "x"}}, None])

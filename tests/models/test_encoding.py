@@ -277,3 +277,14 @@ def test_unsigned_calls_become_text_when_thinking_has_a_budget():
     # Thinking that the model doses itself makes no such demand.
     adaptive = body("anthropic", *gathered)["messages"]
     assert [block["type"] for block in adaptive[1]["content"]] == ["tool_use"]
+
+
+@pytest.mark.spec("providers:PV37")
+def test_anthropic_begins_with_the_user_and_takes_no_blank_text():
+    messages = sent("anthropic", AssistantMessage([TextPart("  \n"), TextPart("hello")]), UserMessage("hi"))
+    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    assert messages[1]["content"] == [{"type": "text", "text": "hello"}]
+    (_, _, answer) = sent(
+        "anthropic", UserMessage("go"), AssistantMessage([call(1, made_by="anthropic")]), result(1, "")
+    )
+    assert "content" not in answer["content"][0]

@@ -101,6 +101,23 @@ def test_reasoning_without_encrypted_content_is_not_sent():
     ]
 
 
+@pytest.mark.spec("ecosystem:EC82", "ecosystem:EC86", "reliability:TL09", "requirements:B14")
+def test_responses_takes_images_and_documents_from_users_and_in_results():
+    media = [ImagePart("https://x/i.png"), ImagePart(data=PNG), DocumentPart(data=b"%PDF", name="a.pdf"), DocumentPart("https://x/d.pdf")]  # fmt: skip
+    encoded = [
+        {"type": "input_image", "detail": "auto", "image_url": "https://x/i.png"},
+        {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PICTURE}"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"},
+        {"type": "input_file", "file_url": "https://x/d.pdf"},
+    ]
+    assert sent("openai", UserMessage(media))[0]["content"] == encoded
+    items = sent("openai", GO, AssistantMessage([call(1)]), result(1, "seen", *media, JsonPart({"n": 1})))
+    said = [{"type": "input_text", "text": "seen"}, *encoded, {"type": "input_text", "text": '{"n":1}'}]
+    assert items[-1]["output"] == said
+    with pytest.raises(ModelError, match="ImagePart"):
+        sent("openai", UserMessage([ImagePart(data=b"x", mime_type="image/tiff")]))
+
+
 @pytest.mark.spec("ecosystem:EC97", "providers:PV70")
 @pytest.mark.parametrize(
     ("data", "stop", "raw"),

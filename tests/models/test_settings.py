@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from stepengine import STEP, AgentDefinition, Complete, Engine, StepContext, Steps
 from stepengine.data.codec import from_json, to_json
-from stepengine.data.messages import AssistantMessage, TextPart, UserMessage
-from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider
+from stepengine.models._reply import cut_at_stops
+from stepengine.models._wire import merge_headers
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
 HI = UserMessage("hi")
@@ -297,3 +299,31 @@ def test_cloud_reports_unsupported_fallback_models() -> None:
     assert "fallbacks" not in json.loads(asked.content)
     assert "anthropic-beta" not in asked.headers
     assert ("fallbacks",) == provider._dropped_settings(request)
+
+
+@pytest.mark.spec("ecosystem:EC93")
+def test_anthropic_caches_tools_system_prompt_and_messages():
+    for cache, mark in ((True, {"type": "ephemeral"}), ("1h", {"type": "ephemeral", "ttl": "1h"}), (False, None)):
+        provider = AnthropicProvider("k", prompt_cache=cache)
+        request = ModelRequest("anthropic/m", "Be good.", Transcript([HI]), (TOOL, TOOL))
+        got = json.loads(provider._encode(request, stream=False).content)
+        marks = [got.get("cache_control"), got["tools"][1].get("cache_control")]
+        marks.append(got["system"][0]["cache_control"] if isinstance(got["system"], list) else None)
+        assert marks == [mark] * 3
+        assert "cache_control" not in got["tools"][0]
+
+
+@pytest.mark.spec("ecosystem:EC54")
+def test_beta_headers_of_caller_and_adapter_are_combined():
+    layers = ({"X-A": "1"}, {"anthropic-beta": "ours"}, {"Anthropic-Beta": "theirs", "x-a": "2"})
+    assert merge_headers(*layers) == {"x-a": "2", "anthropic-beta": "ours,theirs"}
+
+
+@pytest.mark.spec("requirements:G1", "ecosystem:EC97")
+def test_reply_is_cut_at_the_first_stop_sequence():
+    call = ToolCallPart("", "f")
+    reply = ModelReply([ThinkingPart("END"), TextPart("one END two STOP"), TextPart("three"), call])
+    cut = cut_at_stops(reply, ("STOP", "END"))
+    assert cut.content == (ThinkingPart("END"), TextPart("one "))
+    assert (cut.stop_reason, cut.provider_data["stop_sequence"]) == (StopReason.STOP_SEQUENCE, "END")
+    assert cut_at_stops(reply, ("nowhere", "")) is reply
