@@ -359,21 +359,24 @@ def test_the_longest_registered_prefix_serves_a_model():
     assert models.parse("openrouter/anthropic").provider == "openrouter"
 
 
+def install(monkeypatch, folder, name, entry, code):
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[stepengine.models]\nmine = {name}:{entry}\nopenai = {name}:other\n")
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+
+
 @pytest.mark.spec("requirements:G1", "requirements:G12")
 def test_an_installed_package_adds_a_provider_and_replaces_none(monkeypatch, tmp_path):
-    info = tmp_path / "my_providers-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-providers\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[stepengine.models]\nmine = my_providers:made\nopenai = my_providers:other\n"
-    )
-    (tmp_path / "my_providers.py").write_text(
+    code = (
         "from stepengine.models import OpenAIChatProvider\n\n"
         "loaded = []\n\n"
         "def made():\n    loaded.append('mine')\n    return OpenAIChatProvider('mine', base_url='http://x')\n\n"
         "def other():\n    loaded.append('openai')\n    return OpenAIChatProvider('openai', base_url='http://x')\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    install(monkeypatch, tmp_path, "my_providers", "made", code)
     models = Models.standard()
     assert "my_providers" not in sys.modules
     assert models.provider_for("mine/model-x").name == "mine"
@@ -382,15 +385,6 @@ def test_an_installed_package_adds_a_provider_and_replaces_none(monkeypatch, tmp
     assert models.providers[-1] == "mine"
     with pytest.raises(UnknownModel, match="did you mean 'mine'"):
         Models.standard().parse("mien/x")
-
-
-def install(monkeypatch, folder, name, entry, code):
-    info = folder / f"{name}-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[stepengine.models]\nmine = {name}:{entry}\n")
-    (folder / f"{name}.py").write_text(code)
-    monkeypatch.syspath_prepend(folder)
 
 
 @pytest.mark.parametrize(
