@@ -363,8 +363,7 @@ async def test_an_expired_token_is_refused_and_a_failing_source_named(name, serv
 
 
 @pytest.mark.spec("providers:PV96")
-@pytest.mark.parametrize("by_token", [False, True])
-@pytest.mark.parametrize("make", [chat, responses], ids=["chat", "responses"])
+@pytest.mark.parametrize(("make", "by_token"), [(chat, False), (chat, True), (responses, True)])
 async def test_the_dated_api_of_azure_takes_keys_and_tokens_too(make, by_token, server, account, monkeypatch):
     monkeypatch.setenv("OPENAI_API_VERSION", "2025-04-01-preview")
     provider = make(server, account, **({"token_provider": entra} if by_token else {"api_key": AZURE_KEY}))

@@ -354,6 +354,3 @@ async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
     assert [] == server.refused
     shown = [tool for tool in server.bodies[0]["tools"] if "defer_loading" not in tool]
     assert "get_exchange_rate" in json.dumps(shown)
-
-
-# --- what it is for --------------------------------------------------------------------------------------------------

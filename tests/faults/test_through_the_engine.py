@@ -10,11 +10,11 @@ from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, tool
 from stepengine.errors import ModelError
 from stepengine.models import Models
 from tests.engine.clocks import NotingClock
-from tests.faults.scripts import WIRES
+from tests.faults.scripts import CHAT, GOOGLE
 from tests.faults.server import fault_server, json_answer, sse
 from tests.faults.test_adapters import before_the_end
 
-pytestmark = pytest.mark.parametrize("wire", WIRES, ids=str)
+pytestmark = pytest.mark.parametrize("wire", [CHAT, GOOGLE], ids=str)
 
 SAID = ("It is five.", [], "end_turn")
 CALL = ("", [("add", '{"a": 2, "b": 3}')], "tool_use")

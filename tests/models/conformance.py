@@ -12,7 +12,6 @@ Every file comes out as its worst exchange does:
 - ``client's doing``: what differs was made by whoever recorded it, such as a stream that he did not read to its end;
 - ``documented``: it differs for a reason that stands here or in ``loops``;
 - ``different``: anything else, and the exit status is 1. What the readers read is printed, a line for each.
-
 """
 
 from __future__ import annotations

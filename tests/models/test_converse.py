@@ -483,10 +483,6 @@ def test_stream_without_message_stop_is_truncated():
     ("kind", "status", "retryable"),
     [
         ("throttlingException", 429, True),
-        ("modelStreamErrorException", 500, True),
-        ("modelTimeoutException", 408, True),
-        ("internalServerException", 500, True),
-        ("serviceUnavailableException", 503, True),
         ("validationException", 400, False),
     ],
 )

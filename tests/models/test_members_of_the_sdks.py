@@ -45,12 +45,12 @@ WAYS: dict[str, Callable[[str, dict[str, Any]], ModelReply]] = {
 
 
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
-@pytest.mark.parametrize("came", WAYS)
 @pytest.mark.parametrize("name", FOUR)
-def test_every_known_reply_member_is_read_kept_or_listed(name, came) -> None:
+def test_every_known_reply_member_is_read_kept_or_listed(name) -> None:
+    """Streams are held by the equality below, over the same bodies."""
     kind, *path = types_of()[name]
 
-    assert set() == lost_by(lambda body: to_json(WAYS[came](name, body)), kind, *path)
+    assert set() == lost_by(lambda body: to_json(at_once(name, body)), kind, *path)
 
 
 @pytest.mark.spec("reliability:MP58", "reliability:MP59")

@@ -221,9 +221,6 @@ async def test_key_in_extra_headers_is_refused(header):
     assert "sk-secret" not in caught.value.message
 
 
-# --- stop sequences where the wire has none -------------------------------------------------------------------------
-
-
 # --- counting -------------------------------------------------------------------------------------------------------
 
 
