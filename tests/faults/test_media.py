@@ -122,7 +122,7 @@ DATA_URL = f"data:application/pdf;base64,{PDF64}"
         ("anthropic", DocumentPart(data=PNG, mime_type="image/png"), {"media_type": "image/png"}),
     ],
 )  # fmt: skip
-async def test_documents_and_media_are_sent_in_the_form_of_each_wire(name, part, wanted):
+async def test_documents_and_media_take_the_form_of_each_wire(name, part, wanted):
     async with served() as (server, models):
         await models.provider_for(f"{name}/x").complete(request(name, part))
     assert any(wanted.items() <= each.items() for each in inside(server.bodies[0]))
