@@ -5,7 +5,6 @@ row of the table of what is the same is held, and what is extrapolated follows f
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import os
@@ -22,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Ask, Engine, StepContext
+from stepengine import AgentDefinition, Ask, StepContext
 from stepengine.errors import DefinitionError, InputError
 from stepengine.testing import ScriptedModel
 from tests import forked_processes
@@ -195,64 +194,6 @@ def table(head: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-HELD = {
-    "agents, tools, hooks, permissions, limits, `run`, `start`, `stream`, `resume`": (
-        "test_same_agent.py::test_durable_journal_equals_the_in_process_journal",
-        "test_bounds.py::test_parallel_children_never_exceed_a_shared_budget",
-        "test_kills.py::test_worker_killed_in_every_effect_repeats_nothing_committed",
-        "test_bounds.py::test_values_are_equal_in_process_and_in_the_database",
-        "test_sessions.py::test_message_answers_the_sessions_open_question",
-    ),
-    "tools that yield": ("test_bodies.py::test_parallel_bodies_are_separate_runs",),
-    "depth of a run tree": ("test_bounds.py::test_tree_of_depth_three_needs_one_slot_per_depth",),
-    "`result.journal`": ("test_moving.py::test_run_continues_in_process_from_the_database",),
-    '`replay`, `resume(on_divergence="extend")`, `step`': (
-        "test_same_agent.py::test_durable_journal_equals_the_in_process_journal",
-    ),
-    "`fork`": ("test_upkeep.py::test_runs_move_to_another_release_and_into_journals",),
-    "events": ("test_events.py::test_events_of_a_run_can_be_followed_from_another_process",),
-    "`rate_limits=`": ("test_rates.py::test_concurrency_limit_is_shared_and_dead_workers_are_not_counted",),
-    "concurrent turns of a session": (
-        "test_sessions.py::test_durable_session_equals_an_in_process_session",
-        "test_sessions.py::test_duplicate_submission_is_one_turn",
-    ),
-    "message to another agent during a question": (
-        "test_sessions.py::test_message_for_another_agent_waits_for_the_answer",
-    ),
-    "cancelled turn": ("test_sessions.py::test_cancelled_turn_is_skipped",),
-    "`Answer(remember=...)`, `remembered`, `forget`": (
-        "test_sessions.py::test_remembered_approval_applies_to_later_turns_on_other_workers",
-    ),
-    "`Sleep`, `Receive`, `Race`, `Start`, `Wait`, `Send`, `Cancel`": (
-        "test_waiting.py::test_killed_workers_do_everything_once_in_a_nightly_run",
-    ),
-    "`post`, `handle.send_input`": (
-        "test_waiting.py::test_messages_arrive_once_in_order_and_invalid_ones_are_skipped",
-        "test_sessions.py::test_message_is_delivered_once_and_journaled",
-    ),
-    "[schedules](../schedules.md)": ("test_waiting.py::test_scheduled_time_starts_one_run_across_schedulers",),
-    "`id=`, `priority=`, `release=`": ("test_releases.py::test_smaller_priorities_are_taken_first",),
-}
-"""Rows that tests of the durable floor hold."""
-HERE = {
-    "`run_sync` and other blocking methods",
-    '`journal=`, `sessions=`, `child_sessions=`, `interactor=`, `headless=`, `on_divergence="keep"`',
-}
-"""Rows that the tests below hold."""
-
-
-def test_each_row_of_the_table_is_held_by_a_test() -> None:
-    rows = [row[0] for row in table("feature | with `DurableEngine`")]
-
-    assert {*HELD, *HERE} == set(rows)
-    for name in [name for names in HELD.values() for name in names]:
-        file, _, function = name.partition("::")
-        tree = ast.parse((ROOT / "tests" / "durable" / file).read_text())
-        assert function in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}, (
-            name
-        )
-
-
 def asks(ctx: StepContext) -> Any:
     """
     Ask, and say what was answered.
@@ -304,19 +245,6 @@ async def test_durable_run_refuses_a_journal_and_on_divergence(options: dict[str
     assert not {*options} & {*inspect.signature(engine.resume).parameters}
 
 
-@needs_the_extra
-def test_durable_engine_lacks_only_the_methods_that_the_table_omits() -> None:
-    from stepengine.durable import DurableEngine
-
-    twins = [name for name in dir(Engine) if name.endswith("_sync")]
-    assert twins
-    assert [] == [name for name in (*twins, "replay", "step") if hasattr(DurableEngine, name)]
-    assert all(
-        hasattr(DurableEngine, name) for name in ("run", "start", "stream", "resume", "cancel", "export", "fork")
-    )
-    assert {"id", "priority", "release"} <= set(inspect.signature(DurableEngine.submit).parameters)
-
-
 # --- what is extrapolated ---------------------------------------------------------------------------------------------
 
 
@@ -349,8 +277,3 @@ def test_extrapolated_figures_follow_from_the_measured_ones() -> None:
     assert said(r"Resuming a run of 5,000 steps takes ([\d.]+) s of CPU") == pytest.approx(
         5000 * again / 1000, abs=0.06
     )
-
-
-def test_the_page_names_files_and_benchmarks_that_exist() -> None:
-    for module in re.findall(r"`python -m (benchmarks\.\w+)", PAGE):
-        assert importlib.util.find_spec(module) is not None
