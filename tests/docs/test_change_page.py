@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from stepengine.cli.commands.impact import impact
-from stepengine.cli.commands.test import suite
 
 from .pages import Block, blocks_of, execute, follow, page
 
@@ -39,19 +38,6 @@ def test_every_block_of_the_page_runs_with_its_shown_output(tmp_path: Path, monk
     (tmp_path / "checks.py").write_text(checks)
     # Git's history is not part of the page; tests/evaluation bisects with the line of a console.
     follow(NAME, tmp_path, others={"python": run_anew, "console": lambda *_: None})
-
-
-@pytest.mark.spec("evaluation:JG12")
-def test_the_bisect_line_matches_command_help_and_test() -> None:
-    """
-    The page, the help and the test that runs it agree.
-    """
-    (shown,) = [b.text for b in blocks_of(PAGE) if b.kind == "console"]
-    skipping = "c=$?; [ $c = 2 ] && exit 125; exit $c"
-
-    assert skipping in shown
-    assert skipping in inspect.cleandoc(suite.__doc__ or "")
-    assert skipping in (Path(__file__).parents[1] / "evaluation" / "test_bisecting.py").read_text()
 
 
 def test_the_options_of_the_table_are_those_of_the_command() -> None:

@@ -41,14 +41,6 @@ def test_the_demo_picture_shows_the_current_demo_output() -> None:
     assert shown == in_picture, "python docs/make_demo_picture.py"
 
 
-def test_lines_erased_during_streaming_are_not_shown() -> None:
-    said = (
-        "step 1\r\n\x1b[?25lIt is\r\nwriting\r\x1b[2K\x1b[1A\x1b[2KIt is so.\r\nreading, 3 s\r\x1b[2K\r\nend\x1b[?25h"
-    )
-
-    assert ["step 1", "It is so.", "", "end"] == script()._left_on_screen(said)
-
-
 def words_of(lines: list[str]) -> list[str]:
     """
     Return what a terminal shows, without colours, spaces and empty lines.

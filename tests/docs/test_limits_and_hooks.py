@@ -30,13 +30,6 @@ def test_the_defaults_of_the_limits_are_so() -> None:
     assert {"allow_unpriced", "ask", "on_max_steps"} == {field.name for field in attrs.fields(Limits)} - set(told)
 
 
-@pytest.mark.spec("requirements:A17")
-def test_first_questions_page_names_the_default_step_limits() -> None:
-    page = " ".join((DOCS / "first-questions.md").read_text(encoding="utf-8").split())
-
-    assert "a run has 50 steps, 1,000 other actions of its handler" in page
-
-
 def test_the_hooks_page_names_the_yieldables_hooks_may_not_use() -> None:
     page = " ".join((DOCS / "hooks.md").read_text(encoding="utf-8").split())
     names = re.search(r"It may yield everything except (.*?) \(", page)

@@ -148,38 +148,6 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
     raise AssertionError(got)
 
 
-@pytest.mark.spec(
-    "interfaces:IF6", "requirements:E27", "interfaces:IF13", "interfaces:IF15", "interfaces:IF16", "interfaces:IF18"
-)
-@pytest.mark.deep
-def test_reconnecting_clients_lose_no_event(tmp_path: Path) -> None:
-    server, got = Server(tmp_path), list[dict[str, Any]]()
-    with server.running():
-        path = server.start("Rome")
-        asked = read_on(server, path, got, "question_asked", most=3)["question"]["id"]
-        refused = [server.answer(path, {asked: "Monday", "q99": "x"})]
-        server.answer(path, {asked: "Friday"})
-        call_id = read_on(server, path, got, "tool_started", most=1)["tool_call_id"]
-        refused.append(server.ask("POST", f"{path}/tool-results/c99", {"result": "x"})[0])
-        server.ask("POST", f"{path}/tool-results/{call_id}", {"result": "at eight"})
-        finished = read_on(server, path, got, "run_finished", most=2)
-        whole, stopped = server.events(path), server.events(path, last_id(got))
-        refused += [server.ask("GET", f"/runs/{wrong}")[0] for wrong in ("nobody", "..%2fapp")]
-
-    assert [409, 409, 404, 404] == refused
-    assert ("completed", "Rome, Friday: at eight") == (finished["status"], finished["output"])
-    assert whole is not None
-    assert [e["id"] for e in whole if e["type"] != "text_delta"] == [e["id"] for e in got if e["type"] != "text_delta"]
-    places = [int(event["id"].partition("~")[0].partition("-")[2]) for event in got]
-    assert sorted(set(places)) == places
-    # Who comes back when the model call has ended gets none of its pieces any more: what was missed stands in the whole text.
-    texts = "".join([event["text"] for event in got if event["type"] == "text_delta"])
-    whole_text = "I will find you a table there."
-    assert whole_text.startswith(texts)
-    assert [whole_text] == [event["text"] for event in got if event["type"] == "text_completed"]
-    assert stopped is None
-
-
 @pytest.mark.deep
 @pytest.mark.spec(
     "interfaces:IF6",

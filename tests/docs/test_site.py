@@ -51,17 +51,6 @@ def test_the_reference_has_every_public_name_and_run_option(site: Path) -> None:
     assert set() == {*public, *typed} - found
 
 
-def test_pages_of_modules_name_the_pydoc_command() -> None:
-    named = script("conf").NAMES
-    blocks = [
-        (page, found[1], found[2])
-        for page in PAGES
-        for found in named.finditer((DOCS / f"{page}.md").read_text(encoding="utf-8"))
-    ]
-
-    assert [] == [page for page, module, text in blocks if f"`python -m pydoc {module}`" not in text]
-
-
 @pytest.mark.deep
 def test_pages_of_llms_txt_are_on_the_site_as_text(site: Path) -> None:
     listed = LINK.findall((site / "llms.txt").read_text(encoding="utf-8"))
@@ -104,21 +93,6 @@ def test_every_page_is_in_one_toctree_and_in_llms_txt() -> None:
     assert made.listing() == (DOCS / "llms.txt").read_text(encoding="utf-8")
     specification = [page for page in PAGES if page.startswith("spec/")]  # for maintainers, and in no menu
     assert PAGES == sorted([*listed, *specification, "index"])
-
-
-def test_readme_groups_the_pages_as_the_site_does() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = {
-        group: re.findall(r"\]\(docs/([^)#]+)\.md\)", row)
-        for group, row in re.findall(
-            r"^\| ([a-z ]+) \| (.*\]\(docs/.*) \|$", readme.partition("| to | read |")[2], re.MULTILINE
-        )
-    }
-    entries = {caption.lower(): pages for caption, pages in script("make_llms").sections()}
-
-    assert ["begin", "write", "run", "trust", "understand", "look up"] == list(entries) == list(shown)
-    for group, pages in shown.items():
-        assert set(pages) <= set(entries[group]), group
 
 
 def test_pages_that_are_linked_exist() -> None:

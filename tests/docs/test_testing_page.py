@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from .pages import ROOT, Project, blocks_of, execute, page
+from .pages import Project, blocks_of, execute, page
 
 PAGE = page("testing-your-agent.md")
 BLOCKS = blocks_of(PAGE)
@@ -43,40 +41,6 @@ def test_following_the_page_records_and_replays(tmp_path: Path) -> None:
     project.run("pytest tests/test_triage.py::test_a_run")
 
 
-def test_the_table_says_which_record_is_for_which_test() -> None:
-    """
-    And the tests on the page have one of each.
-    """
-    table = PAGE.partition("| to test |")[2].partition("\n\n")[0]
-    told = {row[1]: row[2] for row in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)}
-    (tests,) = [b.text for b in BLOCKS if b.path == "tests/test_triage.py"]
-
-    for kit in ("`Walk`, `run_with`", "`simulate`"):
-        assert "nothing" == told[kit]
-    assert (True, "HTTP") == ("provider" in told["`journal`"], told["`cassette`"])
-    assert "journal" in told["`run_snapshot`"]
-    assert all(name in tests for kit in told for name in re.findall(r"`(\w+)`", kit))
-
-
-def test_the_test_extra_has_the_packages_of_the_page() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-    assert {"pytest", "syrupy"} <= {re.split(r"\W", r)[0] for r in project["optional-dependencies"]["test"]}
-
-
-def test_ci_commands_match_the_workflow_of_the_tutorial() -> None:
-    """
-    The workflow is that of the tutorial, with these commands in place of its last two.
-    """
-    section = PAGE.partition("## CI\n")[2].partition("\n## ")[0]
-    (commands,) = [b.text.splitlines() for b in blocks_of(section)]
-    workflow = next(b.text for b in blocks_of(page("tutorial/6-ci.md")) if b.path == ".github/workflows/tests.yml")
-    _, *checks = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["tests"]["steps"] if "run" in step]
-
-    assert "(tutorial/6-ci.md)" in section
-    assert [line.partition(" --")[0] for line in commands if not line.startswith("stepengine test ")] == checks
-
-
 def test_blocks_without_a_file_run_on_their_own() -> None:
     alone = [b for b in BLOCKS if b.kind == "python" and b.path is None]
 
@@ -91,10 +55,6 @@ def test_the_table_of_modes_is_complete() -> None:
     table = PAGE.partition("| mode | effect |")[2].partition("\n\n")[0]
 
     assert set(MODES) == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
-
-
-def test_no_kind_of_block_is_passed_over() -> None:
-    assert {"toml", "python", "yaml", "sh"} == {b.kind for b in BLOCKS}
 
 
 def test_the_tables_of_options_settings_and_marks_are_complete() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .pages import Project, blocks_of, follow, page
+from .pages import Project, follow, page
 
 PAGES = [f"tutorial/{name}.md" for name in re.findall(r"^(\d-.+)$", page("tutorial/index.md"), re.MULTILINE)]
 
@@ -34,20 +34,3 @@ def test_following_the_tutorial_gives_the_shown_output(tmp_path: Path, monkeypat
     assert 'pip install "$(ls vendor/stepengine-*.whl)[test]"' == run[0]
     for line in run[2:]:
         project.run(line)
-
-
-def test_every_tutorial_program_has_a_filename_and_a_command() -> None:
-    """
-    One that only asserts shows nothing, so that somebody who does not know how to run it learns nothing.
-    """
-    run = [block for name in PAGES for block in blocks_of(page(name)) if block.kind == "python" and block.path is None]
-
-    assert 2 == len(run)
-    for block in run:
-        assert re.search(r"`(\w+\.py)`.*`python\s\1`", block.before, re.DOTALL), block.before
-
-
-def test_the_tutorial_has_six_short_pages() -> None:
-    assert 6 == len(PAGES)
-    for name in PAGES:
-        assert len(page(name).splitlines()) <= 80, name

@@ -7,33 +7,25 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.debugging.browser import CHROMIUM, browser
+from tests.waits import until
+
 from .pages import ROOT, blocks_of, page
 
 EXAMPLE = ROOT / "examples" / "web_page"
 SECONDS = 30
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def until(call: Callable[[], Any]) -> Any:
-    for _ in range(SECONDS * 20):
-        if found := call():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not so after {SECONDS} s")
 
 
 @contextmanager
@@ -126,86 +118,27 @@ def test_the_application_serves_both_protocols_and_resumes_after_a_restart(tmp_p
         assert "The door is red now." in [chunk.get("output") for chunk in chunks]
 
 
-class Browser:
-    """
-    A page in a headless browser, over its debugging protocol.
-    """
-
-    def __init__(self, socket: Any) -> None:
-        self.socket = socket
-        self.count = 0
-
-    def send(self, method: str, **params: Any) -> Any:
-        self.count += 1
-        self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
-        while True:
-            answer = json.loads(self.socket.recv(timeout=SECONDS))
-            if answer.get("id") == self.count:
-                assert "error" not in answer, answer
-                return answer["result"]
-
-    def value(self, code: str) -> Any:
-        told = self.send("Runtime.evaluate", expression=code, returnByValue=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
-
-
-@contextmanager
-def browser(folder: Path, address: str) -> Iterator[Browser]:
-    from websockets.sync.client import connect
-
-    assert BROWSER is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
-    said = folder / "browser.log"
-    with said.open("wb") as log:
-        process = subprocess.Popen(
-            [BROWSER, *flags, f"--user-data-dir={folder / 'profile'}", address],
-            stdout=log, stderr=log, start_new_session=True, env={**os.environ, "HOME": str(folder)},
-        )  # fmt: skip
-    try:
-        found = until(lambda: re.search(r"ws://127\.0\.0\.1:(\d+)/", said.read_text(errors="replace")))
-
-        def target() -> Any:
-            with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=SECONDS)) as connection:
-                connection.request("GET", "/json")
-                listed = json.loads(connection.getresponse().read())
-            return next(
-                (each for each in listed if each["type"] == "page" and address.partition("/#login")[0] in each["url"]),
-                None,
-            )
-
-        with connect(until(target)["webSocketDebuggerUrl"], max_size=None) as tab:
-            yield Browser(tab)
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(SECONDS)
-
-
 @pytest.mark.deep
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium on PATH")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on PATH")
 @pytest.mark.spec("interfaces:IF20", "interfaces:IF43", "evaluation:JG45")
 def test_a_question_answered_in_a_browser_resumes_the_run(tmp_path: Path) -> None:
-    with served(tmp_path) as (port, link), browser(tmp_path, f"http://127.0.0.1:{port}{link}") as tab:
-        until(lambda: tab.value("document.readyState === 'complete' && document.forms.length === 1"))
-        assert "/" == tab.value("location.pathname")
-        tab.value("document.getElementById('prompt').value = 'Paint <img src=x onerror=alert(1)>'")
-        tab.value("document.querySelector('form button').click()")
-        until(lambda: tab.value("document.querySelectorAll('.question button').length") == 2)
-        text = tab.value("document.getElementById('log').innerText")
+    with served(tmp_path) as (port, link), browser(tmp_path) as tab:
+        tab.call("Page.navigate", url=f"http://127.0.0.1:{port}{link}")
+        tab.wait("document.readyState === 'complete' && document.forms.length === 1")
+        assert "/" == tab.run("location.pathname")
+        tab.run("document.getElementById('prompt').value = 'Paint <img src=x onerror=alert(1)>'")
+        tab.run("document.querySelector('form button').click()")
+        tab.wait("document.querySelectorAll('.question button').length === 2")
+        text = tab.run("document.getElementById('log').innerText")
         assert "I will." in text
         assert "May paint run?" in text
         assert '{"what":"door","colour":"red"}' in text
         assert "Paint <img src=x onerror=alert(1)>" in text
-        assert 0 == tab.value("document.images.length")
-        tab.value("document.querySelector('.question button').click()")
-        until(lambda: "\nThe door is red now." in tab.value("document.getElementById('log').innerText"))
-        assert "→ The door is red now." in tab.value("document.getElementById('log').innerText")
-        if folder := os.environ.get("SCREENSHOTS"):
-            import base64
-
-            shot = tab.send("Page.captureScreenshot")["data"]
-            Path(folder, "web-page.png").write_bytes(base64.b64decode(shot))
-        assert 0 == tab.value("document.querySelectorAll('.error').length")
+        assert 0 == tab.run("document.images.length")
+        tab.run("document.querySelector('.question button').click()")
+        tab.wait("document.getElementById('log').innerText.includes('\\nThe door is red now.')")
+        assert "→ The door is red now." in tab.run("document.getElementById('log').innerText")
+        assert 0 == tab.run("document.querySelectorAll('.error').length")
 
 
 # --- odd requests -------------------------------------------------------------------------------------------------------
