@@ -38,15 +38,10 @@ def test_differing_and_unused_interactions_fail_the_test(run):
     other = run(ONE.replace("ask(cassette, 'a')", "ask(cassette, 'b')"))
     other.assert_outcomes(failed=1)
     other.stdout.fnmatch_lines(["*CassetteMiss*"])
-    swallowed = "\ndef test_one(cassette):\n    try:\n        ask(cassette, 'a', 'b')\n    except BaseException:\n        pass\n"
-    run(swallowed).assert_outcomes(failed=1)
     unused = run("\ndef test_one(cassette):\n    pass\n")
     unused.assert_outcomes(failed=1)
     unused.stdout.fnmatch_lines(["*CassetteUnused: 1 of 1 interactions of *test_one.yaml were not played*"])
     assert unused.stdout.str().count("to drop them: pytest") == 1
-    own = run("\ndef test_one(cassette):\n    assert 0, 'its own failure'\n")
-    own.stdout.fnmatch_lines(["*its own failure*"])
-    own.stdout.no_fnmatch_line("*CassetteUnused*")
     run("\n@pytest.mark.stepengine(allow_unused=True)\ndef test_one(cassette):\n    pass\n").assert_outcomes(passed=1)
 
 
@@ -83,32 +78,6 @@ def test_marks_and_environment_choose_the_record_mode(run, monkeypatch):
     run(once).assert_outcomes(passed=1)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--stepengine-record=sometimes")
     assert pytest.ExitCode.USAGE_ERROR == run(ONE).ret
-
-
-@pytest.mark.spec("replay:Y3")
-@pytest.mark.anyio
-async def test_async_clients_record_and_replay_with_the_same_transport(tmp_path):
-    import httpx2
-
-    from stepengine.testing.recordings import CassetteFixture
-
-    async def ask(cassette, *bodies):
-        inner = httpx2.MockTransport(lambda request: httpx2.Response(200, content=request.content))
-        async with httpx2.AsyncClient(transport=cassette.transport(inner)) as client:
-            return [(await client.post("https://api.test/", content=body)).text for body in bodies]
-
-    first = CassetteFixture(tmp_path / "one.yaml", "once")
-    assert ["a", "b"] == await ask(first, "a", "b")
-    first.check()
-    assert [2] == [account.recorded for account in first.keep()]
-    more = CassetteFixture(tmp_path / "one.yaml", "new")
-    assert ["b", "c", "a"] == await ask(more, "b", "c", "a")
-    more.check()
-    more.keep()
-    again = CassetteFixture(tmp_path / "one.yaml", "none")
-    assert ["c", "b", "a"] == await ask(again, "c", "b", "a")
-    again.check()
-    assert [] == again.keep()
 
 
 @pytest.mark.spec("ecosystem:EC123")

@@ -36,31 +36,6 @@ def project(run, pytester, processes):
     return ran
 
 
-STREAMED = """
-import openai
-
-def test_one(cassette):
-    http = httpx2.Client(transport=cassette.transport())
-    client = openai.OpenAI(http_client=http)
-    asked = [{"role": "user", "content": "hi"}]
-    chunks = client.chat.completions.create(model="m", messages=asked, stream=True)
-    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert said == "You said: hi"
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:C6", "replay:Y17", "replay:Y11", "replay:C27")
-def test_a_streamed_sdk_reply_records_and_replays_without_a_key(project, server, pytester, monkeypatch):
-    recorded = project(STREAMED, RECORD)
-    recorded.assert_outcomes(passed=1)
-    recorded.stdout.fnmatch_lines([f"recorded {FILE}: 1 interaction"])
-    assert "[DONE]" in (pytester.path / FILE).read_text()
-    monkeypatch.delenv("OPENAI_API_KEY")
-    project(STREAMED).assert_outcomes(passed=1)
-    assert 1 == len(server.requests)
-
-
 OWN_CLIENT = """
 import httpx2
 
@@ -144,63 +119,6 @@ def test_error_replies_are_recorded_only_with_the_mark(project, server, pytester
         "*to record error replies: @pytest.mark.stepengine(record_errors=True)*",
     ])  # fmt: skip
     project(plain).assert_outcomes(passed=1)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:C7", "replay:C41")
-def test_an_unrecorded_error_reply_fails_with_advice(project, server, pytester):
-    server.failures = [429]
-    body = RETRIED.replace("MARK", "").replace("max_retries=2", "max_retries=0")
-    body = body.replace("    assert client", "    with pytest.raises(openai.RateLimitError):\n        client")
-    body = body.replace('.choices[0].message.content == "You said: hi"', "")
-    failed = project(body, RECORD)
-    failed.assert_outcomes(failed=1)
-    failed.stdout.fnmatch_lines([
-        f"*nothing was recorded in {FILE}*", "*status 429*", "*@pytest.mark.stepengine(record_errors=True)*",
-    ])  # fmt: skip
-    server.failures = [429]
-    marked = body.replace("def test_one", "@pytest.mark.stepengine(record_errors=True)\ndef test_one")
-    project(marked, RECORD).assert_outcomes(passed=1)
-    project(marked).assert_outcomes(passed=1)
-
-
-ENGINE = """
-from stepengine import AgentDefinition, STEP
-
-def handle(ctx):
-    yield STEP
-    return "done"
-
-def test_one(FIXTURES):
-    engine = stepengine_engine([AgentDefinition("one", model="anthropic/m", handle_steps=handle)])
-    result = engine.run_sync("one", "go"OPTIONS)
-    assert result.output == "done", result.error
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:Y5", "replay:Y11", "replay:C27")
-@pytest.mark.parametrize(
-    ("fixtures", "options"), [("cassette, stepengine_engine", ""), ("journal, stepengine_engine", ", journal=journal")]
-)
-def test_the_engine_uses_the_base_url_of_the_environment(project, server, monkeypatch, fixtures, options):
-    """
-    Where the address changes afterwards, the miss says which variable decides.
-    """
-    monkeypatch.delenv("ANTHROPIC_API_KEY")  # no key is sent to a server of this machine
-    body = ENGINE.replace("FIXTURES", fixtures).replace("OPTIONS", options)
-    project(body, RECORD).assert_outcomes(passed=1)
-    assert ["/v1/messages"] == [path for path, _ in server.requests]
-    project(body).assert_outcomes(passed=1)
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://elsewhere.test")
-    moved = project(body)
-    if not options:
-        moved.assert_outcomes(failed=1)
-        moved.stdout.fnmatch_lines([
-            "*another base URL: nothing was recorded for elsewhere.test*",
-            "*the fixture `stepengine_cassette` keeps the base URLs of the environment*",
-            "*ANTHROPIC_BASE_URL=https://elsewhere.test*",
-        ])  # fmt: skip
 
 
 MISSING = """

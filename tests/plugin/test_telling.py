@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import stepengine
-from stepengine.pytest_plugin import messages
 
 pytest_plugins = ("pytester",)
 
@@ -60,19 +59,6 @@ def test_the_command_in_a_message_makes_the_test_pass(run, pytester, before, aft
     _, *args = shlex.split(command)
     run(body.replace("BODIES", after), *args).assert_outcomes(passed=1)
     run(body.replace("BODIES", after)).assert_outcomes(passed=1)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("replay:Y18", "replay:Y3")
-@pytest.mark.parametrize("mode", ["extend", "rewrite"])
-def test_the_commands_at_a_divergence_make_the_test_pass(run, agent_test, mode):
-    run(agent_test(1), "--stepengine-record=once")
-    loose = agent_test(1, prompt="Look again.").replace("LOOKED)", "[])").replace('["a"] * LIVE)', "[])")
-    failed = run(loose)
-    failed.assert_outcomes(failed=1)
-    (command,) = set(re.findall(rf"(pytest \S+ --stepengine-record={mode})", failed.stdout.str()))
-    run(loose, *shlex.split(command)[1:]).assert_outcomes(passed=1)
-    run(loose.replace("LIVE = 1", "LIVE = 0")).assert_outcomes(passed=1)
 
 
 @pytest.mark.spec("replay:Y17")
@@ -222,14 +208,6 @@ def test_the_mark_sets_ignored_fields_extra_cassettes_and_chunks(run, pytester):
     run(marked("chunks=2, allow_unused=True", cut)).assert_outcomes(passed=1)
     for wrong in ("chunks='some'", "recrod='once'", "record='sometimes'", "ignore='/id'", "'once'"):
         assert "errors" in run(marked(wrong, "pass")).parseoutcomes(), wrong
-
-
-@pytest.mark.deep
-def test_a_failure_traceback_ends_at_the_authors_line(run, agent_test):
-    run(agent_test(1), "--stepengine-record=once")
-    assert "run.py" not in run(agent_test(0, prompt="Other.")).stdout.str()
-    assert "run.py" in run(agent_test(0, prompt="Other."), "--full-trace").stdout.str()
-    assert PACKAGE == messages.PACKAGE
 
 
 GATE = """
