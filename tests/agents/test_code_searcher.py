@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepengine import Engine, RunStatus, load_agent
-from stepengine.errors import InputError
-from stepengine.testing import ScriptedModel, Walk
+from stepengine import Engine, load_agent
+from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import search_tools
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,34 +57,3 @@ def test_a_failed_query_returns_its_error_in_place(project: Path) -> None:
 
     assert broken["error"]
     assert "a.py" in fine["stdout"]
-
-
-@pytest.mark.spec("requirements:A13", "generator-contract:B24")
-@pytest.mark.parametrize(
-    "params",
-    [None, {}, {"search_queries": []}, {"search_queries": [{}]}, {"search_queries": [{"pattern": "x", "other": 1}]}],
-)
-def test_wrong_params_are_refused_before_the_run(project: Path, params: Any) -> None:
-    with Engine([load_agent("code_searcher")], search_tools(project)) as engine, pytest.raises(InputError):
-        engine.run_sync("code-searcher", params=params)
-
-
-def test_the_handler_can_be_walked_manually() -> None:
-    """
-    It yields one call per query and nothing else.
-    """
-    walk = Walk(load_agent("code_searcher"), params={"search_queries": [{"pattern": "a"}, {"pattern": "b"}]})
-
-    assert {"pattern": "a"} == walk.asked.input
-    walk.send({"stdout": "1"})
-    assert {"pattern": "b"} == walk.asked.input
-    walk.send({"stdout": "2"})
-    assert [{"stdout": "1"}, {"stdout": "2"}] == walk.returned.results
-
-
-@pytest.mark.spec("requirements:Q10")
-def test_code_searcher_is_found_by_id_name_and_path() -> None:
-    by_path = load_agent(ROOT / "agents" / "code_searcher.py")
-
-    assert by_path.id == load_agent("code-searcher").id == load_agent("code_searcher").id == "code-searcher"
-    assert RunStatus.COMPLETED == search(ROOT / "agents", {"pattern": "def handle_steps"}).status

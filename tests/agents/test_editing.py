@@ -161,20 +161,6 @@ def test_a_proposal_that_no_longer_applies_is_reported(project: Path) -> None:
     assert "x = 1\n" == (project / "new.py").read_text()
 
 
-@pytest.mark.spec("generator-contract:B12", "generator-contract:L18")
-def test_implementors_inherit_the_tools_that_they_need(project: Path) -> None:
-    """
-    They inherit the tools that are shown, so those of whoever spawns them hold the proposing ones.
-    """
-    said = {"one": [propose("return 1"), "Done."], "choose": [choose("A")]}
-    _, model = edit(project, said)
-
-    for request in model.calls:
-        assert {"read_files", "propose_str_replace", "propose_write_file", "set_output"} <= {
-            t.name for t in request.tools
-        }
-
-
 @pytest.mark.spec("generator-contract:B12")
 def test_children_of_the_editor_see_conversation_and_requested_change(project: Path) -> None:
     child = load_agent("editor-multi-prompt")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stepengine import RunStatus, load_agent
+from stepengine import RunStatus
 from stepengine.errors import InputError
-from stepengine.testing import failure, text, tool_call, tool_calls
+from stepengine.testing import failure, text, tool_call
 from stepengine.tools.bundled import Fetched, SearchHit, web_tools
 
 from .common import asked, called, run
@@ -61,11 +61,14 @@ def test_glob_matcher_returns_each_match_or_error_without_a_model(project: Path)
 @pytest.mark.parametrize(
     ("agent_id", "params"),
     [
+        ("code-searcher", None),
+        ("code-searcher", {"search_queries": []}),
+        ("code-searcher", {"search_queries": [{"pattern": "x", "other": 1}]}),
+        ("editor", {"file": ["shop.py"]}),
         ("directory-lister", {"directories": []}),
         ("directory-lister", {"directories": [{"path": ""}]}),
         ("glob-matcher", {"patterns": [{"cwd": "x"}]}),
         ("basher", {}),
-        ("basher", {"command": ""}),
         ("file-picker", {"folders": ["src"]}),
         ("thinker-best-of-n", {"n": 11}),
         ("editor-multi-prompt", {"prompts": []}),
@@ -81,9 +84,9 @@ def test_invalid_params_are_refused_before_the_run(project: Path, agent_id: str,
 
 
 @pytest.mark.spec("generator-contract:B22")
-@pytest.mark.parametrize("folders", [[], ["docs"]])
 @pytest.mark.parametrize(
-    "listing", ["<think>hm</think>\nshop.py\n", " <think>hm</think>shop.py", "hm\n</think>\nshop.py"]
+    ("folders", "listing"),
+    [([], "<think>hm</think>\nshop.py\n"), ([], "hm\n</think>\nshop.py"), (["docs"], " <think>hm</think>shop.py")],
 )
 def test_the_lister_gets_the_tree_and_returns_paths(project: Path, folders: list[str], listing: str) -> None:
     result, model = run("file-lister", project, [listing], "prices?", params={"directories": folders})
@@ -119,9 +122,7 @@ def test_the_picker_reads_each_named_file_once_and_reports(project: Path) -> Non
     [
         [""],
         ["None."],
-        ["`none`"],
         ["<think>Nothing.</think>", "none"],
-        ["There is nothing."],
         ["missing.py\ngone.py"],
     ],
 )
@@ -182,18 +183,6 @@ def test_a_failed_or_slow_command_does_not_fail_the_run(project: Path) -> None:
     assert "no-such-program-here" in missing.unwrap()["error"]
     assert "longer than 0.1 s" in slow.unwrap()["message"]
     assert 7 == slow.tool_calls[0].input["timeout_seconds"]
-
-
-@pytest.mark.spec("generator-contract:B27")
-def test_the_web_researcher_searches_reads_and_answers(project: Path) -> None:
-    pages = [tool_call("read_url", {"url": f"https://pages.example/{n}"}) for n in range(3)]
-    replies = [tool_call("web_search", {"query": "money"}), tool_calls(*pages), "Not in floats."]
-    result, model = run("researcher-web", project, replies, "How is money counted?", tools=WEB)
-
-    assert "Not in floats." == result.output
-    assert ["web_search", "read_url", "read_url", "read_url"] == called(result)
-    assert {"web_search", "read_url"} == {tool.name for tool in model.calls[0].tools}
-    assert "at least three" in load_agent("researcher-web").instructions_prompt
 
 
 @pytest.mark.spec("generator-contract:B27")
