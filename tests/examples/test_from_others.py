@@ -65,43 +65,6 @@ def test_a_program_runs_as_a_script_and_documents_its_command(name: str, tmp_pat
     assert len(ran(others.EXAMPLES / f"{name}.py", tmp_path).splitlines()) >= 2
 
 
-def test_a_booking_survives_wrong_and_rejected_flights(tmp_path: Path) -> None:
-    program, result = replay("pydantic_ai_flight_booking", tmp_path)
-    recorded = result.journal.content().decode()
-
-    assert ("DY1", program.Seat(row=14, letter="A")) == (result.output.flight.number, result.output.seat)
-    assert "The destination is ARN, not OSL." in recorded
-    assert "The customer does not want SK7." in recorded
-
-
-def test_the_handoff_target_sees_less_than_the_record_keeps(tmp_path: Path) -> None:
-    _, result = replay("openai_agents_handoffs", tmp_path)
-    history = result.state.message_history
-
-    assert ("spanish", "Vives en Nueva York. No sé tu nombre.") == (result.state.handed_to, result.output)
-    assert "Hi, my name is Sora." == history[0].text
-    assert ["population", "hand_off"] == [m.tool_name for m in history if m.role == "tool"]
-
-
-def test_sensitive_calls_ask_and_a_denial_is_a_result(tmp_path: Path) -> None:
-    _, result = replay("openai_agents_human_in_the_loop", tmp_path)
-
-    assert [
-        ("get_weather", "ok"), ("get_temperature", "ok"), ("get_temperature", "ok"), ("get_temperature", "denied"),
-    ] == [(call.tool_name, call.result.status) for call in result.tool_calls]  # fmt: skip
-    assert "the sensor is broken" in result.tool_calls[-1].result.text
-
-
-def test_one_reply_starts_three_researchers_answering_in_order(tmp_path: Path) -> None:
-    program, result = replay("deepagents_parallel_research", tmp_path)
-
-    assert ["researcher"] * 3 == [child.agent_id for child in result.children]
-    assert [f"{fact} https://pages.example/{topic}" for topic, fact in program.FACTS.items()] == [
-        call.result.text for call in result.tool_calls if call.tool_name == "task"
-    ]
-    assert () == result.warnings
-
-
 def test_input_filter_of_a_handoff_runs_once() -> None:
     """
     Later steps and runs of the agent that took over add to what the filter left.
