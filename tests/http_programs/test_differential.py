@@ -14,6 +14,13 @@ from .odd_server import OddServer
 from .programs import COMMON, SCENES, Scene, Seen, hide, iter_clients
 
 CLIENTS = dict(iter_clients())
+FAST = {
+    (client, scene)
+    for number, scene in enumerate(sorted(COMMON))
+    for place, client in enumerate(CLIENTS)
+    if (number + place) % 2 == 0
+}
+"""Each common scene with every other client, of both kinds of connections: sockets of http.client and those of httpx2."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +32,15 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    "scene",
-    [pytest.param(scene, id=scene.name, marks=[] if scene.name in COMMON else [pytest.mark.deep]) for scene in SCENES],
+    ("client", "scene"),
+    [
+        pytest.param(
+            client, scene, id=f"{client}-{scene.name}", marks=[] if (client, scene.name) in FAST else pytest.mark.deep
+        )
+        for client in CLIENTS
+        for scene in SCENES
+    ],
 )
-@pytest.mark.parametrize("client", CLIENTS)
 def test_a_program_sees_the_same_live_recorded_and_replayed(
     server: OddServer, tmp_path: Path, client: str, scene: Scene
 ) -> None:
