@@ -25,10 +25,9 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.chat_screen import Chat, _shorten_status_line
 from stepengine.cli.commands.chat_commands import COMMANDS, UNDONE
-from stepengine.cli.screen.console import Screen, Terminal, TypedLines, make_console, print_markdown, show_run
+from stepengine.cli.screen.console import Screen, TypedLines, make_console, print_markdown, show_run
 from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
     PASTED,
@@ -41,10 +40,8 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
 from stepengine.data import events as ev
-from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
-from stepengine.journal.recorded_runs import RecordedRun, runs_folder
+from stepengine.journal.recorded_runs import runs_folder
 from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -135,13 +132,6 @@ def chat_in(folder: Path) -> tuple[Chat, list[str]]:
     chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder), notes=[]))
     chat.terminal = cast("Any", SimpleNamespace(was_pasted=False, lines=lines, say=lambda text, *_: said.append(text)))
     return chat, said
-
-
-async def test_failing_shell_command_does_not_end_the_chat(folder: Path) -> None:
-    chat, said = chat_in(folder)
-    await chat._run_shell_input("!echo a\0b")
-
-    assert ["it was not run: embedded null byte"] == said
 
 
 @pytest.mark.spec("interfaces:IF83")
@@ -265,25 +255,6 @@ def test_markdown_has_no_extra_empty_lines_and_code_is_unchanged() -> None:
     assert [r"One \x1b[2J", "", " • a", " • b", "", *drawn, "", "Two"] == lines
 
 
-@pytest.mark.spec("interfaces:IF77")
-@pytest.mark.parametrize("markdown", [True, False])
-def test_continued_chat_shows_earlier_messages_as_before(markdown: bool) -> None:
-    file = io.StringIO()
-    chat = object.__new__(Chat)
-    chat.conversation = object.__new__(ChatConversation)
-    chat.console = Console(file=file, width=40)
-    chat.terminal = cast("Any", Terminal(chat.console, TypedLines(io.StringIO())))
-    chat._shown = {"markdown": markdown}
-    said = (UserMessage("Say **it**.", tags=("USER_PROMPT",)), AssistantMessage("It is **bold**.\n\n- a"))
-    state = AgentState(run_id="r", message_history=said)
-    entry = RecordedRun("", {"status": "completed", "session_id": "s"}, Path())
-    chat.continue_from(cast("Any", SimpleNamespace(state=state, pending_questions=())), entry)
-    shown = [line.rstrip() for line in file.getvalue().splitlines()]
-
-    reply = ["It is bold.", "", " • a"] if markdown else ["  It is **bold**.", "", "  - a"]
-    assert ["> Say **it**.", *reply] == shown
-
-
 def prompt_in(folder: Path, typed: str = "") -> PromptReader:
     above = AbovePromptStream(io.StringIO())
     lines, history = TypedLines(io.StringIO(typed)), PromptHistory(chat_history_file())
@@ -360,13 +331,6 @@ def test_chat_without_a_model_says_so_before_input(folder: Path, monkeypatch: py
 
     assert "No model is set yet: /model PROVIDER/MODEL" in without
     assert "No model is set yet" not in given
-
-
-@pytest.mark.spec("interfaces:IF79")
-def test_model_command_applies_from_the_next_turn(chats: Any) -> None:
-    _, model = chats(text("One."), text("Two."), typed="first\n/model scripted/other\nsecond\n")
-
-    assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
 
 
 @pytest.mark.spec("interfaces:IF78")
@@ -505,6 +469,7 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
         )
         refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
 
+    assert ["openai/gpt-4o"] == [call.model for call in model.calls]
     assert "now: openai/gpt-4o\n" in result.stdout
     assert re.search(r"  price    input \$[\d.]+, output \$[\d.]+.* per million tokens", result.stdout)
     assert "names the provider 'nowhere'" in refused.stdout
@@ -541,13 +506,14 @@ async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -
     chat, said = chat_in(folder)
     await chat._run_shell_input("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
     await chat._run_shell_input("!!echo quiet")
+    await chat._run_shell_input("!echo a\0b")
     chat.terminal.was_pasted = True
     await chat._run_shell_input("!touch pasted")
 
     (note,) = chat.conversation.notes
     assert note.startswith("(I ran `cat a.txt; ")
     assert ("color\nxxx" in note, 8_192, "quiet" in note) == (True, len(note.partition("printed:)\n")[2]), False)
-    assert ["quiet", PASTED] == said[1:]
+    assert ["quiet", "it was not run: embedded null byte", PASTED] == said[1:]
     assert not (folder / "pasted").exists()
 
 
@@ -644,32 +610,6 @@ def test_resume_lists_conversations_and_continues_the_chosen_one(chats: Any, fol
     assert 2 == again.stdout.count("/resume lists them")
     ids = [entry.text("session_id") for entry in list_recorded_runs()]
     assert [5, 1, 1] == sorted([ids.count(one) for one in set(ids)], reverse=True)
-
-
-@pytest.mark.spec("interfaces:IF77")
-def test_resume_takes_two_digits_as_a_list_number(chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secrets.token_hex", lambda length=32: "99" * length)
-    chats(text("One."), typed="first\n")
-    short, _ = chats(typed="/resume 99\n")
-    long, _ = chats(typed="/resume 9999\n")
-
-    assert ("no conversation or run '99'" in short.stdout, "> first" in short.stdout) == (True, False)
-    assert "> first" in long.stdout
-
-
-@pytest.mark.spec("interfaces:IF77")
-def test_resume_asks_the_open_question_of_a_run(chats: Any, folder: Path) -> None:
-    (folder / "asks.py").write_text(
-        "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n"
-        "    return (yield from Ask('Which?', ['red', 'blue']))\n\n"
-        "agent = AgentDefinition('asks', handle_steps=handle_steps)\n"
-    )
-    chats(typed="Paint.\n", options=("asks.py",))
-    result, _ = chats(typed="/resume 1\n2\n")
-
-    assert "? Which?" in result.stdout
-    assert "blue" in result.stdout.splitlines()
-    assert {"completed"} == {entry.status for entry in list_recorded_runs()}
 
 
 @pytest.mark.spec("interfaces:IF77", "interfaces:IF78")
@@ -822,27 +762,6 @@ main()
 
 def gated(replies: str) -> str:
     return GATED.replace("REPLIES", replies)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("reliability:UI01", "interfaces:IF68", "interfaces:IF71")
-def test_input_during_a_reply_is_sent_and_commands_wait(somebody: Any, folder: Path) -> None:
-    there = somebody(program=gated("text('Open \\x1b[2J block ' + 'word ' * 300), last, last"))
-    there.sees(READY)
-    there.types("first\r")
-    there.sees("calling model")
-    there.types("second\r")
-    there.sees("(sent;")
-    there.types("/todos\r")
-    there.sees("(done when the turn is over)")
-    (folder / "gate1").touch()
-    there.sees(r"Open \x1b[2J block")
-    (folder / "gate2").touch()
-    there.sees("Heard.", "completed", "there are no todos")
-
-    assert "second" == (folder / "last").read_text()
-    there.types("/quit\r")
-    assert 0 == there.leaves()
 
 
 @pytest.mark.deep
