@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import Engine, Hooks, load_agent
+from stepengine import Engine, load_agent
 from stepengine.cli.app import app
-from stepengine.context import summarize
 from stepengine.errors import ModelError
 from stepengine.journal import FileJournal, diff
 from stepengine.testing import ScriptedModel, failure, text
@@ -165,15 +164,6 @@ def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: P
     assert [0, 9] == [found[0]["position"], found[8]["position"]]
 
 
-@pytest.mark.spec("evaluation:JG20", "evaluation:JG87")
-def test_debugger_with_forked_positions_goes_back(folder: Path) -> None:
-    found = objects(folder, "first", "goto #1", "back")
-
-    assert [("#0", "0"), ("#1", "0"), ("#0", "0")] == [
-        (moment["address"], moment["frames"][0]["locals"]["number"]) for moment in found
-    ]
-
-
 @pytest.mark.spec("evaluation:JG22")
 @pytest.mark.parametrize("way", WAYS)
 def test_until_finds_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:
@@ -303,25 +293,6 @@ def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
     assert KEY not in debug(tmp_path, "goto #7", "origins", way="paused").stdout
 
 
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG22", "evaluation:JG30")
-def test_expression_that_changes_the_run_is_rejected_and_undone(folder: Path) -> None:
-    broken, still, went = objects(
-        folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
-    )
-
-    assert "changes the run, so it cannot be searched for" in broken["error"]
-    assert ("0", "#4") == (still["text"], went["address"])
-
-
-@pytest.mark.spec("evaluation:JG24")
-def test_chosen_frame_survives_a_comparison(folder: Path) -> None:
-    down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way="paused")[1:]
-
-    assert compared["diff"]
-    assert (down["file"], down["line"]) == (listed["file"], listed["line"])
-
-
 @pytest.mark.spec("evaluation:JG24")
 def test_results_and_failures_are_shown_in_full(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
@@ -333,23 +304,6 @@ def test_results_and_failures_are_shown_in_full(folder: Path) -> None:
     result, reply = objects(folder, "result", "reply", way="paused")
 
     assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
-
-
-@pytest.mark.spec("evaluation:JG24")
-def test_command_line_hooks_run_only_if_the_run_had_them(folder: Path) -> None:
-    with Engine(
-        [load_agent(folder / "worker.py")],
-        models=ScriptedModel([text(f"reply {n}") for n in range(3)]),
-        hooks=Hooks(pre_step=[summarize()]),
-    ) as engine:
-        engine.run_sync("worker", "go", journal=folder / "other.jsonl")
-    (_, without) = objects(folder, "goto 2", "hooks", way="paused")
-    (folder / "other.jsonl").replace(folder / "run.jsonl")
-    (_, had) = objects(folder, "goto 2", "hooks", way="paused")
-
-    assert [["pre_step", "noted"]] == [called[:2] for called in without["hooks"]]
-    # What the command line added changed nothing, so that it is not shown.
-    assert {"noted"} == {called[1] for called in had["hooks"]}
 
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG5")
@@ -373,49 +327,6 @@ def test_fork_with_another_result_becomes_current_until_parent(folder: Path, way
     assert "#3" == back["address"]
     assert before == (folder / "run.jsonl").read_bytes()
     assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
-
-
-@pytest.mark.spec("evaluation:JG28", "evaluation:JG86")
-def test_live_fork_estimates_the_cost_of_the_remaining_run(folder: Path) -> None:
-    (folder / "run.jsonl").unlink()
-    agent = load_agent(folder / "worker.py")
-    with Engine([agent], models=ScriptedModel([text("reply", cost="0.01") for _ in range(3)])) as engine:
-        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
-
-    *_, second, in_child = objects(
-        folder, "goto 2", "fork --live --into a.jsonl", "goto 6#1", "fork --live --into b.jsonl", way="paused"
-    )[1::2]
-
-    assert "about $0.0200 to $0.0400" in second["error"]
-    assert "about $0.0000 to $0.0000" in in_child["error"]
-
-
-@pytest.mark.spec("evaluation:JG28")
-def test_fork_keeps_the_whole_journal_name_as_prefix(folder: Path) -> None:
-    (folder / "run.jsonl").rename(folder / "run#7.jsonl")
-    arguments = ["debug", "run#7.jsonl", "--agent", "worker.py", "--no-fork", "--json", "--exec", "last"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        done = CliRunner().invoke(app, [*arguments, "--exec", "fork --result yes"])
-
-    assert "run#7-1.jsonl" == json.loads(done.stdout.splitlines()[1])["journal"], done.stderr
-    assert (folder / "run#7-1.jsonl").is_file()
-
-
-@pytest.mark.deep
-@pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
-def test_fork_answers_on_a_copy_and_rejects_repeated_calls(folder: Path) -> None:
-    asked, answered, ended = objects(folder, "last", "fork --result yes", "print 1", "state")[0:3]
-    refused, live, unknown = objects(
-        folder, "goto 2", "fork --into a.jsonl", "fork --live --allow-repeat --into b.jsonl", "fork --nothing"
-    )[1:]
-
-    assert "Ship it?" == asked["asked"]
-    assert "completed" == answered["status"]
-    assert "1" == ended["text"]
-    assert "may happen again" in refused["error"]
-    assert "without a terminal nobody can approve it" in live["error"]
-    assert "fork takes no '--nothing'" in unknown["error"]
 
 
 @pytest.mark.deep
@@ -528,16 +439,6 @@ class Terminal(Person):
 def terminal(folder: Path) -> Iterator[Any]:
     with people(partial(Terminal, folder)) as sits:
         yield sits
-
-
-@pytest.mark.deep
-def test_prompt_names_the_effect_in_a_run_without_steps(terminal: Any) -> None:
-    here = terminal("debug", "run.jsonl", "--agent", "worker.py", "--no-fork")
-    here.sees("(step 1) ")
-    here.types("goto 6#1\n")
-    here.sees("(6#1) ")
-    here.types("goto 2\n")
-    here.sees("(step 2) ")
 
 
 @pytest.mark.deep

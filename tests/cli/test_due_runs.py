@@ -139,28 +139,6 @@ def test_message_is_posted_once_and_makes_its_run_due() -> None:
     assert {"completed", "suspended"} == {entry.status for entry in list_recorded_runs()}
 
 
-@pytest.mark.spec("waiting:WT2")
-def test_invalid_message_is_rejected_in_one_line() -> None:
-    stem = suspended("waits")
-    cases = [
-        ((stem, "two words", "1"), 2, "topic"),
-        ((stem, "go", "{"), 2, "not JSON"),
-        ((stem, "go", "1", "--path", "../x"), 2, "path"),
-        ((stem, "go", "1", "--id", "x" * 201), 2, "id"),
-        ((stem, "go", json.dumps("x" * 1_100_000)), 2, "1,048,576"),
-        ((stem, "go", "1", "--path", "9.9"), 1, "no run at the path '9.9'"),
-        (("nowhere", "go", "1"), 2, "no journal"),
-    ]
-    for arguments, code, said in cases:
-        result = command("send", arguments[0], "--topic", *arguments[1:], code=code)
-        assert said in result.stderr
-        assert "Traceback" not in result.stderr
-    command("resume", stem, "--now", "-q")
-    ended = command("send", stem, "--topic", "go", "1", code=1)
-
-    assert "has ended" in ended.stderr
-
-
 @pytest.mark.spec("waiting:WT20")
 def test_send_hint_works_for_any_journal_name() -> None:
     told = command("run", "waits", "-q", "--journal", "my run's.jsonl", code=3).stderr.splitlines()
@@ -169,19 +147,6 @@ def test_send_hint_works_for_any_journal_name() -> None:
     command(*words)
 
     assert ["send", "my run's.jsonl", "--topic", "go", "35"] == words
-
-
-@pytest.mark.spec("waiting:WT21")
-def test_open_question_is_due_only_once_answered() -> None:
-    stem = suspended("asks")
-    suspended("asks")
-    with open_wake_index(place()) as index:
-        assert {f"{e.stem}.jsonl" for e in list_recorded_runs()} == {one.run for one in index.all()}
-        assert "" == command("resume", "--due").stdout
-        FileJournal(place() / f"{stem}.jsonl").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
-        index.post_arrived(f"{stem}.jsonl", "answer")
-
-    assert f"{stem} (asks): completed" in command("resume", "--due").stdout
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -274,38 +239,6 @@ def test_resume_due_starts_schedules_of_its_agents(work: Path) -> None:
     command("resume", "--due", "R.db", "--agents", "agents/hourly.py")
 
     assert 1 == len([run for run in SqliteJournal(work / "R.db").runs() if run.startswith("hourly-")])
-
-
-@pytest.mark.spec("waiting:WT23", "waiting:WT21")
-def test_waker_rejects_two_schedules_with_one_id(work: Path) -> None:
-    for name in ("first", "second"):
-        (work / f"{name}.py").write_text(
-            "from stepengine import *\n"
-            "def handle_steps(ctx):\n    yield from ()\n"
-            f"agent = AgentDefinition('{name}', handle_steps=handle_steps)\n"
-            "schedule = Schedule(agent, cron='* * * * *', timezone='UTC', id='hourly')\n"
-        )
-    (work / "place").mkdir()
-    listed = command("runs", "--schedules", "first.py", "second.py", code=2).stderr
-    woken = command("resume", "--due", "place", "--agents", "first.py", "--agents", "second.py", code=2).stderr
-
-    assert "two schedules have the id 'hourly'" in listed
-    assert "two schedules have the id 'hourly'" in woken
-
-
-@pytest.mark.spec("waiting:WT21")
-def test_missing_agent_of_a_due_run_suggests_the_agents_option(work: Path) -> None:
-    stem = suspended("naps")
-    run = f"{stem}.jsonl"
-    (work / "elsewhere").mkdir()
-    for file in place().glob(f"{run}*"):
-        (work / "elsewhere" / file.name).write_bytes(file.read_bytes())
-    (work / "agents/naps.py").unlink()
-    make_due(run, work / "elsewhere")
-    said = " ".join(command("resume", "--due", "elsewhere", code=1).stderr.split())
-
-    assert "no agent has the id 'naps'" in said
-    assert "Say where it is with --agents PATH" in said
 
 
 @pytest.mark.deep

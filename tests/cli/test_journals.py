@@ -22,8 +22,8 @@ from stepengine.cli.options import Options
 from stepengine.cli.perform import format_resume_command
 from stepengine.context import summarize
 from stepengine.debugging import describe_compactions, describe_run, render_compactions, render_text
-from stepengine.errors import InputError, JournalCorrupt, ModelError
-from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.errors import InputError, JournalCorrupt
+from stepengine.journal import FileJournal
 from stepengine.journal.records import encode_line
 from stepengine.journal.show import render, run_tree
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -240,34 +240,6 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
     assert told["effects"][-1]["outcome"] is None
 
 
-@pytest.mark.spec("generator-contract:L42")
-def test_warnings_of_a_child_are_printed_by_each_command() -> None:
-    Path("lead.py").write_text("""
-from stepengine import AgentCall, AgentDefinition, Ask, ToolCall
-
-def note(ctx):
-    yield ToolCall("set_output", {"found": 1})
-
-def handle_steps(ctx):
-    yield from AgentCall(noting)
-    return (yield from Ask("Ship it?", key="ship"))
-
-noting = AgentDefinition("noting", tools=["set_output"], handle_steps=note)
-agent = AgentDefinition("lead", spawnable_agents=[noting], handle_steps=handle_steps)
-""")
-    said = "warning: run 0 (noting): agent 'noting' calls set_output"
-    runs = [
-        command("run", "lead.py", "go", "--journal", "lead.jsonl", "-q", code=3),
-        command("resume", "lead.jsonl", "--agent", "lead.py", "--answer", "ship=yes", "-q"),
-        command("replay", "lead.jsonl", "--agent", "lead.py", "-q"),
-    ]
-
-    assert [1, 1, 1] == [run.stderr.count(said) for run in runs]
-    assert 1 == command("show", "lead.jsonl").stdout.count(said)
-    (warning,) = json.loads(command("show", "lead.jsonl", "--json").stdout)["warnings"]
-    assert warning.startswith(said.removeprefix("warning: "))
-
-
 def test_python_describes_a_run_as_show_prints_it(ended: str) -> None:
     for step, words in (("", []), ("2", ["--step", "2"]), ("#4", ["--step", "#4"])):
         assert json.loads(command("show", ended, *words, "--json").stdout) == describe_run(ended, step=step)
@@ -339,31 +311,6 @@ def test_fork_records_another_outcome_in_a_new_file(ended: str, scripted: Any) -
     assert f"  run {fork} of " in shown.splitlines()[0]
     assert f"forked from run {parent} at " in shown
     assert Path(ended).read_bytes() == before
-
-
-@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9")
-def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
-    agent = edited("You help.", "You hinder.")
-    scripted(tool_call("shout", {"text": "two"}), text("fine"))
-    said = command("fork", ended, "--agent", agent, "--tools", "recorded")
-    assert said.stdout == "ONE yes\n"
-    assert (
-        "from #1 on: 2 model calls, 0 reused; of tools 1 answered from the record, 0 simulated, 0 performed"
-        in said.stderr
-    )
-    assert "the new run is recorded in run.fork-difference.jsonl" in said.stderr
-    assert Path("done.txt").read_text() == "onetwo"
-    assert command("replay", "run.fork-difference.jsonl", "--agent", agent, "-q").stdout == "ONE yes\n"
-
-    scripted(tool_call("shout", {"text": "three"}), text("fine"))
-    stopped = command("fork", ended, "--at", "0", "--tools", "recorded", "--fresh", "--into", "b.jsonl", code=5)
-    assert "tool_call shout with this input is not recorded" in stopped.stderr
-    scripted(tool_call("shout", {"text": "three"}), text("fine"))
-    command("fork", ended, "--at", "0", "--tools", "working-copy", "--fresh", "--into", "c.jsonl", "-q")
-    assert Path("done.txt").read_text() == "onetwothree"
-    assert (
-        "nothing differs from the record" in command("fork", ended, "--tools", "recorded", "--into", "d.jsonl").stderr
-    )
 
 
 @pytest.mark.spec("evaluation:JG7")
@@ -464,14 +411,6 @@ def test_agent_is_found_by_id_and_never_by_recorded_path(ended: str) -> None:
     assert "is a run of 'evil.py'; name its agent with --agent PATH" in message
 
 
-def test_sqlite_run_is_named_after_a_hash(ended: str) -> None:
-    records = FileJournal(ended).records()
-    for run in ("one", "two"):
-        SqliteJournal("runs.db", run).replace(records)
-    assert command("replay", "runs.db#two", "-q").stdout == "ONE yes\n"
-    assert "runs.db#one, runs.db#two" in command("show", "runs.db", code=2).stderr
-
-
 def test_existing_journal_is_never_overwritten(ended: str) -> None:
     before = Path(ended).read_bytes()
     message = command("run", "desk", "--journal", ended, code=2).stderr
@@ -513,21 +452,6 @@ def test_format_resume_command_repeats_only_needed_options(elsewhere: Path) -> N
     assert format_resume_command(options) == "stepengine resume 'a run.jsonl' --agent agents/desk.py"
     options = Options(agent="desk", journal="r", base_url="http://x/v1", cwd=Path("sub"), write=True)
     assert format_resume_command(options, "desk") == "stepengine resume r --base-url http://x/v1 --cwd sub --write"
-
-
-@pytest.mark.spec("reliability:R2", "replay:J12")
-def test_given_model_is_recorded_before_its_first_call(scripted: Any) -> None:
-    source = AGENT.replace("    yield STEP_ALL\n", "    yield from Ask('First?')\n    yield STEP_ALL\n")
-    Path("agents/desk.py").write_text(source.replace('"desk",', '"desk", model="test/own",'))
-    scripted()
-    command("run", "desk", "go", "--model", "test/given", "--journal", "run.jsonl", "-q", code=3)
-    scripted(text("fine"))
-    command("resume", "run.jsonl", "--answer", "q1=now", "-q", code=3)
-    assert "sent to test/given" in command("show", "run.jsonl", "--step", "1").stdout
-    scripted()
-    assert command("resume", "run.jsonl", "--answer", "q3=yes", "-q").stdout == "ONE yes\n"
-    assert command("replay", "run.jsonl", "-q").stdout == "ONE yes\n"
-    assert "1 of 1 as recorded" in command("test", "run.jsonl").stdout
 
 
 @pytest.mark.spec("replay:D10", "replay:D1", "replay:Y18")
@@ -577,18 +501,6 @@ def test_run_of_a_program_continues_without_command_line_hooks(programs: str, sc
     command("compare", "impact", programs, "--yes")
 
 
-def test_hook_of_the_agent_is_no_command_line_hook(scripted: Any) -> None:
-    own = edited("handle_steps=handle_steps)", "handle_steps=handle_steps, hooks=Hooks(pre_step=[summarize()]))")
-    Path(own).write_text(f"from stepengine.context import summarize\n{Path(own).read_text()}")
-    with Engine([load_agent(own)], models=ScriptedModel([text("fine")]), default_model="test/m") as engine:
-        engine.run_sync("desk", "go", journal="own.jsonl", answers={"Ship it?": "yes"}).unwrap()
-    scripted(text("fine"))
-
-    said = command("replay", "own.jsonl", "--agent", own, "-q")
-
-    assert ("ONE yes\n", "") == (said.stdout, said.stderr)
-
-
 @pytest.mark.spec("replay:D10")
 def test_extend_asks_before_repeating_tools_and_keeps_a_backup(ended: str, scripted: Any) -> None:
     agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
@@ -601,19 +513,6 @@ def test_extend_asks_before_repeating_tools_and_keeps_a_backup(ended: str, scrip
     assert "kept 1 of 5 effects, recorded 4 new ones; as it was: run.before-1.jsonl" in said
     assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
     assert "needs --on-divergence extend" in command("resume", ended, "--allow-repeat", code=2).stderr
-
-
-@pytest.mark.spec("replay:D10")
-def test_failed_extend_leaves_the_file_unchanged(ended: str, scripted: Any) -> None:
-    def refuse(request: Any) -> Any:
-        msg = "no"
-        raise ModelError(msg)
-
-    before = Path(ended).read_bytes()
-    scripted(refuse)
-    said = command(*EXTEND, ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
-    assert "run.jsonl stays as it was" in said
-    assert Path(ended).read_bytes() == before
 
 
 @pytest.mark.spec("ecosystem:EC141")
@@ -649,17 +548,6 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     both = command("replay", ended, "--live", "model_call", "--live", "tool_call", code=2).stderr
     assert "live='model_call' goes alone" in both
     assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
-
-
-def test_live_replay_of_a_run_without_requests_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("told.py").write_text(
-        "from stepengine import AgentDefinition\n\n"
-        "def told(ctx):\n    return 'all of it'\n    yield\n\nagent = AgentDefinition('told', handle_steps=told)\n"
-    )
-    command("run", "told.py", "--journal", "told.jsonl")
-
-    assert command("replay", "told.jsonl", "--agent", "told.py", "--live", "model_call", "-q").stdout == "all of it\n"
 
 
 def test_replay_at_a_speed_shows_the_run_and_its_end(ended: str) -> None:
@@ -705,16 +593,6 @@ def test_damaged_file_is_repaired_by_the_suggested_command(ended: str, scripted:
         ["--until", number, "--dry-run"],
     ):
         assert "or --seal (optionally" in command("journal", "repair", "bad.jsonl", *options, code=2).stderr
-
-
-@pytest.mark.spec("replay:D13")
-def test_diff_describes_a_run_without_end_in_words(asked: str, scripted: Any) -> None:
-    Path("open.jsonl").write_bytes(Path(asked).read_bytes())
-    command("resume", asked, "--answer", "q4=yes", "-q")
-    said = command("compare", "diff", asked, "open.jsonl", code=1).stdout
-    assert "a result  ->  no result" in said
-    assert "ended  ->  not ended" in said
-    assert "None" not in said
 
 
 @pytest.mark.spec("requirements:X58", "reliability:R2")
@@ -775,20 +653,3 @@ def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scrip
     assert "--live is for one run" in command("replay", "--waiting", "--live", "perform", code=2).stderr
     assert "--on-divergence needs --waiting" in command("replay", "more", "--on-divergence", "keep", code=2).stderr
     assert "are several runs" in command("replay", "more/a.jsonl", "more/b.jsonl", code=2).stderr
-
-
-@pytest.mark.spec("requirements:X58", "requirements:X55")
-def test_replay_waiting_without_names_checks_the_runs_of_the_folder(
-    scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(Path("state").absolute()))
-    assert "0 waiting" in command("replay", "--waiting").stdout
-    assert "there is no run" in command("replay", "--waiting", "--last", code=2).stderr
-    for _ in range(2):
-        scripted(tool_call("shout", {"text": "two"}), text("fine"))
-        command("run", "desk", "go", "--model", "test/m", "-q", code=3)
-    scripted()
-    assert "2 waiting: 2 can be resumed" in command("replay", "--waiting").stdout
-    command("resume", "--last", "--answer", "q4=yes", "-q")
-    assert "1 waiting: 1 can be resumed" in command("replay", "--waiting").stdout
-    assert "1 waiting: 1 can be resumed" in command("replay", "--waiting", "--last").stdout

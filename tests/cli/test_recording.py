@@ -20,7 +20,7 @@ from stepengine.cli.app import app
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.engine.trust import trust_folder
 from stepengine.errors import JournalError
-from stepengine.journal import FileJournal, MemoryJournal, list_runs, recorded_runs
+from stepengine.journal import FileJournal, MemoryJournal, list_runs
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.environment import MARKER
@@ -173,16 +173,6 @@ def test_python_lists_the_runs_that_the_command_prints(work: Path) -> None:
         list_runs()
 
 
-@pytest.mark.spec("interfaces:IF95")
-def test_unknown_members_of_a_companion_are_kept() -> None:
-    stem = asked("one")
-    file = runs() / f"{stem}.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "later": [1]}))
-    command("resume", stem, "--answer", "q0=yes", "-q")
-
-    assert ("completed", [1]) == tuple(json.loads(file.read_text())[name] for name in ("status", "later"))
-
-
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF98")
 @pytest.mark.parametrize("way", ["--no-journal", "setting"])
 def test_recording_is_disabled_by_option_and_by_setting(way: str) -> None:
@@ -320,33 +310,6 @@ def test_oldest_ended_runs_are_removed_and_resumable_ones_kept() -> None:
     assert {".lock", f"{waiting}.jsonl.mail", *left} == {path.name for path in runs().iterdir()}
 
 
-def test_run_reads_no_other_companion_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = done("first")
-    read: list[str] = []
-    known = recorded_runs.read_companion
-    monkeypatch.setattr(recorded_runs, "read_companion", lambda folder, stem: read.append(stem) or known(folder, stem))
-    command("run", "done", "second", "-q")
-
-    assert first not in read
-    assert first in {entry.stem for entry in list_recorded_runs()}
-    assert first in read
-
-
-def test_the_tools_of_a_run_do_not_show_recorded_runs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(work / "kept"))
-    Path("agents/reads.py").write_text(
-        "from stepengine import *\n\ndef handle_steps(ctx):\n"
-        "    found = yield ToolCall('code_search', {'pattern': 'canary'}, include_tool_call=False)\n"
-        "    return str(found.tool_result.data)\n\n"
-        "agent = AgentDefinition('reads', tools=['code_search'], handle_steps=handle_steps)\n"
-    )
-    done("canary")
-
-    found = command("run", "reads", "canary", "-q").stdout
-    assert "agents/reads.py" in found
-    assert "kept" not in found
-
-
 @pytest.mark.deep
 @pytest.mark.spec("requirements:X55", "interfaces:IF96")
 def test_killed_run_is_interrupted_and_resumed_as_last() -> None:
@@ -452,17 +415,6 @@ def test_trust_journal_allows_undo_except_inside_a_tool(project: Path, monkeypat
 
     command("undo", "sent.jsonl", "--cwd", "project", "--trust-journal")
     assert "as it was" == (project / "a.txt").read_text()
-
-
-def test_fork_with_restore_files_starts_from_the_earlier_files(project: Path) -> None:
-    command("fork", "--last", "--at", "1", "--restore-files", "-q")
-    assert ["three", "two"] == [(project / name).read_text() for name in ("a.txt", "new/b.txt")]
-    (project / "a.txt").write_text("by hand")
-    refused = command("fork", "--last", "--at", "0", "--restore-files", "-q", code=1)
-
-    assert "nothing was undone" in refused.stderr
-    assert "by hand" == (project / "a.txt").read_text()
-    assert 2 == len(list_recorded_runs())
 
 
 READER = """
