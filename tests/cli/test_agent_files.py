@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from stepengine.cli.commands.worker import load_module_contents
 from stepengine.errors import DefinitionError
-from tests import forked_processes
 from tests.cli.command import command
 
 TEAM = """
@@ -183,22 +181,3 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
 
     assert str(crew) == listed["boss"]["source"] == listed["kid"]["source"]
     assert re.search(r"^boss\n\S+ kid$", command("agents", "list", "--tree").stdout, re.MULTILINE)
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("forks")
-@pytest.mark.spec("generator-contract:G57")
-def test_line_without_effect_is_reported_once_with_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "worker.py"
-    file.write_text(
-        "from stepengine import STEP, AgentDefinition\n\n\ndef handle_steps(ctx):\n    STEP\n    yield from ()\n    return 'done'\n\n\n"
-        "agent = AgentDefinition('worker', handle_steps=handle_steps)\n"
-    )
-
-    ran = forked_processes.run(
-        [sys.executable, "-m", "stepengine", "run", str(file), "Go."], capture_output=True, text=True, check=False
-    )
-
-    line = f"stepengine: {file}:5: handle_steps of 'worker': STEP has no effect by itself. Write `yield STEP`."
-    assert 0 == ran.returncode
-    assert 1 == ran.stderr.splitlines().count(line)

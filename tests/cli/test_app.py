@@ -8,7 +8,6 @@ import functools
 import inspect
 import io
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -22,7 +21,7 @@ from typer.testing import Result
 
 from stepengine import load_agent
 from stepengine.cli.app import app
-from stepengine.cli.command_table import GROUPS, LISTED, UNDER
+from stepengine.cli.command_table import GROUPS, UNDER
 from stepengine.testing import failure, text, tool_call
 from tests.cli.command import command, typed
 
@@ -51,17 +50,6 @@ def ran(body: str, *options: str) -> Result:
 # --- help -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
-def test_help_goes_to_stdout_with_examples_and_exit_codes() -> None:
-    for arguments in ([], ["run"]):
-        result = command(*arguments, "--help")
-
-        assert "" == result.stderr
-        assert "stepengine run code_searcher " in result.stdout
-        for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "6 ", "130", "143"):
-            assert f"\n   {code}" in result.stdout
-
-
 def shown(*arguments: str, width: int) -> list[str]:
     """
     Return the lines of a help page on a terminal of that width, without the frames of its tables.
@@ -69,73 +57,6 @@ def shown(*arguments: str, width: int) -> list[str]:
     page = typed(*arguments, "--help", env={"COLUMNS": str(width)}).stdout
     assert max(map(len, page.splitlines())) <= width
     return [line.strip("\u2502").rstrip() for line in page.splitlines()]
-
-
-@pytest.mark.spec("ecosystem:EC140")
-def test_help_lists_every_command_in_its_group_at_80_columns() -> None:
-    lines = shown(width=80)
-    groups = [lines.index(next(line for line in lines if f"\u2500 {group} \u2500" in line)) for group in GROUPS]
-    widest = max(map(len, LISTED))
-
-    assert sorted(groups) == groups
-    for start, commands in zip(groups, GROUPS.values(), strict=True):
-        listed = lines[start + 1 : start + 1 + len(commands)]
-        first = [(inspect.getdoc(each.load()) or "").partition("\n")[0] for each in commands.values()]
-
-        assert [f" {name:{widest}}  {text}" for name, text in zip(commands, first, strict=True)] == listed
-    assert [f" {name:{widest}}  {text}" for name, (_, text, _) in UNDER.items()] == lines[
-        groups[-1] + 1 : groups[-1] + 1 + len(UNDER)
-    ]
-
-
-@pytest.mark.spec("ecosystem:EC140")
-@pytest.mark.parametrize("first", UNDER)
-def test_a_group_lists_its_commands_with_their_descriptions(first: str) -> None:
-    lines = shown(first, width=100)
-    widest = max(map(len, UNDER[first][2]))
-    texts = [(inspect.getdoc(each.load()) or "").partition("\n")[0] for each in UNDER[first][2].values()]
-
-    assert [each.text for each in UNDER[first][2].values()] == texts
-    assert {f" {name:{widest}}  {text}" for name, text in zip(UNDER[first][2], texts, strict=True)} <= {*lines}
-
-
-@pytest.mark.spec("ecosystem:EC140")
-@pytest.mark.parametrize("width", [40, 60, 200])
-def test_help_keeps_every_word_and_frame_at_any_width(width: int) -> None:
-    page = typed("--help", env={"COLUMNS": str(width)}).stdout
-    framed = [line for line in page.splitlines() if line[:1] in set("\u256d\u2502\u2570")]
-    words = " ".join(line.strip("\u2502").strip() for line in framed).split()
-
-    assert {width} == {len(line) for line in framed}
-    for commands in GROUPS.values():
-        for name, each in commands.items():
-            assert {name, *each.text.split()} <= set(words)
-
-
-def listed(**variables: str) -> str:
-    """
-    Return what the command says to its pipe.
-    """
-    return subprocess.run(
-        [sys.executable, "-m", "stepengine", "--help"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    ).stdout
-
-
-@pytest.mark.spec("ecosystem:EC140")
-def test_help_has_colours_only_when_the_environment_allows() -> None:
-    page = typed("--help", prog_name="python -m stepengine", env={"COLUMNS": "80"}).stdout
-    coloured = listed(COLUMNS="80", FORCE_COLOR="1", NO_COLOR="", TERM="xterm")
-    plain = listed(FORCE_COLOR="1", NO_COLOR="1", PYTHONIOENCODING="ascii")
-
-    assert "\x1b[" not in page
-    assert "\x1b[1;36mdemo" in coloured
-    assert page == re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain)
-    assert plain.isascii()
 
 
 HELPS = {
@@ -188,36 +109,7 @@ def test_options_and_agents_of_examples_exist(name: str) -> None:
         assert [] == [a for a in agents if not {".", "/"} & {*a} and a[0] != "-" and not there(a)], arguments
 
 
-def test_help_of_shared_options_fits_each_command() -> None:
-    """
-    A command without ``--model`` does not name it, and only one that has a recorded run speaks of it.
-    """
-    known = {
-        "resume", "replay", "fork", "extend", "show", "studio", "test", "debug", "undo", "send", "ready", "wake",
-        *[f"compare {name}" for name in UNDER["compare"][2]],
-    }  # fmt: skip
-
-    for name, parsed_command in parsed().items():
-        options = {option: getattr(each, "help", None) or "" for each in parsed_command.params for option in each.opts}
-        said = " ".join(options.values())
-
-        assert "--model" in options or "--model" not in said, name
-        assert name in known or "recorded one" not in said, name
-
-
-def test_commands_have_no_option_without_effect() -> None:
-    """
-    What only repeats a run performs nothing, so that nothing has to be allowed; `pin` prints no JSON.
-    """
-    taken = {name: {o for each in one.params for o in each.opts} for name, one in parsed().items()}
-
-    assert set() == {"--write", "--shell", "--web", "--verbose"} & taken["compare pin"]
-    assert "--json" not in taken["compare pin"]
-    assert set() == {"--cwd", "--write", "--verbose"} & taken["eval"]
-    assert set() == {"--verbose"} & (taken["compare impact"] | taken["compare blame"])
-
-
-@pytest.mark.parametrize(("name", "width"), [*[(name, 80) for name in HELPS], ("run", 160)])
+@pytest.mark.parametrize(("name", "width"), [("run", 80), ("config doctor", 80), ("run", 160)])
 def test_help_shows_indented_lines_whole_and_wraps_prose_at_words(name: str, width: int) -> None:
     """
     Also its brackets and its backslashes, which rich would take for styles.
@@ -229,24 +121,6 @@ def test_help_shows_indented_lines_whole_and_wraps_prose_at_words(name: str, wid
 
     assert indented == [line[1:] for line in lines if line[1:] in indented]
     assert " ".join(prose) in " ".join(" ".join([x for x in lines if x[1:] not in indented]).split())
-
-
-def test_no_command_prints_ten_lines_to_start_with() -> None:
-    """
-    They fit a terminal, and what they name is there; it is no mistake to type nothing.
-    """
-    result = typed()
-
-    assert (0, "") == (result.exit_code, result.stderr)
-    lines = [line for line in result.stdout.splitlines() if line]
-    assert len(lines) <= 10
-    assert max(map(len, lines)) <= 79
-    named = re.findall(r"(?:^ +|`)(?:stepengine )?([a-z]+)[ `]", result.stdout, re.MULTILINE)
-    assert (
-        {"demo", "init", "config", "run", "agents", "chat", "show", "resume", "replay"}
-        <= {*named}
-        <= {*LISTED, "stepengine"}
-    )
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["run"], ["run", "x", "--nope"]])
@@ -398,23 +272,6 @@ agent = AgentDefinition("lead", spawnable_agents=["the-helper"], handle_steps=ha
     assert "agent the-helper ended: completed" in result.stderr
 
 
-def test_nested_or_own_agent_ids_need_no_file() -> None:
-    body = """
-def deeper(ctx):
-    return (yield from AgentCall("kid", ctx.prompt + "x")) if len(ctx.prompt) < 3 else ctx.prompt
-
-def handle_steps(ctx):
-    return (yield from AgentCall("kid", "x")) if ctx.prompt else (yield from AgentCall("the-lead", "again"))
-
-kid = AgentDefinition("kid", spawnable_agents=["kid"], handle_steps=deeper)
-agent = AgentDefinition("the-lead", spawnable_agents=["the_lead", "kid", kid], handle_steps=handle_steps)
-"""
-
-    result = typed("run", agent_file(body))
-
-    assert (0, "xxx\n") == (result.exit_code, result.stdout), result.stderr
-
-
 # --- run: what goes wrong -------------------------------------------------------------------------------------------
 
 USAGE = {
@@ -465,26 +322,6 @@ def test_params_that_do_not_fit_list_every_field() -> None:
     assert "names" in result.stderr
 
 
-def test_missing_model_message_lists_variables_and_alternatives() -> None:
-    said = typed("run", "editor", "Do it.", "--write").stderr
-
-    for way in ("--model", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "STEPENGINE_MODEL", "--base-url", "stepengine demo"):
-        assert way in said
-
-
-@pytest.mark.spec("ecosystem:EC130", "interfaces:IF103")
-def test_model_option_overrides_the_environment_default(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPENGINE_MODEL", "x/default")
-    model = scripted(text("1"), text("2"), text("3"))
-    plain = agent_file('agent = AgentDefinition("mine")')
-
-    typed("run", plain)
-    typed("run", plain, "--model", "x/given")
-    typed("run", agent_file('agent = AgentDefinition("own", model="x/own")', "own"))
-
-    assert ["x/default", "x/given", "x/own"] == [call.model for call in model.calls]
-
-
 def test_agent_without_model_calls_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_MODEL", "anthropic/claude-x")
 
@@ -517,19 +354,6 @@ def test_incomplete_run_exits_with_the_code_of_its_ending(body: str, code: int, 
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert json.loads(result.stdout)["status"] in ("failed", "suspended", "max_steps")
-
-
-@pytest.mark.spec("ecosystem:EC141")
-def test_max_steps_option_ends_the_run_with_exit_code_4(scripted: Any) -> None:
-    model = scripted(*[tool_call("think_deeply", {"thought": "x"}, text="hm")] * 3)
-    body = (
-        "def h(ctx):\n    while True:\n        yield STEP\nagent = AgentDefinition('mine', model='x/y', handle_steps=h)"
-    )
-
-    result = ran(body, "--max-steps", "2")
-
-    assert 4 == result.exit_code
-    assert 3 == len(model.calls)
 
 
 def test_a_failing_model_is_one_message_and_1(scripted: Any) -> None:
@@ -693,21 +517,6 @@ def test_run_asks_for_approval_only_at_a_visible_terminal(
 
     assert status == (json.loads(output)["output"] if "--json" in options else output.strip())
     assert (status == "ok") == Path("a.txt").exists() == ("| +a" in said["stderr"].getvalue())
-
-
-@pytest.mark.spec("performance:Q13")
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--max-steps", "x"], "unable to parse string as an integer"),
-        (["--max-steps", "-4"], "greater than or equal to 0"),
-        (["--cwd"], "requires an argument"),
-    ],
-)
-def test_typer_validates_integers_and_missing_values(words: list[str], says: str) -> None:
-    result = command("run", "mine.py", *words, code=2)
-
-    assert says in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_id_equal_to_a_file_name_suggests_that_file() -> None:

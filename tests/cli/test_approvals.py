@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import command, typed
+from tests.cli.command import typed
 from tests.cli.in_process_server import run_until_settled, serve_in_process
 from tests.waits import until
 
@@ -139,19 +139,6 @@ def test_changing_tool_waits_with_a_journal_and_is_rejected_without(
     assert [0, 0, 0] == [one.exit_code for one in (resumed, replayed, allowed)], resumed.stderr + replayed.stderr
     assert resumed.stdout == replayed.stdout == allowed.stdout
     assert "milk" == (folder / "note.txt").read_text()
-
-
-@pytest.mark.spec("requirements:X121")
-def test_missing_option_message_names_the_agent_that_has_the_tool(folder: Path) -> None:
-    lead = "agent = AgentDefinition('lead', spawnable_agents=['bundled'], tools=['spawn_agents'], model='test/m')"
-    (folder / "agents").mkdir()
-    (folder / "agents" / "bundled.py").write_text(BUNDLED.replace('"write_file"]', '"web_search"]'))
-    (folder / "agents" / "a_reader.py").write_text(READER)
-    (folder / "agents" / "lead.py").write_text(f"from stepengine import AgentDefinition\n{lead}\n")
-    assert (
-        "agent 'bundled' reaches the web with web_search; allow that with --web URL"
-        in command("serve", "agents", "--port", "0", code=2).stderr
-    )
 
 
 @pytest.mark.spec("requirements:X121")

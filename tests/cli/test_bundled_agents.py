@@ -141,15 +141,6 @@ def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> 
     assert needs_model is bool(model.calls)
 
 
-def test_all_but_one_agent_teach_a_command() -> None:
-    """
-    ``context-pruner`` is for handlers, and ``improver`` has a command of its own.
-    """
-    files = {file.stem.replace("_", "-") for file in AGENTS.glob("[!_]*.py")}
-
-    assert files - {"context-pruner", "improver"} == {arguments[1].replace("_", "-") for arguments in taught()}
-
-
 @pytest.mark.spec("reliability:SC08", "reliability:FS21")
 @pytest.mark.parametrize("journal", ["run.jsonl", "logs/runs.db"])
 @pytest.mark.parametrize(

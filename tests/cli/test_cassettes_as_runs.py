@@ -43,17 +43,6 @@ def test_show_prints_model_calls_with_messages_tools_tokens_and_cost():
         assert line in shown
 
 
-def test_show_prints_one_step_and_json():
-    told = json.loads(command("show", CHAT, "--json").stdout)
-    step = command("show", CHAT, "--step", "2").stdout
-
-    assert [effect["kind"] for effect in told["effects"]] == ["model_call", "model_call"]
-    assert (told["usage"]["total_tokens"], told["cost"]) == (84, "0.000303750")
-    assert "sent to openai_chat/gpt-5" in step
-    assert "You answer the customers of a shop in one sentence." in step
-    assert "Nothing was left out" in command("show", CHAT, "--left-out").stdout
-
-
 def test_view_writes_a_page_of_one_cassette_and_of_two():
     command("show", "--html", CHAT, "-o", "one.html")
     command("show", "--html", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
@@ -76,13 +65,6 @@ def test_diff_names_the_field_of_a_request():
     assert same.strip() == "no difference"
     assert '/messages/0/content/0/text   "Where is order 17?"  ->  "Where is order 18?"' in found
     assert "/tools" in found
-
-
-def test_diff_compares_a_program_on_another_framework():
-    assert (
-        command("compare", "diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip()
-        == "no difference"
-    )
 
 
 @pytest.mark.parametrize("content", [b"", b"interactions: 5"])

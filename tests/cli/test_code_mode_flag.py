@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -48,7 +47,6 @@ listed = await list_directory(path=".")
 parts = await asyncio.gather(*[read_files(paths=[f"{n}.txt"]) for n in range(5)])
 sum(str(part).count("color") for part in parts)
 """
-ORDERS = "print(await order('tea'))"
 
 
 @pytest.fixture
@@ -103,33 +101,6 @@ def test_code_mode_makes_twenty_calls_in_one_step(folder: Path, command: Any) ->
     )
     assert 0 == replayed.exit_code, replayed.stderr
     assert '"5"' in Path("run.jsonl").read_text()
-
-
-@pytest.mark.spec("programs:PG31")
-def test_question_of_a_program_is_answered_on_the_command_line(
-    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "set.toml").write_text('[[permissions.rules]]\ndecision = "allow"\nmatch = {tool = "run_code"}\n')
-    asked = (
-        "run",
-        "reader.py",
-        "Order tea.",
-        "--code-mode",
-        "--journal",
-        "run.jsonl",
-        "--config",
-        "set.toml",
-        "--json",
-    )
-    waiting, _ = command(*asked, replies=[program(ORDERS)])
-    assert waiting.stdout, waiting.stderr
-    (question,) = json.loads(waiting.stdout)["pending_questions"]
-    assert not (folder / "ordered").exists()
-    again = ("resume", "run.jsonl", "--agent", "reader.py", "--config", "set.toml", "--trust-journal")
-    ended, _ = command(*again, "--answer", f"{question['id']}=yes", replies=[text("It is ordered.")])
-
-    assert (0, "It is ordered.\n") == (ended.exit_code, ended.stdout), ended.stderr
-    assert "tea\n" == (folder / "ordered").read_text()
 
 
 @pytest.mark.spec("programs:PG31")

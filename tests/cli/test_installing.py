@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from stepengine.cli.commands.init import INSTALL
-from stepengine.engine.projects import TEMPLATE
 from stepengine.workspace.installation import find_install_source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,21 +66,6 @@ def test_uninstalled_package_installs_from_the_working_folder(monkeypatch: pytes
     monkeypatch.setattr(metadata, "distribution", missing)
 
     assert "python -m pip install -e '.[test]'" == find_install_source().pip_install_command("test")
-
-
-def test_project_and_its_ci_install_the_vendored_wheel() -> None:
-    files = {f.name: f.read_text(encoding="utf-8") for f in TEMPLATE.rglob("*.sample")}
-
-    tested = INSTALL.format(extra="test")
-    assert tested in files["README.md.sample"]
-    assert INSTALL.format(extra="serve") in files["README.md.sample"]
-    assert f"- run: {tested}\n" in files["tests.yml.sample"]
-    assert "stepengine" not in "".join(
-        [x for x in files["pyproject.toml.sample"].splitlines() if not x.startswith("#")]
-    )
-    for text in files.values():
-        assert "install 'stepengine" not in text
-        assert "install stepengine" not in text
 
 
 @pytest.mark.deep

@@ -120,30 +120,6 @@ def test_check_write_updates_tools_and_keeps_folders_and_hosts(project: Path) ->
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
-def test_check_write_keeps_an_unreadable_declaration(project: Path) -> None:
-    file = project / "src/todo_plans/stepengine-agents.json"
-    changed(file, '"hosts": []', '"hosts": ["api.example.com"],')
-    before = file.read_text()
-    said = typed("agents", "check", project, "--write")
-
-    assert 2 == said.exit_code
-    assert "src/todo_plans/stepengine-agents.json cannot be read, and is left as it is" in " ".join(said.output.split())
-    assert before == file.read_text()
-
-
-@pytest.mark.deep
-@pytest.mark.spec("packages:PK11")
-def test_output_of_a_package_does_not_affect_its_check(tmp_path: Path) -> None:
-    prints = "import atexit, sys\nsys.stderr.buffer.write(b'\\xff\\n')\natexit.register(print, '{}')\n"
-    files = {"acme_agents/a.py": prints + AGENT, "acme_agents/stepengine-agents.json": declared()}
-    found = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
-
-    assert [] == found["problems"]
-    assert found["good"]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("packages:PK11")
 def test_check_finds_private_modules_keys_and_machine_paths(project: Path) -> None:
     (project / "private_helper.py").write_text("X = 1\n")
     changed(
@@ -173,24 +149,6 @@ def test_check_reports_a_recorded_run_that_diverges(project: Path) -> None:
 
     assert 1 == said.exit_code
     assert "todo-plans/todos does not repeat its recorded runs" in " ".join(said.output.split())
-
-
-@pytest.mark.deep
-@pytest.mark.spec("packages:PK11")
-def test_check_requires_hosts_and_folders_of_tools(tmp_path: Path) -> None:
-    files = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
-    good = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
-    assert [] == good["problems"]
-    assert ["acme/reviewer comes with no recorded run; one below recordings/ lets others try it without a key"] == good[
-        "notes"
-    ]
-
-    files["acme_agents/stepengine-agents.json"] = declared(hosts=[])
-    bad = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
-    assert ["fetch is of the category 'network', and 'hosts' is empty; say what, such as [\"api.example.com\"]"] == bad[
-        "problems"
-    ]
-    assert ["a.py names the host api.example.com, which is not among 'hosts'"] == bad["notes"]
 
 
 @pytest.mark.deep
@@ -278,16 +236,6 @@ def test_check_reads_a_wheel_and_runs_nothing_of_it(tmp_path: Path) -> None:
     good = typed("agents", "check", wheel_of(tmp_path, **harmless))
     assert 0 == good.exit_code
     assert "its code was not run" in " ".join(good.output.split())
-
-
-@pytest.mark.deep
-@pytest.mark.spec("packages:PK13")
-def test_check_import_runs_the_code_of_a_wheel(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    files = {"acme_agents/a.py": RUNS.format(mark=str(mark)) + AGENT, "acme_agents/stepengine-agents.json": declared()}
-    typed("agents", "check", wheel_of(tmp_path, **files), "--import")
-
-    assert "ran" == mark.read_text()
 
 
 def damaged(folder: Path, kind: str) -> Path:
@@ -430,21 +378,6 @@ def test_agents_list_shows_declared_wants_and_consent(installed: Path) -> None:
 
 
 @pytest.mark.spec("packages:PK6")
-def test_agents_list_warns_only_of_duplicate_agents(installed: Path) -> None:
-    alone = typed("agents", "list")
-    again = {"acme_more-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-more\nVersion: 2.0\n"}
-    again["acme_more-2.0.dist-info/entry_points.txt"] = "[stepengine.agents]\nacme = acme_more\n"
-    again |= {"acme_more/__init__.py": "", "acme_more/stepengine-agents.json": declared()}
-    for name, content in again.items():
-        (installed / name).parent.mkdir(exist_ok=True)
-        (installed / name).write_text(content)
-    twice = typed("agents", "list")
-
-    assert "neither is taken" not in alone.stderr
-    assert "'acme/reviewer' is an agent of acme-agents 1.0 and acme-more 2.0, and neither is taken" in twice.stderr
-
-
-@pytest.mark.spec("packages:PK6")
 def test_package_without_consent_is_explained_and_not_imported(installed: Path) -> None:
     said = typed("run", "acme/reviewer", "Go")
 
@@ -453,15 +386,6 @@ def test_package_without_consent_is_explained_and_not_imported(installed: Path) 
     assert "stepengine agents agree acme-agents" in said.output
     assert "a program with all of your rights" in said.output
     assert "imported" not in said.output
-
-
-@pytest.mark.spec("packages:PK6")
-def test_agree_is_rejected_inside_a_tool(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MARKER, "1")
-
-    said = typed("agents", "agree", "acme-agents")
-    assert 2 == said.exit_code
-    assert "is for people" in said.output
 
 
 def test_approve_package_is_rejected_inside_a_tool(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,49 +436,3 @@ def test_package_is_named_after_its_folder_with_a_free_module(
 
 
 # --- journals ---------------------------------------------------------------------------------------------------------
-
-ASKING = """
-from stepengine import AgentDefinition, Ask
-
-def steps(ctx):
-    answer = yield from Ask("Go on?")
-    return answer
-
-agent = AgentDefinition("reviewer", handle_steps=steps)
-"""
-
-
-@pytest.mark.spec("packages:PK9")
-def test_replay_and_impact_report_changed_and_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    site = tmp_path / "site"
-    files = {
-        "asking_agents/a.py": ASKING,
-        "asking_agents/stepengine-agents.json": declared(agents={"reviewer": {}}, hosts=[]),
-    }
-    with zipfile.ZipFile(wheel_of(tmp_path, entry="asking = asking_agents", **files)) as opened:
-        opened.extractall(site)
-    monkeypatch.syspath_prepend(str(site))
-    assert 0 == typed("agents", "agree", "acme-agents").exit_code
-    assert 3 == typed("run", "asking/reviewer", "Go", "--journal", "run.jsonl").exit_code
-    same = typed("replay", "--waiting", "run.jsonl", "--json")
-    assert (0, "asking/reviewer", []) == (
-        same.exit_code,
-        *[json.loads(same.stdout)[0][k] for k in ("agent", "packages")],
-    )
-
-    info = site / "acme_agents-1.0.dist-info"
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-agents\nVersion: 1.1\n")
-    info.rename(site / "acme_agents-1.1.dist-info")
-    other = "run.jsonl was recorded with asking/reviewer of acme-agents==1.0; installed is acme-agents==1.1"
-    told = typed("replay", "--waiting", "run.jsonl")
-    assert (0, True) == (told.exit_code, other in " ".join(told.output.split()))
-    assert other in " ".join(typed("compare", "impact", "run.jsonl", "--yes").output.split())
-    shown = json.loads(typed("show", "run.jsonl", "--json").stdout)
-    assert {"asking/reviewer": "acme-agents==1.0"} == shown["packages"]
-
-    (site / "acme_agents-1.1.dist-info").rename(tmp_path / "gone")
-    missing = typed("replay", "--waiting", "run.jsonl")
-    assert 1 == missing.exit_code
-    assert "is a run of 'asking/reviewer' of acme-agents==1.0: no agent has the id" in " ".join(missing.output.split())

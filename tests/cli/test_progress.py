@@ -16,13 +16,13 @@ from rich.console import Console
 
 from stepengine.cli.bench import make_progress
 from stepengine.cli.options import Options
-from stepengine.cli.screen.progress import LEVELS, SHOWN, ProgressDisplay, diff_lines
+from stepengine.cli.screen.progress import LEVELS, ProgressDisplay
 from stepengine.data import events as ev
 from stepengine.data.messages import ToolCallLog, ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
-from stepengine.data.usage import Spending, Usage
+from stepengine.data.usage import Usage
 
 NASTY = "[red]not markup[/red] \x1b[2J\x9b\u202e :smile: {0} %s"
 
@@ -87,15 +87,6 @@ def test_a_run_of_two_steps_reads_from_top_to_bottom() -> None:
     ]
 
 
-def test_waiting_tool_call_is_shown_as_waiting() -> None:
-    waiting = ev.ToolFinished(tool_name="release", tool_call_id="c1", result=ToolResult.pending("0.q2"), duration_ms=22)
-    assert "          < release waits, 22 ms\n" == shown(waiting)
-
-
-def test_a_step_that_never_reaches_a_model_is_not_announced() -> None:
-    assert "" == shown(ev.StepStarted(step=0, steps_remaining=50))
-
-
 EVERY_TEXT = [
     ev.TextCompleted(text=NASTY),
     ev.TextDelta(text=f"{NASTY}\n"),
@@ -128,10 +119,6 @@ def test_untrusted_text_is_shown_escaped(event: ev.Event) -> None:
     assert r"\x1b[2J\x9b\u202e" in plain
     for text in (plain, colours):
         assert set() == {c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf")}
-
-
-def test_the_live_line_shows_text_while_it_streams() -> None:
-    assert "half a sent" in on_terminal(ev.PhaseChanged(phase=RunPhase.CALLING_MODEL), ev.TextDelta(text="half a sent"))
 
 
 def test_the_live_line_counts_steps_tokens_and_cost() -> None:
@@ -191,16 +178,6 @@ def test_a_reply_that_broke_off_is_taken_back() -> None:
     assert ["(the reply was interrupted and does not count)", "whole"] == lines.splitlines()
 
 
-def test_children_are_indented_below_their_parent() -> None:
-    lines = shown(
-        ev.AgentSpawned(agent_id="kid", child_path="1", prompt="go"),
-        ev.TextCompleted(path="1", text="hello"),
-        ev.AgentFinished(agent_id="kid", child_path="1", status=RunStatus.COMPLETED),
-    )
-
-    assert ["agent kid starts: go", "  hello", "agent kid ended: completed"] == lines.splitlines()
-
-
 def test_parallel_children_are_labelled_in_the_output() -> None:
     lines = shown(
         ev.AgentSpawned(agent_id="kid", child_path="1", prompt="left", only_child=False),
@@ -242,30 +219,6 @@ def test_long_diff_is_cut_with_a_count() -> None:
 
     assert "            (60 more lines)" == lines[-1]
     assert 42 == len(lines)
-
-
-def test_summary_shows_what_the_run_spent() -> None:
-    out = io.StringIO()
-    usage = Usage(input_tokens=1000, output_tokens=50, requests=2)
-    result = RunResult(status=RunStatus.COMPLETED, state=AgentState(step_index=2), spending=Spending(usage, None))
-    ProgressDisplay(Console(file=out, highlight=False)).finish(result)
-
-    assert re.fullmatch(
-        r"completed \| 2 steps \| 0 tool calls \| 1,000 tokens in, 50 out \| cost unknown \| [\d.]+ s\n", out.getvalue()
-    )
-
-
-def test_every_kind_of_event_can_be_shown() -> None:
-    """
-    A row that fits no event would never be used.
-    """
-    assert SHOWN.keys() <= {row.cls for row in ev.EVENTS}
-
-
-def test_diff_lines_keep_their_text_and_get_colours() -> None:
-    assert [("--- a", "bold"), ("+++ b", "bold"), ("@@ x", "cyan"), ("-1", "red"), ("+2", "green"), (" 3", "")] == list(
-        diff_lines("--- a\n+++ b\n@@ x\n-1\n+2\n 3")
-    )
 
 
 def spawned(number: int, of: int) -> ev.AgentSpawned:

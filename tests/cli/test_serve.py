@@ -12,20 +12,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
-from starlette.testclient import TestClient
 
 from stepengine.server import Tokens
 from tests import forked_processes
 from tests.cli.command import command, typed
 from tests.cli.in_process_server import run_until_settled, serve_in_process
 from tests.offline import NO_NETWORK, ROOT
-from tests.waits import until
 
 SECONDS = 30
 SHOP = """
@@ -91,29 +87,6 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     process.send_signal(number)
     out, said = process.communicate(timeout=SECONDS)
     return process.returncode, out + said
-
-
-@pytest.mark.spec("studio:SV11", "interfaces:IF111")
-def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-
-    def asked(client: TestClient, thread: str, **more: Any) -> tuple[int, str]:
-        said = [{"id": "m", "role": "user", "content": "Rome"}]
-        answer = client.post("/ag-ui/asker", json={"threadId": thread, "runId": "r", "messages": said, **more})
-        return answer.status_code, answer.text
-
-    context = [{"description": "the open file", "value": "a.txt"}]
-    with serve_in_process("serve", "shop.py", "--share", "colours", "--share", "sizes") as (client, _):
-        shared = asked(client, "one", state={"colours": ["red"]}, context=context)
-        other = asked(client, "two", state={"secret": 1})
-    (journal,) = (folder / "runs").glob("*.jsonl")
-    replayed = typed("replay", journal, "--agent", "shop.py")
-
-    assert (200, 422) == (shared[0], other[0])
-    assert '"snapshot":{"colours":["red"]}' in shared[1]
-    assert "On which day?" in shared[1]
-    assert "a.txt" in journal.read_text()
-    assert "recorded with other hooks" not in replayed.output
 
 
 @pytest.mark.parametrize(
@@ -202,11 +175,6 @@ agent = AgentDefinition("asker", tools=["write_file"], handle_steps=writes)
 """
 
 
-def read_questions(client: httpx2.Client, run: str) -> list[Any]:
-    questions: list[Any] = client.get(f"/runs/{run}").json()["questions"]
-    return questions
-
-
 @pytest.mark.spec("studio:SV2")
 def test_server_undoes_written_files_and_lists_reports(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
@@ -225,24 +193,3 @@ def test_server_undoes_written_files_and_lists_reports(folder: Path, monkeypatch
     assert ["plan.txt"] == undone.json()["removed"], undone.text
     assert not (folder / "work" / "plan.txt").exists()
     assert ["nightly"] == [one["id"] for one in reports]
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("forks")
-def test_killed_server_restores_waiting_runs_and_tokens(folder: Path) -> None:
-    token = Tokens.open(folder / "tokens.json").add("web", ["read", "run", "answer"])
-    arguments = ["shop.py", "--port", "0", "--runs", "runs.db", "--tokens", "tokens.json"]
-    bearer = {"authorization": f"Bearer {token}"}
-    run = ""
-    for _ in range(2):
-        with server_process(folder, *arguments) as process:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            url = re.findall(r"http://\S+", line)[0]
-            with httpx2.Client(base_url=url, headers=bearer, timeout=SECONDS) as client:
-                run = run or client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
-                questions = until(partial(read_questions, client, run))
-            process.send_signal(signal.SIGKILL)
-
-    assert token not in line
-    assert ["On which day?"] == [one["text"] for one in questions]

@@ -165,28 +165,6 @@ def test_provider_settings_choose_addresses_and_key_variables() -> None:
     assert "NO_KEY" in said
 
 
-@pytest.mark.spec("requirements:G23", "providers:PV109")
-def test_cloud_settings_apply_only_to_their_provider() -> None:
-    user(
-        'base_urls.bedrock = "https://mine.test"\nproviders.bedrock.key = { env = "MY_KEY" }\n'
-        'base_urls.vertex = "https://other.test"\nproviders.vertex.key = { env = "MY_TOKEN" }\n'
-        'providers.bedrock_mantle.key = { env = "NO_KEY" }\nproviders.foundry.key = { env = "MY_KEY" }\n'
-    )
-    given = {"MY_KEY": "canary-canary-1", "MY_TOKEN": "canary-canary-2", "AWS_REGION": "us-east-1"}
-    shown = command(
-        "agents", "models", "--json", **given, GOOGLE_CLOUD_PROJECT="mine", ANTHROPIC_FOUNDRY_RESOURCE="mine"
-    )
-    found = {entry["prefix"]: entry for entry in json.loads(shown.stdout)}
-
-    assert "canary" not in shown.output
-    assert ["https://mine.test", "https://other.test", "https://mine.services.ai.azure.com/anthropic"] == [
-        found[name]["base_url"] for name in ("bedrock", "vertex", "foundry")
-    ]
-    assert (
-        "cannot be used: MissingKey: there is no key for 'bedrock_mantle': set NO_KEY" in found["bedrock_mantle"]["key"]
-    )
-
-
 @pytest.mark.spec("interfaces:IF98")
 def test_log_lines_and_colours_are_shown_as_set(scripted: Any) -> None:
     Path("agents/logs.py").write_text(
