@@ -374,16 +374,6 @@ def test_other_agent_or_cleared_chat_starts_without_history(chats: Any, folder: 
     ]
 
 
-@pytest.mark.spec("interfaces:IF77")
-def test_resume_continues_a_conversation_by_its_run_name(chats: Any) -> None:
-    chats(text("One."), typed="first\n")
-    chats(text("Other."), typed="another\n")
-    older = list_recorded_runs()[-1].stem
-    _, model = chats(text("Two."), typed="second\n", options=("--resume", older))
-
-    assert ["first", "One.", "second"] == [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
-
-
 @pytest.mark.spec("interfaces:IF78")
 def test_memory_shows_notes_of_project_and_user(chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled import FileMemory

@@ -5,9 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -69,36 +66,6 @@ def declared(**more: object) -> str:
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-@pytest.mark.spec("packages:PK10", "packages:PK11")
-def test_new_package_passes_its_tests_evaluation_and_check(project: Path) -> None:
-    made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-
-    def ran(*arguments: str, **variables: str) -> str:
-        command = [sys.executable, "-m", *arguments]
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=project,
-            env={**kept, **made, **variables},
-            timeout=300,
-        )
-        assert 0 == done.returncode, done.stdout + done.stderr
-        return done.stdout
-
-    plugins = ["-p", "no:cacheprovider", "-p", "syrupy", "-p", "stepengine.pytest_plugin"]
-    assert "4 passed" in ran("pytest", "-q", *plugins)
-    assert "gate pass >= 1: holds" in ran(
-        "stepengine.cli", "eval", "evals/todos.py", "--out", "results", PYTHONPATH=f"{ROOT}:src"
-    )
-    said = ran("stepengine.cli", "agents", "check")
-    assert "loads without its author's folder: todo-plans/todos" in said
-    assert "todo-plans/todos repeats its recorded runs: 1 of 1 as recorded" in said
 
 
 @pytest.mark.deep

@@ -17,7 +17,7 @@ from stepengine.errors import DefinitionError
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, program_tool
-from tests.cli.command import command, typed
+from tests.cli.command import typed
 
 from .test_packages import wheel_of
 
@@ -79,15 +79,6 @@ def test_sandboxed_file_runs_resumes_and_replays_without_import(folder: Path) ->
 
 
 @pytest.mark.spec("programs:PG40")
-def test_kept_run_resumes_in_the_sandbox_by_itself(folder: Path) -> None:
-    ran = typed("run", "sandboxed:./asker.py", "one")
-    resumed = typed("resume", "--last", "--answer", "q0=red")
-
-    assert (3, 0) == (ran.exit_code, resumed.exit_code), resumed.output
-    assert not (folder / "imported").exists()
-
-
-@pytest.mark.spec("programs:PG40")
 def test_sandboxed_setting_applies_however_the_file_is_named(folder: Path) -> None:
     (folder / "agents").mkdir()
     (folder / "agents" / "asker.py").write_text(ASKER)
@@ -111,14 +102,6 @@ def test_project_settings_cannot_change_sandboxing(folder: Path) -> None:
 
     assert "sandboxed" in said.stderr
     assert 3 == said.exit_code
-
-
-@pytest.mark.spec("programs:PG40")
-def test_sandboxed_id_without_a_file_is_rejected(folder: Path) -> None:
-    said = command("run", "sandboxed:editor", "x", code=2)
-
-    assert "no agent has the id 'sandboxed:editor'" in said.output
-    assert "Give a path such as './agents/reviewer.py'" in said.output
 
 
 @pytest.mark.spec("programs:PG40")

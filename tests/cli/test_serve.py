@@ -92,7 +92,6 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere.py"], "there is no nowhere.py"),
         (["nowhere"], "there is no nowhere; pass a Python file, a folder of agent files, or an importable module"),
         (["nowhere:make_engine"], "nowhere:make_engine makes no engine: ModuleNotFoundError"),
         (["shop:nothing"], "shop:nothing makes no engine: AttributeError"),
@@ -105,13 +104,8 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
         (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
         (["shop.py", "--runs", "everybodys"], "others may write to"),
         (["shop.py", "--runs", "shop.py"], "'shop.py' cannot be a folder of runs: File exists"),
-        (["shop.py", "--runs", "shop.py/runs.db"], "cannot be a folder of runs"),
         (["shop.py", "--reports", "shop.py"], "reports='shop.py' is not a folder"),
-        (["shop.py", "--reports", "everybodys"], "others may write to"),
         (["shop.py", "--allow-host", "a/b"], "hosts= holds 'a/b'"),
-        (["shop.py", "--cors", "*"], "cors= holds '*'"),
-        (["shop.py", "--port", "70000"], "--port"),
-        (["shop.py", "--drain", "nan"], "--drain"),
     ],
 )  # fmt: skip
 def test_invalid_serve_arguments_exit_with_2(

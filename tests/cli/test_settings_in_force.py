@@ -264,17 +264,6 @@ def entry_name() -> str:
     return name
 
 
-@pytest.mark.spec("requirements:X56", "interfaces:IF98")
-def test_model_settings_apply_to_new_runs_only(scripted: Any, boss: None) -> None:
-    user('models.helper = "set/helper"')
-    asked = ["own/boss", "set/helper", "own/boss", "named/here"]
-
-    assert asked == asks_for(scripted, "run", "boss", "go")
-    user('models.helper = "set/other"')
-    assert [] == asks_for(scripted, "replay", "--last")
-    assert ["a/all"] * 3 == asks_for(scripted, "run", "boss", "go", "--model", "a/all")[:3]
-
-
 @pytest.mark.spec("requirements:X56")
 def test_model_for_an_unknown_agent_or_provider_is_rejected(boss: None) -> None:
     said = command("run", "boss", "go", "--model", "nobody=a/one", code=2).stderr

@@ -85,15 +85,6 @@ def test_invalid_token_command_is_one_error_line(file: Path, arguments: list[str
     assert not file.exists()
 
 
-def test_unsafe_or_invalid_token_file_is_rejected_and_unchanged(file: Path) -> None:
-    for content, mode in ((b"{}", 0o600), (b"\xff", 0o600), (b"{}", 0o644)):
-        file.write_bytes(content)
-        file.chmod(mode)
-        for arguments in (["add", "ci"], ["list"], ["revoke", "ci"]):
-            assert 2 == typed(file, *arguments).exit_code
-        assert content == file.read_bytes()
-
-
 @pytest.mark.spec("studio:SV4")
 @pytest.mark.parametrize("words", [["add", "me"], ["revoke", "anna"]])
 def test_token_changes_are_rejected_inside_a_tool(

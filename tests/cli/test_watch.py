@@ -111,24 +111,6 @@ def save(file: Path, code: str) -> None:
         opened.write(code.encode().ljust(file.stat().st_size, b"\n"))
 
 
-@pytest.mark.spec("studio:ST6")
-def test_missing_file_is_watched_and_seen_at_each_save(project: Path) -> None:
-    file = project / "tally.py"
-    file.unlink()
-    with started("--at", "#2", "--json") as process:
-        first = told(process)
-        file.write_text(CODE)
-        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
-        second = told(process) if ready else {}
-        save(file, CODE.replace("total = price", "total += price"))
-        third = told(process)
-        process.kill()
-
-    assert "there is no agent file 'tally.py'" in first["problem"]
-    assert ([str(file)], "#2") == (second.get("saved"), second.get("address"))
-    assert (["~ total 40 -> 70"], [str(file)]) == (third["difference"], third["saved"])
-
-
 def _other(project: Path, code: str) -> Path:
     """
     A file as editors write one that they put in place of another.
