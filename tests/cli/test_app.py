@@ -22,7 +22,7 @@ from typer.testing import Result
 from stepengine import load_agent
 from stepengine.cli.app import app
 from stepengine.cli.command_table import GROUPS, UNDER
-from stepengine.testing import failure, text, tool_call
+from stepengine.testing import text, tool_call
 from tests.cli.command import command, typed
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -48,15 +48,6 @@ def ran(body: str, *options: str) -> Result:
 
 
 # --- help -----------------------------------------------------------------------------------------------------------
-
-
-def shown(*arguments: str, width: int) -> list[str]:
-    """
-    Return the lines of a help page on a terminal of that width, without the frames of its tables.
-    """
-    page = typed(*arguments, "--help", env={"COLUMNS": str(width)}).stdout
-    assert max(map(len, page.splitlines())) <= width
-    return [line.strip("\u2502").rstrip() for line in page.splitlines()]
 
 
 HELPS = {
@@ -109,20 +100,6 @@ def test_options_and_agents_of_examples_exist(name: str) -> None:
         assert [] == [a for a in agents if not {".", "/"} & {*a} and a[0] != "-" and not there(a)], arguments
 
 
-@pytest.mark.parametrize(("name", "width"), [("run", 80), ("config doctor", 80), ("run", 160)])
-def test_help_shows_indented_lines_whole_and_wraps_prose_at_words(name: str, width: int) -> None:
-    """
-    Also its brackets and its backslashes, which rich would take for styles.
-    """
-    lines = shown(*name.split(), width=width)
-    text = inspect.cleandoc(HELPS[name].__doc__ or "")
-    indented = [line for line in text.splitlines() if line.startswith(" ")]
-    prose = " ".join([line for line in text.splitlines() if not line.startswith(" ")]).split()
-
-    assert indented == [line[1:] for line in lines if line[1:] in indented]
-    assert " ".join(prose) in " ".join(" ".join([x for x in lines if x[1:] not in indented]).split())
-
-
 @pytest.mark.parametrize("arguments", [["nope"], ["run"], ["run", "x", "--nope"]])
 @pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
 def test_wrong_usage_is_reported_on_stderr(arguments: list[str]) -> None:
@@ -130,12 +107,6 @@ def test_wrong_usage_is_reported_on_stderr(arguments: list[str]) -> None:
 
     assert (2, "") == (result.exit_code, result.stdout)
     assert "Error" in result.stderr
-
-
-def test_the_version_is_an_option_and_no_command() -> None:
-    assert typed("--version").stdout.startswith("stepengine ")
-    assert typed("--version").stdout == typed("--version", "run").stdout
-    assert 2 == typed("version").exit_code
 
 
 # --- agents ---------------------------------------------------------------------------------------------------------
@@ -356,18 +327,6 @@ def test_incomplete_run_exits_with_the_code_of_its_ending(body: str, code: int, 
     assert json.loads(result.stdout)["status"] in ("failed", "suspended", "max_steps")
 
 
-def test_a_failing_model_is_one_message_and_1(scripted: Any) -> None:
-    from stepengine.errors import ModelError
-
-    scripted(failure(ModelError("the provider is on fire", kind="http", status=400)))
-
-    result = ran('agent = AgentDefinition("mine", model="x/y")')
-
-    assert 1 == result.exit_code
-    assert "the provider is on fire" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.spec("reliability:GN03", "ecosystem:EC141")
 @pytest.mark.parametrize("as_json", [False, True])
 def test_rejected_construction_names_lines_of_child_and_caller(as_json: bool) -> None:
@@ -386,26 +345,6 @@ agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
     assert 1 == result.exit_code
     assert [f"  {place}" for place in places] == result.stderr.splitlines()[1:]
     assert not as_json or places == json.loads(result.stdout)["error"]["notes"]
-
-
-CHILD_ASKS = """
-def h(ctx):
-    return (yield from AgentCall("kid", "go"))
-agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
-"""
-
-
-@pytest.mark.spec("requirements:G13")
-def test_unknown_provider_of_a_child_names_its_model() -> None:
-    Path("team").mkdir()
-    agent_file('agent = AgentDefinition("kid", model="antropic/claude")', "team/kid")
-    result = command("run", agent_file(CHILD_ASKS, "team/lead"), "-q", code=2)
-
-    assert "the model 'antropic/claude' names the provider 'antropic'" in result.stderr
-    assert "did you mean 'anthropic'?" in result.stderr
-    assert "needs a model" not in result.stderr
-    assert result.stderr.count("', '") <= 4
-    assert "more (`stepengine agents models` lists them)" in result.stderr
 
 
 def place_of(file: str, whose: str) -> str:
@@ -459,14 +398,6 @@ def test_system_error_is_one_line_with_a_documented_exit_code(
     assert "Traceback" not in done.stderr
     assert said in done.stderr
     assert (1 if said else 0) == len(done.stderr.splitlines())
-
-
-@pytest.mark.spec("ecosystem:EC140")
-def test_misspelt_agent_id_suggests_the_nearest_one() -> None:
-    Path("agents").mkdir()
-    agent_file(RETURNS.format(value="1").replace('"mine"', '"release-notes"'), "agents/release_notes")
-
-    assert "did you mean 'release-notes'?" in command("run", "release_note", code=2).stderr
 
 
 # --- who is asked -----------------------------------------------------------------------------------------------------

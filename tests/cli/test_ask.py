@@ -17,8 +17,6 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import Provider
 from stepengine.testing import failure, text
-from tests.faults.scripts import CHAT
-from tests.faults.server import json_answer, served, sse
 
 MODEL = "test/m"
 
@@ -119,29 +117,6 @@ def test_ask_rejects_unknown_models_missing_keys_and_bad_addresses(arguments: li
 
     assert (2, "") == (result.exit_code, result.stdout)
     assert said in result.stderr
-
-
-def test_chat_completions_server_is_asked_once_with_streaming() -> None:
-    with served(sse(*CHAT.stream("It is five.", [], "end_turn"), "fin")) as server:
-        result = ask("llama", "2 + 3?", "--base-url", f"{server.url}/v1")
-
-    assert (0, "It is five.\n") == (result.exit_code, result.stdout)
-    assert json.loads(server.requests[0][1])["stream"] is True
-    assert "30 tokens in, 12 out | " in result.stderr
-
-
-def test_wrong_key_is_reported_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
-    with served(json_answer(CHAT.error("invalid_api_key", "Incorrect key sk-secret-0123456789"), 401)) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
-        unnamed = ask("openai_chat/gpt-5", "hi")
-        monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
-        result = ask("openai_chat/gpt-5", "hi")
-
-    assert 1 == result.exit_code == unnamed.exit_code
-    assert "OPENAI_API_KEY" in result.stderr
-    assert "No key was sent: one of the environment goes only to its own host" in unnamed.stderr
-    assert "sk-secret" not in result.output
 
 
 def test_a_reply_that_arrives_in_one_piece_is_printed_once(scripted: Any) -> None:

@@ -18,25 +18,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat_screen import Chat, _shorten_status_line
-from stepengine.cli.commands.chat_commands import COMMANDS, UNDONE
+from stepengine.cli.chat_screen import Chat
+from stepengine.cli.commands.chat_commands import UNDONE
 from stepengine.cli.screen.console import Screen, TypedLines, make_console, print_markdown, show_run
 from stepengine.cli.screen.prompt import (
-    PASTE_BYTES,
     PASTED,
     AbovePromptStream,
     PromptHistory,
     PromptReader,
-    _complete_path,
     expand_attachments,
-    run_shell_command,
 )
 from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
 from stepengine.data import events as ev
@@ -90,16 +86,6 @@ def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None
 
 
 @pytest.mark.spec("interfaces:IF74")
-def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
-    for name in "uvwxyz":
-        (folder / name).write_text(name * 60_000)
-    found = expand_attachments("@u @v @w @x @y @z", folder)
-
-    assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in found.notes]
-    assert "it has more than" in found.notes[-1]
-
-
-@pytest.mark.spec("interfaces:IF74")
 def test_attached_folder_lists_names_without_secret_files(folder: Path) -> None:
     (folder / "sub/below").mkdir(parents=True)
     for name in ("b.txt", ".env", "below/deep.txt"):
@@ -110,13 +96,6 @@ def test_attached_folder_lists_names_without_secret_files(folder: Path) -> None:
     assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == found.text
     assert 1 == len(expand_attachments(f"@{'x' * 300}", folder).notes) == len(expand_attachments("@a\0b", folder).notes)
     assert ["+ sub/ (12 bytes)", True] == [found.notes[0], found.notes[1].startswith("out does not go along: ")]
-
-
-@pytest.mark.spec("interfaces:IF75")
-async def test_shell_command_shows_both_streams_and_exit_code(folder: Path) -> None:
-    said = await run_shell_command("cat a.txt; echo wrong >&2; exit 3", folder)
-
-    assert "color\nwrong\n(exit code 3)" == said
 
 
 # --- what the chat itself does ----------------------------------------------------------------------------------------
@@ -145,15 +124,6 @@ def test_fork_takes_only_an_existing_turn(chats: Any) -> None:
     assert 3 == result.stdout.count("continues from after a turn, 0 to 0")
     assert 1 == result.stdout.count("continues from after turn 1")
     assert 0 == result.exit_code
-
-
-@pytest.mark.spec("interfaces:IF78")
-def test_help_lists_every_chat_command(chats: Any) -> None:
-    result, _ = chats(typed="/help\n")
-    listed = re.findall(r"^  /(\w+) ", result.stdout, re.MULTILINE)
-
-    assert list(COMMANDS) == listed
-    assert ["quit"] == [name for name, command in COMMANDS.items() if command.run is None]
 
 
 @pytest.mark.spec("interfaces:IF78")
@@ -222,27 +192,6 @@ def test_diff_shows_written_files_during_the_turn(chats: Any) -> None:
 WORDS = st.text("ab/.", min_size=1, max_size=150)
 
 
-@given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
-def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, folder: str, width: int) -> None:
-    after = ["87 % of context left", "$0.0123"]
-    line = _shorten_status_line(model, "plan", Path("/", folder), after, width)
-    whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
-
-    assert len(line) < width
-    assert line == whole or len(whole) >= width or len(model) > 60
-    assert line.endswith(" | ".join(after)) or width < 110
-
-
-def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> None:
-    for waiting, line in ((["one", "/clear", "//two"], "one\n//two"), (["/clear", "/todos"], "/todos")):
-        for to_line in (True, False):
-            prompt = prompt_in(folder)
-            prompt._unsent = [*waiting]
-            prompt.clear_queue(to_line=to_line)
-
-            assert ((), line if to_line else "") == (prompt.waiting, prompt._draft)
-
-
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")
 def test_markdown_has_no_extra_empty_lines_and_code_is_unchanged() -> None:
     code = "def a():\n    pass\n\n\ndef b():\n    pass"
@@ -260,39 +209,6 @@ def prompt_in(folder: Path, typed: str = "") -> PromptReader:
     lines, history = TypedLines(io.StringIO(typed)), PromptHistory(chat_history_file())
     console = make_console(cast("Any", above))
     return PromptReader(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
-
-
-@pytest.mark.spec("interfaces:IF70")
-def test_paste_containing_a_placeholder_is_sent_unchanged(folder: Path) -> None:
-    prompt = prompt_in(folder)
-    texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
-    words = [prompt._fold_paste(text) for text in texts]
-
-    assert " ".join(texts) == prompt._expand_pastes(" ".join(words))
-    assert "[paste 3: 1 lines]" == prompt._expand_pastes("[paste 3: 1 lines]")
-
-
-@pytest.mark.spec("interfaces:IF70")
-def test_short_paste_stays_as_it_is_and_oversized_is_dropped(folder: Path) -> None:
-    prompt = prompt_in(folder)
-    short, wide = "line\n" * 9 + "end", "x" * 2_000
-
-    assert [short, wide, ""] == [prompt._fold_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
-    assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [
-        prompt._fold_paste(f"{short}\n"),
-        prompt._fold_paste(f"{wide}x"),
-    ]
-
-
-def test_file_completion_survives_large_folders_and_invalid_paths(folder: Path) -> None:
-    for number in range(1_100):
-        (folder / f"a{number:04}").touch()
-    (folder / "zoo").mkdir()
-
-    assert ["zoo/"] == _complete_path(folder, "zo")
-    assert (
-        [] == _complete_path(folder, "x" * 300 + "/") == _complete_path(folder, "a\0/") == _complete_path(folder, "../")
-    )
 
 
 @pytest.mark.spec("interfaces:IF67")
@@ -612,17 +528,6 @@ def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Pa
     assert (0, 0) == (replayed.exit_code, result.exit_code), (replayed.output, result.output)
     assert ["write", "more"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert "Yes." in result.stdout
-
-
-@pytest.mark.spec("interfaces:IF72")
-def test_status_line_without_a_model_names_the_script_or_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STEPENGINE_MODEL", raising=False)
-    (folder / "s.json").write_text('["Hello."]')
-    scripted = CliRunner().invoke(app, ["chat", "--script", "s.json"], input="/model\n").stdout
-    without = CliRunner().invoke(app, ["chat"], input="/model\n").stdout
-
-    assert "now: script s.json\n" in scripted
-    assert "now: no model\n" in without
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------------------

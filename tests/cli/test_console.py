@@ -27,8 +27,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from stepengine import AgentDefinition, Answer, Ask, Engine, Limits, RunStatus, tool
-from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
+from stepengine import AgentDefinition, Answer, Engine, RunStatus, tool
+from stepengine.cli import ColorScheme, ConsoleRenderer, bench
 from stepengine.cli.app import app
 from stepengine.cli.commands.chat import chat
 from stepengine.cli.screen.console import (
@@ -41,7 +41,6 @@ from stepengine.cli.screen.console import (
     Screen,
     Terminal,
     TypedLines,
-    _parse_choice,
     _permission_prompt,
     _split_markdown_blocks,
     make_console,
@@ -52,7 +51,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.errors import AnswerRejected
 from stepengine.events import PermissionDecided, PermissionRequested, PhaseChanged
-from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import ask_user_tool, file_tools, shell_tools
@@ -192,44 +191,6 @@ async def test_always_states_its_scope_and_confirms_any_input_twice(folder: Path
     ]
     assert ("type a number from 1 to 3, or Enter for none" in out) == typed.startswith(("a\n9", "a\nthe"))
     assert ([] if typed.startswith("a git") else covered) == re.findall(r"^  \d\..*", out, re.MULTILINE)
-
-
-@pytest.mark.spec("requirements:M15")
-async def test_call_that_its_tool_will_reject_is_not_asked_about(folder: Path) -> None:
-    """
-    Nobody's no is counted for it, and the record knows that no person said it.
-    """
-    wrong = [
-        tool_call("write_file", {"path": "../out", "content": ""}),
-        tool_call("str_replace", {"path": "a.txt", "replacements": [{"old_string": "nowhere", "new_string": "x"}]}),
-        tool_call("run_terminal_command", {"command": "cat a.txt | wc"}),
-    ]
-    journal = MemoryJournal()
-    engine, _ = worker(*wrong, WRITES, text("Ok."), folder=folder)
-    out = io.StringIO()
-    async with engine, engine.start("worker", "Go.", journal=journal, limits=Limits(max_denials=1)) as handle:
-        result = await ConsoleRenderer(handle, input=io.StringIO("y\n"), output=out).run()
-        again = await engine.replay(journal)
-
-    assert RunStatus.COMPLETED is result.status is again.status
-    assert 1 == out.getvalue().count("? May ")
-    assert ["error", "error", "error", "ok"] == [call.result.status for call in result.tool_calls]
-    told = [call.result.text for call in result.tool_calls]
-    assert ["outside" in told[0] or ".." in told[0], "0 times" in told[1], "needs a shell" in told[2]] == [True] * 3
-    assert 3 == b"".join(journal.content().splitlines()).count(b'"by":"refused"')
-
-
-async def test_option_descriptions_are_shown_and_not_recorded(folder: Path) -> None:
-    options = [{"label": "SQLite", "description": "One file\x1b[2J"}, {"label": "Other", "description": ""}, "None"]
-    asks = tool_call("ask_user", {"questions": [{"question": "Which?", "options": options}]})
-    journal = MemoryJournal()
-    engine, _ = worker(asks, text("Fine."), folder=folder)
-    _, out = await shown(engine, "1\n", journal=journal)
-
-    lines = out.splitlines()
-    at = lines.index("? Which?")
-    assert ["  1. SQLite", r"     One file\x1b[2J", "  2. Other", "  3. None"] == lines[at + 1 : at + 5]
-    assert b"descriptions" not in journal.content()
 
 
 WORDS = st.text("ab/. -", max_size=120)
@@ -497,26 +458,6 @@ async def test_input_during_a_run_is_sent_to_it(folder: Path) -> None:
     assert "(sent; the run reads it before its next model call)" in out.getvalue()
 
 
-@pytest.mark.spec("requirements:K3")
-async def test_an_interactor_at_a_terminal_answers_without_suspending() -> None:
-    def handle_steps(ctx: Any) -> Any:
-        first = yield from Ask("Which?", options=["red", "green"])
-        second = yield from Ask("Why?")
-        return f"{first}: {second}"
-
-    agent = AgentDefinition("asks", handle_steps=handle_steps)
-    out = io.StringIO()
-    somebody = TerminalInteractor(input=io.StringIO("blue\n2\nit is calm\n"), output=out)
-    async with Engine([agent], interactor=somebody) as engine:
-        result = await engine.run(agent)
-        again = await engine.run(agent)
-
-    assert ("green: it is calm", RunStatus.SUSPENDED) == (result.output, again.status)
-    lines = out.getvalue().splitlines()
-    assert ["? Which?", "  1. red", "  2. green", "? Why?"] == [*lines[:3], lines[4]]
-    assert "is 'blue', which is none of its options: 'red', 'green'" in lines[3]
-
-
 async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
     def answer(said: Any) -> None:
         if said == "blue":
@@ -532,12 +473,6 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 
     assert (True, [Answer(selected=("red", "green"))]) == (done, given)
     assert "there is no blue" in out.getvalue()
-
-
-def test_a_number_of_thousands_of_digits_is_a_text() -> None:
-    long = "9" * 5_000
-
-    assert long == _parse_choice(Question("q1", "Which?", ("red", "green")), long)
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------

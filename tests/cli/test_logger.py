@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, LogObserver, tool
+from stepengine import AgentDefinition, Engine, tool
 from stepengine.cli import ConsoleLogger
 from stepengine.errors import DefinitionError
-from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = pytest.mark.anyio
 
@@ -60,24 +59,6 @@ async def test_a_handler_logs_on_a_console_logger(capsys: pytest.CaptureFixture[
 def add(a: int, b: int) -> int:
     """Add."""
     return a + b
-
-
-@pytest.mark.spec("requirements:O2", "requirements:O1")
-async def test_log_observer_logs_steps_calls_results_and_end() -> None:
-    adder = AgentDefinition("adder", model="scripted/m", tools=[add])
-    out = io.StringIO()
-    log = ConsoleLogger(level="debug", file=out)
-    model = ScriptedModel([tool_call("add", {"a": 1, "b": 2}), text("Three.")])
-    async with Engine([adder], models=model, observers=[LogObserver(log)]) as engine:
-        result = await engine.run(adder, "1 + 2?")
-
-    assert [
-        "debug: step step=0 messages=1",
-        'debug: tool call data={"a": 1, "b": 2} tool=add',
-        "debug: tool result tool=add status=ok text=3",
-        "debug: step step=1 messages=3",
-        f"info: run ended agent=adder run_id={result.state.run_id} status=completed input_tokens=0 output_tokens=0",
-    ] == out.getvalue().splitlines()
 
 
 @pytest.mark.spec("reliability:UI09")

@@ -5,17 +5,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from stepengine.data.tools import ToolSpec
 from stepengine.tools.bundled import document_tools
 from stepengine.tools.bundled.names import BUNDLED
-from stepengine.tools.schemas import JsonSchema
 
 
 def typed(*arguments: str) -> Any:
@@ -52,47 +49,3 @@ def test_unknown_tool_suggests_the_nearest_one(name: str, hint: str) -> None:
 
     assert 2 == shown.exit_code
     assert hint in shown.stderr
-
-
-@pytest.mark.parametrize("one", document_tools(), ids=lambda one: one.name)
-def test_example_call_is_valid_for_its_tool(one: Any) -> None:
-    spec: ToolSpec = one.spec
-
-    assert [] == JsonSchema(one.name, spec.input_schema).issues(one.example)
-    assert one.example == BUNDLED[one.name].name.arguments(**one.example)
-    assert one.example or not one.parameters or one.name == "end_turn"
-
-
-LEAD = """
-from stepengine import AgentDefinition, ToolCall
-
-
-def help_with(ctx):
-    yield from ()
-    return f"done: {ctx.prompt}"
-
-
-def handle_steps(ctx):
-    yield ToolCall("sleep", {"seconds": 0})
-    yield ToolCall("start_agents", {"agents": [{"agent_type": "helper", "prompt": "x"}]})
-    waited = yield ToolCall("wait_agents", {})
-    return waited.tool_result.text
-
-
-helper = AgentDefinition("helper", handle_steps=help_with)
-names = ["start_agents", "wait_agents", "sleep"]
-agent = AgentDefinition("lead", handle_steps=handle_steps, spawnable_agents=[helper], tools=names)
-"""
-
-
-@pytest.mark.spec("waiting:WT10", "waiting:WT11")
-def test_agent_file_names_tools_for_waiting_and_background_agents(tmp_path: Path) -> None:
-    file = tmp_path / "lead.py"
-    file.write_text(LEAD)
-    ran = CliRunner().invoke(app, ["run", str(file), "", "--cwd", str(tmp_path), "--quiet"])
-    other = tmp_path / "watcher.py"
-    other.write_text(LEAD.replace('"sleep"]', '"sleep", "watch"]'))
-    watches = CliRunner().invoke(app, ["run", str(other), "", "--cwd", str(tmp_path)])
-
-    assert "done: x" in ran.stdout, ran.output
-    assert "runs programs with watch; allow that with --shell" in watches.output
