@@ -13,8 +13,6 @@ from stepengine import Engine, load_agent
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import search_tools
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:

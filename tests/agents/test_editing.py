@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, AgentState, AssistantMessage, RunStatus, ToolCall, UserMessage, load_agent
+from stepengine import RunStatus
 from stepengine.errors import ModelError
 from stepengine.testing import failure, text, tool_call, tool_calls
 
@@ -159,21 +159,3 @@ def test_a_proposal_that_no_longer_applies_is_reported(project: Path) -> None:
     assert "+x = 1" in result.output.unified_diff
     assert "new.py" in made
     assert "x = 1\n" == (project / "new.py").read_text()
-
-
-@pytest.mark.spec("generator-contract:B12")
-def test_children_of_the_editor_see_conversation_and_requested_change(project: Path) -> None:
-    child = load_agent("editor-multi-prompt")
-    call = {"agent_type": child.id, "prompt": "Guard it.", "params": {"prompts": ["one"]}}
-
-    def handle_steps(_: Any) -> Any:
-        yield ToolCall("spawn_agents", {"agents": [call]})
-
-    parent = AgentDefinition("asking", tools=["spawn_agents"], spawnable_agents=[child], handle_steps=handle_steps)
-    said = {"one": [propose("return 1"), "Done."], "choose": [choose("A")]}
-    history = [UserMessage("It crashes."), AssistantMessage("I see.")]
-    result, model = run(parent, project, by_strategy(said), previous=AgentState.from_messages(history))
-
-    assert ["It crashes.", "Guard it.", "Use this strategy: one"] == asked(model.calls[0])
-    assert "return 1" in (project / "shop.py").read_text()
-    assert "return 1" in result.state.message_history[-1].text

@@ -117,17 +117,6 @@ def test_each_request_differs_when_every_step_is_pruned() -> None:
     assert all(f"Now page {n} of the book." in asked[-1] for n in range(4, 8))
 
 
-@pytest.mark.spec("generator-contract:B33")
-def test_the_pruner_also_runs_as_the_root_agent(project: Path) -> None:
-    result, model = run(
-        "context-pruner", project, previous=AgentState.from_messages(LONG), params={"max_context_length": 1_500}
-    )
-
-    assert result.unwrap() is True
-    assert "What is this?" in result.state.message_history[0].text
-    assert [] == model.calls
-
-
 @pytest.mark.spec("generator-contract:B33", "generator-contract:P4")
 @pytest.mark.parametrize(("seconds", "is_pruned"), [(300, False), (301, True)])
 def test_the_pruner_measures_the_pause_between_its_calls(project: Path, seconds: int, is_pruned: bool) -> None:

@@ -5,7 +5,6 @@ One form of agent file, whichever command takes it: `agent` or `agents`, `FILE#i
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -169,15 +168,3 @@ def test_folder_loads_tools_of_its_files_and_rejects_duplicate_names(team: Path)
         load_module_contents("agents")
 
     assert ["read_files"] == found
-
-
-def test_every_agent_of_a_file_is_listed(team: Path) -> None:
-    (team / "team").rename(team / "agents")
-    (team / "agents/words.py").rename(team / "agents/_words.py")
-    crew = team / "agents/crew.py"
-    crew.write_text(crew.read_text().replace("from words", "from _words"))
-
-    listed = {each["id"]: each for each in json.loads(command("agents", "list", "--json").stdout)}
-
-    assert str(crew) == listed["boss"]["source"] == listed["kid"]["source"]
-    assert re.search(r"^boss\n\S+ kid$", command("agents", "list", "--tree").stdout, re.MULTILINE)

@@ -28,11 +28,6 @@ from tests.cli.command import command, typed
 pytestmark = pytest.mark.usefixtures("folder")
 AGENT = """
 from stepengine import *
-from pydantic import BaseModel
-
-class Params(BaseModel):
-    count: int
-    names: list[str]
 
 {body}
 """
@@ -171,18 +166,6 @@ def test_missing_output_prints_nothing() -> None:
     assert "" == ran(RETURNS.format(value="None"), "-q").stdout
 
 
-@pytest.mark.spec("reliability:UI01")
-def test_log_lines_are_shown_once_and_made_visible() -> None:
-    body = """
-def handle_steps(ctx):
-    ctx.logger.warning("careful \\x1b[2J")
-    yield from ()
-agent = AgentDefinition("mine", handle_steps=handle_steps)
-"""
-
-    assert 1 == ran(body).stderr.count(r"warning: careful \x1b[2J")
-
-
 @pytest.mark.spec("ecosystem:EC141")
 def test_json_prints_exactly_one_object_with_the_whole_result(scripted: Any) -> None:
     scripted(tool_call("add", {"a": 1, "b": 2}), text("3"))
@@ -209,23 +192,6 @@ def test_run_reads_the_prompt_from_stdin(scripted: Any) -> None:
     typed("run", agent_file('agent = AgentDefinition("mine", model="x/y")'), "-", input="from a pipe")
 
     assert "from a pipe" == model.calls[0].messages[0].text
-
-
-def test_tools_work_in_the_folder_of_cwd_and_nowhere_else(tmp_path: Path) -> None:
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "inside" / "a.txt").write_text("in")
-    (tmp_path / "out.txt").write_text("out")
-    body = """
-def handle_steps(ctx):
-    turn = yield ToolCall("read_files", {"paths": ["a.txt", "../out.txt"]})
-    return turn.tool_result.data
-agent = AgentDefinition("mine", tools=["read_files"], handle_steps=handle_steps)
-"""
-
-    inside, outside = json.loads(ran(body, "--cwd", "inside").stdout)
-
-    assert "in" == inside["content"]
-    assert "content" not in outside
 
 
 def test_spawnable_agents_are_found_beside_the_file() -> None:
@@ -280,17 +246,6 @@ def test_wrong_usage_is_one_message_without_a_traceback(name: str, options: list
     assert result.stderr.startswith("stepengine: ")
     assert 1 == result.stderr.count("stepengine: ")
     assert said in result.stderr
-
-
-@pytest.mark.spec("requirements:A13")
-def test_params_that_do_not_fit_list_every_field() -> None:
-    body = 'def h(ctx):\n    yield STEP\nagent = AgentDefinition("mine", input_schema=Params, handle_steps=h)'
-
-    result = ran(body, "--params", '{"count": "many"}')
-
-    assert 2 == result.exit_code
-    assert "count" in result.stderr
-    assert "names" in result.stderr
 
 
 def test_agent_without_model_calls_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,19 +43,6 @@ def test_show_prints_model_calls_with_messages_tools_tokens_and_cost():
         assert line in shown
 
 
-def test_view_writes_a_page_of_one_cassette_and_of_two():
-    command("show", "--html", CHAT, "-o", "one.html")
-    command("show", "--html", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
-
-    one, two = (opened(Path(name).read_text()) for name in ("one.html", "two.html"))
-    assert [row["kind"] for row in one["steps"]] == ["model", "model"]
-    for text in ("Where is order 17?", "shipped on Tuesday", "Order 17 was shipped on Tuesday."):
-        assert text in json.dumps(one["texts"])
-    assert [mark for _, _, mark, *_ in two["pairs"]] == ["~", "~"]
-    assert "Where is order 18?" in json.dumps(two["texts"])
-    assert "leave out --agent" in command("show", "--html", CHAT, "--agent", "x.py", "-o", "no.html", code=2).output
-
-
 def test_diff_names_the_field_of_a_request():
     same = command("compare", "diff", CHAT, CHAT).stdout
     found = command(

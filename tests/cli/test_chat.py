@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -187,9 +186,6 @@ def test_diff_shows_written_files_during_the_turn(chats: Any) -> None:
     result, _ = chats(WRITES, CHOOSES, text("Fine."), typed="/mode accept_edits\ngo\n/diff\n1\n")
 
     assert "b.txt" in result.stdout.partition("? Which one?")[2].partition("< ask_user ok")[0]
-
-
-WORDS = st.text("ab/.", min_size=1, max_size=150)
 
 
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")

@@ -286,21 +286,6 @@ async def test_long_text_is_cut_and_shown_whole_on_demand(folder: Path) -> None:
     assert [] == [line for line in lines if line.startswith("y yes")]
 
 
-@pytest.mark.spec("interfaces:IF73")
-@pytest.mark.parametrize(("lines", "typed"), [(300, "v\nno\n"), (3, "v\n")], ids=["cut", "whole"])
-async def test_long_question_is_shown_whole_on_demand(lines: int, typed: str) -> None:
-    """
-    Where nothing was cut, a `v` is an answer as any other.
-    """
-    out, said = io.StringIO(), []
-    console = Console(file=out, force_terminal=True, width=80, height=24, no_color=True)
-    question = Question("q", "Well?\n" + "\n".join([f"line {n}" for n in range(lines)]), allow_text=True)
-    await Terminal(console, TypedLines(io.StringIO(typed))).asked(question, said.append, None)  # type: ignore[arg-type]
-
-    assert ["no" if lines > 100 else "v"] == said
-    assert f"line {lines - 1}" in out.getvalue()
-
-
 async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None:
     engine, _ = worker(
         tool_call("write_file", {"path": "b\x1b[2J", "content": "b"}),
@@ -369,20 +354,6 @@ async def test_colours_follow_the_scheme(folder: Path, monkeypatch: pytest.Monke
 
     assert "\x1b[32m    model > write_file" in said
     assert "\x1b[1;31m? May write_file run?" in said
-
-
-@pytest.mark.spec("requirements:N16")
-@pytest.mark.parametrize("out", [Tty(), io.StringIO()], ids=["NO_COLOR", "no terminal"])
-async def test_console_has_no_colours_with_no_color_or_no_terminal(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, out: io.StringIO
-) -> None:
-    if out.isatty():
-        monkeypatch.setenv("NO_COLOR", "1")
-    engine, _ = worker(WRITES, text("Done."), folder=folder)
-    _, said = await shown(engine, "y\n", out=out)
-
-    assert "[3" not in said
-    assert "Done." in said
 
 
 # --- at a terminal ----------------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ import pytest
 
 from stepengine.workspace.installation import find_install_source
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 class Installed:
     """

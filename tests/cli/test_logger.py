@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, tool
+from stepengine import AgentDefinition, Engine
 from stepengine.cli import ConsoleLogger
 from stepengine.errors import DefinitionError
 
@@ -53,12 +53,6 @@ async def test_a_handler_logs_on_a_console_logger(capsys: pytest.CaptureFixture[
     assert (f'warn: careful why="it is late" run_id={result.state.run_id} agent_id=worker step=0\n', "") == (
         *reversed(capsys.readouterr()),
     )
-
-
-@tool(requires_permission=False)
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
 
 
 @pytest.mark.spec("reliability:UI09")

