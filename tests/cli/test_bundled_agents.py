@@ -141,23 +141,3 @@ def test_no_search_finds_the_journal_of_its_own_run(journal: str, agent: str, pa
         ["run.jsonl", "run.before-1.jsonl"] if journal == "run.jsonl" else ["runs.db", "runs.db-wal", "runs.db-shm"]
     )
     assert [] == [name for name in hidden if f'"{name}' in found or f"/{name}" in found or f"{name}:" in found]
-
-
-@pytest.mark.spec("generator-contract:L2")
-def test_published_ids_resolve_to_local_files_or_bundled_agents(folder: Path) -> None:
-    """
-    Whether they stand on the command line or in a file; the kid is held by no definition and stands in a file beside.
-    """
-    (folder / "kid.py").write_text(
-        "from stepengine import AgentDefinition\n\ndef handle_steps(ctx):\n    return 'hello'\n    yield\n\n"
-        "agent = AgentDefinition('kid', handle_steps=handle_steps)\n"
-    )
-    (folder / "boss.py").write_text(
-        "from stepengine import AgentCall, AgentDefinition\n\nKIDS = ['acme/kid@1.2.3', 'codebuff/code-searcher']\n\n"
-        "def handle_steps(ctx):\n    return (yield from AgentCall(KIDS[0]))\n\n"
-        "agent = AgentDefinition('boss', spawnable_agents=KIDS, handle_steps=handle_steps)\n"
-    )
-    searched = '{"search_queries": [{"pattern": "total"}]}'
-
-    assert "hello\n" == command("run", "boss.py", "-q").stdout
-    assert "shop.py" in command("run", "codebuff/code-searcher@0.0.1", "--params", searched, "-q").stdout

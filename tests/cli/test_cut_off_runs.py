@@ -168,26 +168,6 @@ def test_damaged_journal_is_not_called_resumable() -> None:
     assert "repair" not in said  # there is nothing to keep
 
 
-@pytest.mark.spec("reliability:JR02")
-@pytest.mark.parametrize(
-    ("way", "content"),
-    [
-        *[("show", content) for content in ("agent = 1", "agent = 1\n", "import os\n\nagent = 1\n", "\n\n", "{}\n")],
-        *[
-            (way, "import os\n\nagent = 1\n")
-            for way in ("resume", "replay", "undo", "resume --on-divergence extend", "fork")
-        ],
-    ],
-)
-def test_file_that_is_no_journal_is_rejected_and_unchanged(way: str, content: str) -> None:
-    Path("notes.py").write_text(content)
-    more = ["--at", "0"] if way == "fork" else []
-    result = command(*way.split(), "notes.py", *more, code=1)
-
-    assert "notes.py is not a journal" in result.stdout + result.stderr
-    assert content == Path("notes.py").read_text()
-
-
 @pytest.mark.spec("replay:J1")
 def test_one_sqlite_file_holds_many_runs_named_after_a_hash() -> None:
     first = command("run", "payer", "--journal", "runs.db", "-q", code=3)

@@ -12,7 +12,6 @@ from stepengine import (
     Change,
     Engine,
     Hooks,
-    Perform,
     RunStatus,
     ToolCall,
     ToolContext,
@@ -20,7 +19,6 @@ from stepengine import (
     tool,
 )
 from stepengine.data.limits import DEFAULT_LIMITS
-from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import agent_tool
@@ -52,11 +50,6 @@ def recall(ctx: ToolContext) -> str:
 
 def agent(agent_id: str = "desk", **fields: Any) -> AgentDefinition:
     return AgentDefinition(agent_id, model=f"test/{agent_id}", **fields)
-
-
-def coded(handle_steps: Any, **fields: Any) -> AgentDefinition:
-    """Return an agent without a model."""
-    return AgentDefinition("desk", handle_steps=handle_steps, **fields)
 
 
 def said(request: Any) -> list[str]:
@@ -214,26 +207,3 @@ async def test_history_keeps_the_arguments_of_the_model() -> None:
 
 
 # --- LangGraph ------------------------------------------------------------------------------------------------------
-
-
-async def test_failed_run_continues_in_a_fork_alone() -> None:
-    calls: list[str] = []
-
-    def second() -> int:
-        calls.append("second")
-        if len(calls) == 2:
-            raise RuntimeError("down")
-        return 2
-
-    def handle_steps(ctx: Any) -> Any:
-        first = yield from Perform(lambda: calls.append("first") or 1)
-        return first + (yield from Perform(second))
-
-    journal = MemoryJournal()
-    async with Engine([coded(handle_steps)]) as engine:
-        await engine.run("desk", "Hi.", journal=journal)
-        resumed = await engine.resume(journal)
-        forked = await engine.fork(journal, at=0, allow_repeat=True)
-
-    assert (RunStatus.FAILED, 3) == (resumed.status, forked.output)
-    assert ["first", "second", "second"] == calls

@@ -1,6 +1,6 @@
 """
-The pages about durable runs are so: their files are pasted and edited, their commands run against a private database, their workers die; each
-row of the table of what is the same is held, and what is extrapolated follows from what was measured.
+The pages about durable runs are so: their files are pasted and edited, their commands run against a private database, their workers die; what
+the table of what is the same refuses is refused.
 """
 
 from __future__ import annotations

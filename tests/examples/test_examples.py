@@ -174,33 +174,6 @@ def test_chaos_finds_the_careless_handler_only(tmp_path: Path, monkeypatch: pyte
     assert (0, True) == (said.exit_code, "everything held" in said.output)
 
 
-@pytest.mark.anyio
-async def test_redis_sessions_store_history_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The client is one that answers as Redis does: bytes, and keys whose time is over are gone.
-    """
-    import fakeredis
-
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    import redis_sessions
-
-    async with fakeredis.FakeAsyncRedis() as client:
-        said = [await redis_sessions.message(client, words) for words in ("A table, please.", "four")]
-        store = redis_sessions.RedisSessions(client)
-        history, unknown = await store.get_history("ann:7"), await store.get_history("ben:1")
-        await store.set_cached("weather", {"sky": "grey"}, ttl=600)
-        await store.set_cached("for ever", [1])
-        cached, lives = await store.get_cached("weather"), await client.ttl("stepengine:cache:weather")
-        await client.delete("stepengine:cache:weather")
-
-        assert ["For how many?", "A table for four."] == said
-        assert ("A table, please.", "I will see to it.", []) == (history[0].text, history[-1].text, list(unknown))
-        assert ({"sky": "grey"}, [1], None) == (
-            cached, await store.get_cached("for ever"), await store.get_cached("weather"),
-        )  # fmt: skip
-        assert 0 < lives <= 600
-
-
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name not in READ], ids=lambda e: e.name)
 def test_an_example_runs_offline(example: Path, tmp_path: Path) -> None:
