@@ -197,9 +197,15 @@ def test_without_the_sandbox_the_run_fails_before_a_model_call(project: Path, mo
 
 
 @pytest.mark.spec("generator-contract:B35")
-def test_the_approval_shows_file_permissions_and_trial_run(project: Path) -> None:
-    result, _ = built(project, draft())
-    (question,) = result.pending_questions
+def test_an_unattended_run_asks_and_another_process_files_the_agent(project: Path) -> None:
+    """
+    The question shows the file, what it may do and its trial run.
+    """
+    journal = str(project / "built.jsonl")
+    waiting, _ = built(project, draft(), journal=journal)
+    assert RunStatus.SUSPENDED is waiting.status
+    assert [] == written(project)
+    (question,) = waiting.pending_questions
     details: Any = question.details
 
     assert EXAMPLE.rstrip("\n") in question.text
@@ -213,14 +219,6 @@ def test_the_approval_shows_file_permissions_and_trial_run(project: Path) -> Non
         assert line in question.text
     assert (FILED, EXAMPLE) == (details["path"], details["content"])
     assert ("file it", "send it back", "drop it") == question.options
-
-
-@pytest.mark.spec("generator-contract:B35")
-def test_an_unattended_run_suspends_and_another_process_files_it(project: Path) -> None:
-    journal = str(project / "built.jsonl")
-    waiting, _ = built(project, draft(), journal=journal)
-    assert RunStatus.SUSPENDED is waiting.status
-    assert [] == written(project)
 
     with Engine([load_agent("agent-builder")], tools_of(project), ScriptedModel([]), default_model="x/y") as engine:
         resumed = engine.resume_sync(journal, answers={"file-1": "file it"})
