@@ -21,7 +21,7 @@ from typer.testing import Result
 
 from stepengine import load_agent
 from stepengine.cli.app import app
-from stepengine.cli.command_table import GROUPS, UNDER
+from stepengine.cli.command_table import GROUPS, LISTED, UNDER
 from stepengine.testing import text, tool_call
 from tests.cli.command import command, typed
 
@@ -95,6 +95,24 @@ def test_options_and_agents_of_examples_exist(name: str) -> None:
         assert [] == [a for a in agents if not {".", "/"} & {*a} and a[0] != "-" and not there(a)], arguments
 
 
+def test_no_command_prints_ten_lines_to_start_with() -> None:
+    """
+    They fit a terminal, and what they name is there; it is no mistake to type nothing.
+    """
+    result = typed()
+
+    assert (0, "") == (result.exit_code, result.stderr)
+    lines = [line for line in result.stdout.splitlines() if line]
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 79
+    named = re.findall(r"(?:^ +|`)(?:stepengine )?([a-z]+)[ `]", result.stdout, re.MULTILINE)
+    assert (
+        {"demo", "init", "config", "run", "agents", "chat", "show", "resume", "replay"}
+        <= {*named}
+        <= {*LISTED, "stepengine"}
+    )
+
+
 @pytest.mark.parametrize("arguments", [["nope"], ["run"], ["run", "x", "--nope"]])
 @pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
 def test_wrong_usage_is_reported_on_stderr(arguments: list[str]) -> None:
@@ -102,6 +120,12 @@ def test_wrong_usage_is_reported_on_stderr(arguments: list[str]) -> None:
 
     assert (2, "") == (result.exit_code, result.stdout)
     assert "Error" in result.stderr
+
+
+def test_the_version_is_an_option_and_no_command() -> None:
+    assert typed("--version").stdout.startswith("stepengine ")
+    assert typed("--version").stdout == typed("--version", "run").stdout
+    assert 2 == typed("version").exit_code
 
 
 # --- agents ---------------------------------------------------------------------------------------------------------

@@ -91,6 +91,12 @@ def test_chaos_rejects_invalid_options(words: tuple[str, ...], part: str) -> Non
     assert part in " ".join(chaos("pass", *words, code=Exit.USAGE).stderr.split())
 
 
+def test_only_the_kinds_that_were_named_happen() -> None:
+    told = json.loads(chaos("pass", "--faults", "crash, crash_after", "-n", "20", "--json").stdout)
+
+    assert set(told["faults"]) <= {"crash", "crash_after"}
+
+
 def test_options_of_chaos_need_chaos() -> None:
     said = CliRunner().invoke(app, ["test", "run.jsonl", "--seed", "3"])
 

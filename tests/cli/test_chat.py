@@ -18,19 +18,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat_screen import Chat
+from stepengine.cli.chat_screen import Chat, _shorten_status_line
 from stepengine.cli.commands.chat_commands import UNDONE
 from stepengine.cli.screen.console import Screen, TypedLines, make_console, print_markdown, show_run
 from stepengine.cli.screen.prompt import (
+    PASTE_BYTES,
     PASTED,
     AbovePromptStream,
     PromptHistory,
     PromptReader,
+    _complete_path,
     expand_attachments,
 )
 from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
@@ -82,6 +86,16 @@ def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None
     assert f'{said.replace("@@", "@")}\n\n<file path="a.txt">\ncolor\n\n</file>' == found.text
     assert "+ a.txt (6 bytes)" == found.notes[0]
     assert ["../outside.txt", "link", ".env", "large", "bytes", "none"] == refused
+
+
+@pytest.mark.spec("interfaces:IF74")
+def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
+    for name in "uvwxyz":
+        (folder / name).write_text(name * 60_000)
+    found = expand_attachments("@u @v @w @x @y @z", folder)
+
+    assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in found.notes]
+    assert "it has more than" in found.notes[-1]
 
 
 @pytest.mark.spec("interfaces:IF74")
@@ -188,6 +202,30 @@ def test_diff_shows_written_files_during_the_turn(chats: Any) -> None:
     assert "b.txt" in result.stdout.partition("? Which one?")[2].partition("< ask_user ok")[0]
 
 
+WORDS = st.text("ab/.", min_size=1, max_size=150)
+
+
+@given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
+def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, folder: str, width: int) -> None:
+    after = ["87 % of context left", "$0.0123"]
+    line = _shorten_status_line(model, "plan", Path("/", folder), after, width)
+    whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
+
+    assert len(line) < width
+    assert line == whole or len(whole) >= width or len(model) > 60
+    assert line.endswith(" | ".join(after)) or width < 110
+
+
+def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> None:
+    for waiting, line in ((["one", "/clear", "//two"], "one\n//two"), (["/clear", "/todos"], "/todos")):
+        for to_line in (True, False):
+            prompt = prompt_in(folder)
+            prompt._unsent = [*waiting]
+            prompt.clear_queue(to_line=to_line)
+
+            assert ((), line if to_line else "") == (prompt.waiting, prompt._draft)
+
+
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")
 def test_markdown_has_no_extra_empty_lines_and_code_is_unchanged() -> None:
     code = "def a():\n    pass\n\n\ndef b():\n    pass"
@@ -205,6 +243,39 @@ def prompt_in(folder: Path, typed: str = "") -> PromptReader:
     lines, history = TypedLines(io.StringIO(typed)), PromptHistory(chat_history_file())
     console = make_console(cast("Any", above))
     return PromptReader(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
+
+
+@pytest.mark.spec("interfaces:IF70")
+def test_paste_containing_a_placeholder_is_sent_unchanged(folder: Path) -> None:
+    prompt = prompt_in(folder)
+    texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
+    words = [prompt._fold_paste(text) for text in texts]
+
+    assert " ".join(texts) == prompt._expand_pastes(" ".join(words))
+    assert "[paste 3: 1 lines]" == prompt._expand_pastes("[paste 3: 1 lines]")
+
+
+@pytest.mark.spec("interfaces:IF70")
+def test_short_paste_stays_as_it_is_and_oversized_is_dropped(folder: Path) -> None:
+    prompt = prompt_in(folder)
+    short, wide = "line\n" * 9 + "end", "x" * 2_000
+
+    assert [short, wide, ""] == [prompt._fold_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
+    assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [
+        prompt._fold_paste(f"{short}\n"),
+        prompt._fold_paste(f"{wide}x"),
+    ]
+
+
+def test_file_completion_survives_large_folders_and_invalid_paths(folder: Path) -> None:
+    for number in range(1_100):
+        (folder / f"a{number:04}").touch()
+    (folder / "zoo").mkdir()
+
+    assert ["zoo/"] == _complete_path(folder, "zo")
+    assert (
+        [] == _complete_path(folder, "x" * 300 + "/") == _complete_path(folder, "a\0/") == _complete_path(folder, "../")
+    )
 
 
 @pytest.mark.spec("interfaces:IF67")
@@ -284,6 +355,16 @@ def test_other_agent_or_cleared_chat_starts_without_history(chats: Any, folder: 
         [m.text for m in call.messages if m.role == "user" and m.text in ("first", "second", "third")]
         for call in model.calls
     ]
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_resume_continues_a_conversation_by_its_run_name(chats: Any) -> None:
+    chats(text("One."), typed="first\n")
+    chats(text("Other."), typed="another\n")
+    older = list_recorded_runs()[-1].stem
+    _, model = chats(text("Two."), typed="second\n", options=("--resume", older))
+
+    assert ["first", "One.", "second"] == [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
 
 
 @pytest.mark.spec("interfaces:IF78")
@@ -376,19 +457,6 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
     assert re.search(r"  price    input \$[\d.]+, output \$[\d.]+.* per million tokens", result.stdout)
     assert "names the provider 'nowhere'" in refused.stdout
     assert "from the next turn on" not in refused.stdout
-
-
-@pytest.mark.spec("interfaces:IF78")
-def test_agents_command_shows_a_tree(chats: Any) -> None:
-    Path("boss.py").write_text(
-        "from stepengine import AgentDefinition\nkid = AgentDefinition('kid')\n"
-        "agent = AgentDefinition('boss', tools=['spawn_agents'], spawnable_agents=[kid])\n"
-    )
-    result, _ = chats(typed="/agent boss.py\n/agents\n")
-
-    assert ["boss", "boss", "kid"] == [  # the one of now, and the tree
-        line.split()[-1] for line in result.stdout.splitlines() if line.endswith(("boss", "kid"))
-    ]
 
 
 @pytest.mark.spec("interfaces:IF77")

@@ -41,6 +41,7 @@ from stepengine.cli.screen.console import (
     Screen,
     Terminal,
     TypedLines,
+    _parse_choice,
     _permission_prompt,
     _split_markdown_blocks,
     make_console,
@@ -51,7 +52,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.errors import AnswerRejected
 from stepengine.events import PermissionDecided, PermissionRequested, PhaseChanged
-from stepengine.journal import FileJournal
+from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import ask_user_tool, file_tools, shell_tools
@@ -193,6 +194,19 @@ async def test_always_states_its_scope_and_confirms_any_input_twice(folder: Path
     assert ([] if typed.startswith("a git") else covered) == re.findall(r"^  \d\..*", out, re.MULTILINE)
 
 
+async def test_option_descriptions_are_shown_and_not_recorded(folder: Path) -> None:
+    options = [{"label": "SQLite", "description": "One file\x1b[2J"}, {"label": "Other", "description": ""}, "None"]
+    asks = tool_call("ask_user", {"questions": [{"question": "Which?", "options": options}]})
+    journal = MemoryJournal()
+    engine, _ = worker(asks, text("Fine."), folder=folder)
+    _, out = await shown(engine, "1\n", journal=journal)
+
+    lines = out.splitlines()
+    at = lines.index("? Which?")
+    assert ["  1. SQLite", r"     One file\x1b[2J", "  2. Other", "  3. None"] == lines[at + 1 : at + 5]
+    assert b"descriptions" not in journal.content()
+
+
 WORDS = st.text("ab/. -", max_size=120)
 
 
@@ -284,6 +298,21 @@ async def test_long_text_is_cut_and_shown_whole_on_demand(folder: Path) -> None:
     assert "| (24 more lines; v shows them)" in lines
     assert 36 + 60 == lines.count("| +y yes, n no > y")
     assert [] == [line for line in lines if line.startswith("y yes")]
+
+
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize(("lines", "typed"), [(300, "v\nno\n"), (3, "v\n")], ids=["cut", "whole"])
+async def test_long_question_is_shown_whole_on_demand(lines: int, typed: str) -> None:
+    """
+    Where nothing was cut, a `v` is an answer as any other.
+    """
+    out, said = io.StringIO(), []
+    console = Console(file=out, force_terminal=True, width=80, height=24, no_color=True)
+    question = Question("q", "Well?\n" + "\n".join([f"line {n}" for n in range(lines)]), allow_text=True)
+    await Terminal(console, TypedLines(io.StringIO(typed))).asked(question, said.append, None)  # type: ignore[arg-type]
+
+    assert ["no" if lines > 100 else "v"] == said
+    assert f"line {lines - 1}" in out.getvalue()
 
 
 async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None:
@@ -444,6 +473,12 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 
     assert (True, [Answer(selected=("red", "green"))]) == (done, given)
     assert "there is no blue" in out.getvalue()
+
+
+def test_a_number_of_thousands_of_digits_is_a_text() -> None:
+    long = "9" * 5_000
+
+    assert long == _parse_choice(Question("q1", "Which?", ("red", "green")), long)
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------

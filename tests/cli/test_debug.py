@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from stepengine import Engine, load_agent
 from stepengine.cli.app import app
+from stepengine.errors import ModelError
 from stepengine.journal import FileJournal, diff
-from stepengine.testing import ScriptedModel, text
+from stepengine.testing import ScriptedModel, failure, text
 from tests import forked_processes
 from tests.cli.recordings import copy_recording, recording
+from tests.evaluation.runs import KEY
 
 from .terminal import Person, people
 
@@ -266,6 +268,44 @@ def test_where_hooks_request_and_diff_describe_the_position(folder: Path, way: s
     assert "1" == still["text"]
 
 
+@pytest.mark.spec("provenance:PV13")
+def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        **{'f"a{number}"': 'f"a{number}" if number else "go"', 'AgentCall(child, "y")': f"AgentCall(child, {KEY!r})"},
+    )
+    agent = load_agent(tmp_path / "worker.py")
+    with Engine([agent], models=ScriptedModel([text(f"reply {n}") for n in range(3)])) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+
+    answers = objects(
+        tmp_path, "origins", "goto #1", "origins", "goto #3", "origins", "goto #7", "origins", "origins a1", "origins z9",
+        way="paused",
+    )  # fmt: skip
+    none, mine, handlers, child, value, missing = [answer["origins"] for answer in answers if "origins" in answer]
+
+    assert [] == none == missing
+    assert ["path go: from your request"] == mine
+    assert ["path a1: written by the model; not in your request"] == handlers
+    assert child[0].startswith("prompt <redacted:")
+    assert "from the result of read('a1') in step 2" in value
+    assert "no call with arguments waits here" in debug(tmp_path, "origins", way="paused").stdout
+    assert KEY not in debug(tmp_path, "goto #7", "origins", way="paused").stdout
+
+
+@pytest.mark.spec("evaluation:JG24")
+def test_results_and_failures_are_shown_in_full(folder: Path) -> None:
+    (folder / "run.jsonl").unlink()
+    agent = load_agent(folder / "worker.py")
+    said = "there is no such place: " + "far away, " * 40
+    with Engine([agent], models=ScriptedModel([failure(ModelError(f"{said}\x1b[2J"))])) as engine:
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+
+    result, reply = objects(folder, "result", "reply", way="paused")
+
+    assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
+
+
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG5")
 @pytest.mark.parametrize("way", WAYS)
 def test_fork_with_another_result_becomes_current_until_parent(folder: Path, way: str) -> None:
@@ -287,6 +327,21 @@ def test_fork_with_another_result_becomes_current_until_parent(folder: Path, way
     assert "#3" == back["address"]
     assert before == (folder / "run.jsonl").read_bytes()
     assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
+
+
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG86")
+def test_live_fork_estimates_the_cost_of_the_remaining_run(folder: Path) -> None:
+    (folder / "run.jsonl").unlink()
+    agent = load_agent(folder / "worker.py")
+    with Engine([agent], models=ScriptedModel([text("reply", cost="0.01") for _ in range(3)])) as engine:
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+
+    *_, second, in_child = objects(
+        folder, "goto 2", "fork --live --into a.jsonl", "goto 6#1", "fork --live --into b.jsonl", way="paused"
+    )[1::2]
+
+    assert "about $0.0200 to $0.0400" in second["error"]
+    assert "about $0.0000 to $0.0000" in in_child["error"]
 
 
 @pytest.mark.deep

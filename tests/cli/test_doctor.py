@@ -67,6 +67,16 @@ def test_doctor_without_findings_exits_with_0_and_writes_nothing(tmp_path: Path)
     assert not (tmp_path / "state").exists()
 
 
+def test_doctor_reports_set_keys_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+
+    result = doctor()
+
+    assert "anthropic: ANTHROPIC_API_KEY is set" in result.stdout
+    assert KEY not in result.output
+    assert result.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [

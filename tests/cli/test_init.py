@@ -117,6 +117,36 @@ def test_cd_hint_is_quoted_for_any_folder_name(tmp_path: Path, monkeypatch: pyte
     assert "\n  cd " not in said
 
 
+def test_missing_studio_packages_are_installed_from_the_vendored_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.cli.commands.init.find_spec", lambda name: None if name == "uvicorn" else name)
+    said = made(tmp_path).output
+
+    assert '\n  python -m pip install "$(ls vendor/stepengine-*.whl)[serve]"\n      for the studio\n' in said
+    assert "[test]" not in said
+
+
+def test_other_python_on_path_gets_an_activation_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Somebody who typed ``.venv/bin/stepengine init`` has no ``python`` on the path, or one without stepengine.
+    """
+    scripts = tmp_path / "of me/bin"
+    scripts.mkdir(parents=True)
+    for name in ("python", "activate"):
+        (scripts / name).touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(scripts / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    outside = made(tmp_path / "a").output
+    monkeypatch.setenv("PATH", str(scripts))
+    inside = made(tmp_path / "b").output
+
+    entered = f"\n  . '{scripts}/activate'\n"
+    assert entered in outside
+    assert outside.index(entered) < outside.index("python -m pip wheel")
+    assert "activate" not in inside
+
+
 @pytest.mark.parametrize("path", ["README.md", JOURNAL])
 def test_existing_file_prevents_init_and_is_named(tmp_path: Path, path: str) -> None:
     mine = tmp_path / path

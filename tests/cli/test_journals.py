@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 from stepengine import AgentDefinition, Engine, Hooks, load_agent, tool
 from stepengine.cli import bench
 from stepengine.cli.app import app
+from stepengine.cli.options import Options
+from stepengine.cli.perform import format_resume_command
 from stepengine.context import summarize
-from stepengine.errors import JournalCorrupt
+from stepengine.errors import JournalCorrupt, ModelError
 from stepengine.journal import FileJournal
 from stepengine.journal.records import encode_line
 from stepengine.journal.show import render, run_tree
@@ -183,6 +185,11 @@ def test_divergence_exits_with_5_and_names_step_line_field(ended: str, old: str,
     assert "0 of 1 as recorded, 1 diverged, 0 failed" in tested
 
 
+def test_replay_with_another_model_explains_the_option(asked: str) -> None:
+    message = command("replay", asked, "--model", "test/other", "-q", code=5).stderr
+    assert "the recorded model is taken without --model" in message
+
+
 @pytest.mark.spec("requirements:O7", "generator-contract:T34")
 def test_show_prints_requests_and_results_step_by_step(ended: str) -> None:
     shown = command("show", ended).stdout
@@ -277,6 +284,31 @@ def test_fork_records_another_outcome_in_a_new_file(ended: str, scripted: Any) -
     assert f"  run {fork} of " in shown.splitlines()[0]
     assert f"forked from run {parent} at " in shown
     assert Path(ended).read_bytes() == before
+
+
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9")
+def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
+    agent = edited("You help.", "You hinder.")
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("fork", ended, "--agent", agent, "--tools", "recorded")
+    assert said.stdout == "ONE yes\n"
+    assert (
+        "from #1 on: 2 model calls, 0 reused; of tools 1 answered from the record, 0 simulated, 0 performed"
+        in said.stderr
+    )
+    assert "the new run is recorded in run.fork-difference.jsonl" in said.stderr
+    assert Path("done.txt").read_text() == "onetwo"
+    assert command("replay", "run.fork-difference.jsonl", "--agent", agent, "-q").stdout == "ONE yes\n"
+
+    scripted(tool_call("shout", {"text": "three"}), text("fine"))
+    stopped = command("fork", ended, "--at", "0", "--tools", "recorded", "--fresh", "--into", "b.jsonl", code=5)
+    assert "tool_call shout with this input is not recorded" in stopped.stderr
+    scripted(tool_call("shout", {"text": "three"}), text("fine"))
+    command("fork", ended, "--at", "0", "--tools", "working-copy", "--fresh", "--into", "c.jsonl", "-q")
+    assert Path("done.txt").read_text() == "onetwothree"
+    assert (
+        "nothing differs from the record" in command("fork", ended, "--tools", "recorded", "--into", "d.jsonl").stderr
+    )
 
 
 @pytest.mark.spec("evaluation:JG7")
@@ -411,6 +443,15 @@ def test_resume_hint_has_every_needed_option(scripted: Any) -> None:
     assert command(*words, "-q").stdout == "ONE yes\n"
 
 
+def test_format_resume_command_repeats_only_needed_options(elsewhere: Path) -> None:
+    Path("sub").mkdir()
+    options = Options(agent="agents/desk.py", journal="a run.jsonl", model="t/m", quiet=True)
+    assert format_resume_command(options, "desk") == "stepengine resume 'a run.jsonl'"
+    assert format_resume_command(options) == "stepengine resume 'a run.jsonl' --agent agents/desk.py"
+    options = Options(agent="desk", journal="r", base_url="http://x/v1", cwd=Path("sub"), write=True)
+    assert format_resume_command(options, "desk") == "stepengine resume r --base-url http://x/v1 --cwd sub --write"
+
+
 @pytest.mark.spec("replay:D10", "replay:D1", "replay:Y18")
 def test_commands_suggested_after_a_divergence_work(ended: str, scripted: Any) -> None:
     agent = edited("Ship it?", "Sink it?")
@@ -470,6 +511,19 @@ def test_extend_asks_before_repeating_tools_and_keeps_a_backup(ended: str, scrip
     assert "kept 1 of 5 effects, recorded 4 new ones; as it was: run.before-1.jsonl" in said
     assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
     assert "needs --on-divergence extend" in command("resume", ended, "--allow-repeat", code=2).stderr
+
+
+@pytest.mark.spec("replay:D10")
+def test_failed_extend_leaves_the_file_unchanged(ended: str, scripted: Any) -> None:
+    def refuse(request: Any) -> Any:
+        msg = "no"
+        raise ModelError(msg)
+
+    before = Path(ended).read_bytes()
+    scripted(refuse)
+    said = command(*EXTEND, ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
+    assert "run.jsonl stays as it was" in said
+    assert Path(ended).read_bytes() == before
 
 
 @pytest.mark.spec("ecosystem:EC141")
@@ -608,3 +662,20 @@ def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scrip
     assert "--live is for one run" in command("replay", "--waiting", "--live", "perform", code=2).stderr
     assert "--on-divergence needs --waiting" in command("replay", "more", "--on-divergence", "keep", code=2).stderr
     assert "are several runs" in command("replay", "more/a.jsonl", "more/b.jsonl", code=2).stderr
+
+
+@pytest.mark.spec("requirements:X58", "requirements:X55")
+def test_replay_waiting_without_names_checks_the_runs_of_the_folder(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(Path("state").absolute()))
+    assert "0 waiting" in command("replay", "--waiting").stdout
+    assert "there is no run" in command("replay", "--waiting", "--last", code=2).stderr
+    for _ in range(2):
+        scripted(tool_call("shout", {"text": "two"}), text("fine"))
+        command("run", "desk", "go", "--model", "test/m", "-q", code=3)
+    scripted()
+    assert "2 waiting: 2 can be resumed" in command("replay", "--waiting").stdout
+    command("resume", "--last", "--answer", "q4=yes", "-q")
+    assert "1 waiting: 1 can be resumed" in command("replay", "--waiting").stdout
+    assert "1 waiting: 1 can be resumed" in command("replay", "--waiting", "--last").stdout

@@ -85,6 +85,19 @@ def test_check_write_updates_tools_and_keeps_folders_and_hosts(project: Path) ->
 
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
+def test_check_write_keeps_an_unreadable_declaration(project: Path) -> None:
+    file = project / "src/todo_plans/stepengine-agents.json"
+    changed(file, '"hosts": []', '"hosts": ["api.example.com"],')
+    before = file.read_text()
+    said = typed("agents", "check", project, "--write")
+
+    assert 2 == said.exit_code
+    assert "src/todo_plans/stepengine-agents.json cannot be read, and is left as it is" in " ".join(said.output.split())
+    assert before == file.read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
 def test_check_finds_private_modules_keys_and_machine_paths(project: Path) -> None:
     (project / "private_helper.py").write_text("X = 1\n")
     changed(

@@ -12,7 +12,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Perform, ToolCall, tool
 from stepengine.journal import FileJournal, judge_calls
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Call, Policy, Rule
 from tests.cli.command import command, typed
 
 CASSETTE = Path(__file__).parents[2] / "cassettes" / "agents" / "basher.jsonl"
@@ -70,6 +70,14 @@ def test_a_policy_is_checked_and_listed(tmp_path: Path) -> None:
     assert expected == listed.stdout
     assert Policy.load(file).to_json() == json.loads(as_json.stdout)
     assert "did you mean 'plan'?" in bad.stderr
+
+
+def test_policy_lists_remembered_permissions(tmp_path: Path) -> None:
+    kept = Rule("allow", Call("put", agent="lead", paths=["a/b"]), scope="user:eve")
+    Policy([Rule.allow_tool("get")], remembered=[kept]).save(tmp_path / "policy.json")
+
+    expected = "mode default, 1 rules\nallow  tool get\nalways calls of put by lead for a/b, in user:eve\n"
+    assert expected == typed("config", "policy", tmp_path / "policy.json").stdout
 
 
 def test_policy_against_runs_reports_denials_without_running_tools(tmp_path: Path, recorded: Path) -> None:

@@ -87,6 +87,15 @@ def test_a_run_of_two_steps_reads_from_top_to_bottom() -> None:
     ]
 
 
+def test_waiting_tool_call_is_shown_as_waiting() -> None:
+    waiting = ev.ToolFinished(tool_name="release", tool_call_id="c1", result=ToolResult.pending("0.q2"), duration_ms=22)
+    assert "          < release waits, 22 ms\n" == shown(waiting)
+
+
+def test_a_step_that_never_reaches_a_model_is_not_announced() -> None:
+    assert "" == shown(ev.StepStarted(step=0, steps_remaining=50))
+
+
 EVERY_TEXT = [
     ev.TextCompleted(text=NASTY),
     ev.TextDelta(text=f"{NASTY}\n"),
@@ -119,6 +128,10 @@ def test_untrusted_text_is_shown_escaped(event: ev.Event) -> None:
     assert r"\x1b[2J\x9b\u202e" in plain
     for text in (plain, colours):
         assert set() == {c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf")}
+
+
+def test_the_live_line_shows_text_while_it_streams() -> None:
+    assert "half a sent" in on_terminal(ev.PhaseChanged(phase=RunPhase.CALLING_MODEL), ev.TextDelta(text="half a sent"))
 
 
 def test_the_live_line_counts_steps_tokens_and_cost() -> None:

@@ -173,6 +173,16 @@ def test_python_lists_the_runs_that_the_command_prints(work: Path) -> None:
         list_runs()
 
 
+@pytest.mark.spec("interfaces:IF95")
+def test_unknown_members_of_a_companion_are_kept() -> None:
+    stem = asked("one")
+    file = runs() / f"{stem}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "later": [1]}))
+    command("resume", stem, "--answer", "q0=yes", "-q")
+
+    assert ("completed", [1]) == tuple(json.loads(file.read_text())[name] for name in ("status", "later"))
+
+
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF98")
 @pytest.mark.parametrize("way", ["--no-journal", "setting"])
 def test_recording_is_disabled_by_option_and_by_setting(way: str) -> None:
@@ -404,6 +414,17 @@ def test_trust_journal_allows_undo_except_inside_a_tool(project: Path, monkeypat
 
     command("undo", "sent.jsonl", "--cwd", "project", "--trust-journal")
     assert "as it was" == (project / "a.txt").read_text()
+
+
+def test_fork_with_restore_files_starts_from_the_earlier_files(project: Path) -> None:
+    command("fork", "--last", "--at", "1", "--restore-files", "-q")
+    assert ["three", "two"] == [(project / name).read_text() for name in ("a.txt", "new/b.txt")]
+    (project / "a.txt").write_text("by hand")
+    refused = command("fork", "--last", "--at", "0", "--restore-files", "-q", code=1)
+
+    assert "nothing was undone" in refused.stderr
+    assert "by hand" == (project / "a.txt").read_text()
+    assert 2 == len(list_recorded_runs())
 
 
 READER = """

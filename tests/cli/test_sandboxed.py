@@ -76,6 +76,15 @@ def test_sandboxed_file_runs_resumes_and_replays_without_import(folder: Path) ->
 
 
 @pytest.mark.spec("programs:PG40")
+def test_kept_run_resumes_in_the_sandbox_by_itself(folder: Path) -> None:
+    ran = typed("run", "sandboxed:./asker.py", "one")
+    resumed = typed("resume", "--last", "--answer", "q0=red")
+
+    assert (3, 0) == (ran.exit_code, resumed.exit_code), resumed.output
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
 def test_sandboxed_setting_applies_however_the_file_is_named(folder: Path) -> None:
     (folder / "agents").mkdir()
     (folder / "agents" / "asker.py").write_text(ASKER)

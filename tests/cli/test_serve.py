@@ -13,9 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from stepengine.server import Tokens
 from tests import forked_processes
@@ -87,6 +89,29 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     process.send_signal(number)
     out, said = process.communicate(timeout=SECONDS)
     return process.returncode, out + said
+
+
+@pytest.mark.spec("studio:SV11", "interfaces:IF111")
+def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+    def asked(client: TestClient, thread: str, **more: Any) -> tuple[int, str]:
+        said = [{"id": "m", "role": "user", "content": "Rome"}]
+        answer = client.post("/ag-ui/asker", json={"threadId": thread, "runId": "r", "messages": said, **more})
+        return answer.status_code, answer.text
+
+    context = [{"description": "the open file", "value": "a.txt"}]
+    with serve_in_process("serve", "shop.py", "--share", "colours", "--share", "sizes") as (client, _):
+        shared = asked(client, "one", state={"colours": ["red"]}, context=context)
+        other = asked(client, "two", state={"secret": 1})
+    (journal,) = (folder / "runs").glob("*.jsonl")
+    replayed = typed("replay", journal, "--agent", "shop.py")
+
+    assert (200, 422) == (shared[0], other[0])
+    assert '"snapshot":{"colours":["red"]}' in shared[1]
+    assert "On which day?" in shared[1]
+    assert "a.txt" in journal.read_text()
+    assert "recorded with other hooks" not in replayed.output
 
 
 @pytest.mark.parametrize(

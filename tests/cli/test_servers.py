@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from stepengine.cli.bench import make_pricing
+from stepengine.cli.options import Options
+from stepengine.data.usage import Usage
+from stepengine.models.pricing import cost_of
 from tests.cli.command import command
 from tests.faults.chat_server import ChatServer, serving
 
@@ -27,6 +32,7 @@ def steps(ctx):
 agent = AgentDefinition("boss", spawnable_agents=[child], handle_steps=steps, limits=Limits(LIMITS))
 """
 KEY = "test-key-0123456789"
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +163,15 @@ def test_cost_limit_on_a_local_model_suggests_the_price_option() -> None:
     prompt = sum(used[f"{kind}_tokens"] for kind in ("input", "cache_read", "cache_write"))
     paid = Decimal(prompt + 2 * used["output_tokens"]) / 1_000_000
     assert paid == Decimal(json.loads(dear.stdout)["cost"]) > 0
+
+
+@pytest.mark.spec("requirements:G17")
+def test_price_option_applies_to_unpriced_models_only() -> None:
+    elsewhere = make_pricing(Options(model=["anthropic/claude-sonnet-4-5"], base_url="http://h/v1", price="0"))
+    here = make_pricing(Options(model=["anthropic/claude-sonnet-4-5"], price="0"))
+    used = Usage(input_tokens=1_000_000)
+
+    assert 0 == elsewhere("anthropic/claude-sonnet-4-5", used, NOW)
+    assert here("anthropic/claude-sonnet-4-5", used, NOW) == cost_of("anthropic/claude-sonnet-4-5", used, NOW) > 0
+    assert 0 == here("ollama/llama", used, NOW)
+    assert elsewhere("anthropic/claude-sonnet-4-5", None, NOW) is None

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_tool_page_shows_parameters_result_keys_and_a_call(name: str) -> None:
         assert names.keys() & {"call", name}
     assert f"from stepengine.tools.bundled import {name}\n" in shown
     assert all(part in shown for part in (one.text, one.errors, one.limits, one.maker))
+
+
+def test_tools_as_json_has_the_same_content() -> None:
+    (search,) = json.loads(typed("code_search", "--json").output)
+    (matches,) = [key for key in search["gives"][0]["keys"] if key["name"] == "matches"]
+
+    assert list(BUNDLED) == [one["name"] for one in json.loads(typed("--json").output)]
+    assert ["path", "line", "count"] == [key["name"] for key in matches["of"]["keys"]]
+    assert [True, False, False] == [key["always"] for key in matches["of"]["keys"]]
 
 
 @pytest.mark.parametrize(

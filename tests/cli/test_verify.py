@@ -63,6 +63,32 @@ def test_signed_run_resumes_with_its_key_and_verifies(key: Path, journal: str):
     )
 
 
+@pytest.mark.spec("reliability:JR45")
+def test_altered_and_unsigned_records_exit_with_1(key: Path):
+    public = f"{key}.pub"
+    command("run", "./asker.py", "--journal", "run.jsonl", "--sign", str(key), "-q", code=3)
+    whole = Path("run.jsonl").read_bytes()
+    Path("run.jsonl").write_bytes(whole.replace(b'"value":3}', b'"value":9}'))
+    number = next(n for n, line in enumerate(whole.splitlines(), 1) if b'"value":3}' in line)
+    shown = command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
+    assert shown.startswith("ALTERED")
+    assert f"record {number} was altered" in shown
+    command("journal", "repair", "run.jsonl", "--seal")
+    assert f"record {number} was altered" in command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
+
+    Path("run.jsonl").write_bytes(b"".join([*whole.splitlines(keepends=True), whole.splitlines(keepends=True)[-2]]))
+    shown = command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
+    assert shown.startswith("UNSIGNED")
+    assert "stands behind the signature that closed the journal" in " ".join(shown.split())
+    assert command("journal", "check", "run.jsonl", "--key", public, "--allow-unsigned").stdout == shown_at_length(
+        public
+    )
+
+
+def shown_at_length(public: str) -> str:
+    return str(command("journal", "check", "run.jsonl", "--key", public, code=1).stdout)
+
+
 @pytest.mark.spec("reliability:JR47")
 def test_invalid_keys_are_rejected_and_nothing_runs(key: Path):
     run = ["run", "./asker.py", "-q"]
