@@ -162,6 +162,17 @@ def test_changes_of_an_earlier_run_are_not_reported_again(project: Path) -> None
     assert ["notes.txt"] == second.output["changed_files"]
 
 
+def test_a_spent_step_budget_ends_the_repairs(project: Path) -> None:
+    from stepengine import Limits
+
+    result, _ = edit(
+        project, replace("shop.py", "return 1", "return ("), text("I am out of steps."), limits=Limits(max_steps=1)
+    )
+
+    assert RunStatus.MAX_STEPS == result.status
+    assert "return (" in (project / "shop.py").read_text()
+
+
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("content", ["a." * 101, "x = \n" * 40_001], ids=["dots", "length"])
 def test_files_that_parse_too_slowly_are_not_checked(project: Path, content: str) -> None:

@@ -459,6 +459,19 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
     assert "from the next turn on" not in refused.stdout
 
 
+@pytest.mark.spec("interfaces:IF78")
+def test_agents_command_shows_a_tree(chats: Any) -> None:
+    Path("boss.py").write_text(
+        "from stepengine import AgentDefinition\nkid = AgentDefinition('kid')\n"
+        "agent = AgentDefinition('boss', tools=['spawn_agents'], spawnable_agents=[kid])\n"
+    )
+    result, _ = chats(typed="/agent boss.py\n/agents\n")
+
+    assert ["boss", "boss", "kid"] == [  # the one of now, and the tree
+        line.split()[-1] for line in result.stdout.splitlines() if line.endswith(("boss", "kid"))
+    ]
+
+
 @pytest.mark.spec("interfaces:IF77")
 def test_resume_shows_the_last_twenty_messages_of_a_conversation(chats: Any) -> None:
     chats(*[text(f"reply {n}") for n in range(12)], typed="\n".join([f"said {n}" for n in range(12)]))
