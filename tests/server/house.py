@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +98,13 @@ class House:
         folder: Where its runs and tokens lie.
         work: Where its agents write.
         url: Where it is reached.
-        tokens: Tokens by the name of who has them; that of *old* has expired.
+        tokens: Tokens by the name of who has them.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
-        past = Tokens.open(folder / "tokens.json", clock=lambda: datetime.now(UTC) - timedelta(days=2))
         known = Tokens.open(folder / "tokens.json")
         self.tokens = {
-            "old": past.add("old", EVERY, datetime.now(UTC) - timedelta(days=1)),
             "anna": known.add("anna", EVERY),
             "bob": known.add("bob", EVERY),
             "reader": known.add("reader", ["read"]),
@@ -137,13 +134,6 @@ class House:
     def client(self, who: str | None = "anna") -> httpx2.Client:
         headers = {} if who is None else {"authorization": f"Bearer {self.tokens[who]}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS)
-
-    def files(self) -> dict[str, bytes]:
-        """
-        Return what lies in its folder, but for what belongs to the databases and locks.
-        """
-        found = [path for path in self.folder.rglob("*.jsonl") if path.is_file()]
-        return {str(path): path.read_bytes() for path in found}
 
     @contextmanager
     def open(self) -> Iterator[House]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import resource
 import socket
 from base64 import b64encode
 from collections.abc import Iterator
@@ -22,11 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.server import Caps, run_messenger
+from stepengine.server import Caps
 from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
 from tests.cases import case
-from tests.waits import until
 
 from .house import House, ended, events, question_of, started
 
@@ -37,7 +35,6 @@ OPERATIONS = (*ALWAYS, *LOOKING)
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = [one for one in OPERATIONS if one.scope is not None]
 OF_RUNS = [one for one in KNOWN if "{run}" in one.path]
-WITH_BODY = [one for one in KNOWN if one.body is not None]
 OURS = [one for one in OPERATIONS if one.path != "/mcp" and one.name != "open_desk"]
 """Those whose refusals are ours: what MCP refuses is an error of JSON-RPC, which its clients read. A desk is a process, so it gets a test of its own."""
 MISSING = "0" * 32
@@ -73,12 +70,12 @@ def document(house: House) -> dict[str, Any]:
         return dict(client.get("/openapi.json").json())
 
 
-@pytest.fixture(autouse=True)
-def beside(house: House, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def beside(house: House) -> Iterator[str]:
     """
-    Give a run of bob's that is under way beside whatever a test does, and look at its end: it lost nothing.
+    Give a run of bob that is under way during all tests, and check its end: it lost nothing.
     """
-    with house.client("bob") as bob, caplog.at_level(logging.ERROR):
+    with house.client("bob") as bob:
         run = started(bob, prompt="Rome")
         question = question_of(bob, run)
         yield run
@@ -86,7 +83,13 @@ def beside(house: House, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
         assert 202 == answer.status_code, answer.text
         stands = ended(bob, run)
         assert ("completed", "Rome: Monday") == (stands["status"], stands["output"])
-        assert [] == [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+@pytest.fixture(autouse=True)
+def no_logged_error(beside: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR):
+        yield
+    assert [] == [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
 
 
 def check_refused(house: House, answer: httpx2.Response) -> dict[str, Any]:
@@ -105,19 +108,6 @@ def check_nothing_of_the_inside(house: House, answer: httpx2.Response) -> None:
     text = answer.text
     inside = [str(house.folder), str(ROOT), "Traceback", 'File \\"', "site-packages", ".jsonl", *house.tokens.values()]
     assert [] == [word for word in inside if word in text]
-
-
-def test_unknown_question_with_an_open_one_is_rejected_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Only a question that the record has, and the run has no more, is waited for.
-    """
-    monkeypatch.setattr(run_messenger, "SUSPEND_SECONDS", 3_000.0)
-    with House(tmp_path, wait_for_answers=3_000.0).open() as patient, patient.client() as client:
-        run = started(client)
-        answers = {question_of(client, run): "Monday", "q99": "x"}
-        answer = client.post(f"/runs/{run}/answers", json={"answers": answers})
-
-        assert 409 == check_refused(patient, answer)["status"]
 
 
 # --- a generator of requests, good and bad --------------------------------------------------------------------------
@@ -151,15 +141,11 @@ BREAKS: dict[str, Any] = {
     "twice": lambda data: data[:-1] + b"," + data[1:] if data.startswith(b'{"') else b'{"a":1,"a":2}',
     "NaN": lambda data: in_place(data, b"NaN"),
     "infinite": lambda data: in_place(data, b"1e999"),
-    "minus infinity": lambda data: in_place(data, b"-Infinity"),
     "deep": lambda data: in_place(data, b'{"a":' * 20_000 + b"1" + b"}" * 20_000),
     "too deep": lambda data: in_place(data, b"[" * 201 + b"]" * 201),
     "digits": lambda data: in_place(data, b"9" * 100_000),
-    "many digits": lambda data: in_place(data, b"9" * 5_000),
-    "null byte": lambda data: data + b"\0",
     "more": lambda data: data + data,
     "mark": lambda data: b"\xef\xbb\xbf" + data,
-    "deeper": lambda data: b"[" * 200_000,
     "nothing": lambda data: b"",
 }
 """What makes no JSON of JSON, or none that two readers would understand alike."""
@@ -332,102 +318,18 @@ def test_lists_and_cursors_show_no_run_of_other_owners(house: House, beside: str
     assert {"anna"} >= {one["owner"] for shown in lists for one in shown}
 
 
-@pytest.mark.spec("studio:SV4")
-def test_request_without_valid_token_gets_401_everywhere(house: House) -> None:
-    good = house.tokens["bob"]
-    wrong = [
-        {}, {"authorization": f"Bearer {house.tokens['old']}"}, {"authorization": f"Bearer {good}x"}, {"authorization": f"Bearer {good[:-1]}"},
-        {"authorization": good}, {"authorization": f"Basic {good}"}, {"authorization": "Bearer"}, {"authorization": f"Bearer {'a' * 30_000}"},
-        {"authorization": b"Bearer \xff\xfe"}, {"cookie": f"stepengine={good}"}, {"x-token": good},
-        [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")],
-    ]  # fmt: skip
-    with house.client(None) as client:
-        before = house.files()
-        for headers in wrong:
-            answer = client.post("/runs", headers=headers, params={"token": good}, content=b'{"agent":"quick"}')
-            told = check_refused(house, answer)
-            assert (401, "urn:stepengine:problem:unauthenticated") == (answer.status_code, told["type"])
-            assert "Bearer" == answer.headers["www-authenticate"]
-
-        assert before == house.files()
-
-
-def test_removed_token_is_rejected_by_the_next_request(house: House) -> None:
-    from stepengine.server import Tokens
-
-    tokens = Tokens.open(house.folder / "tokens.json")
-    bearer = {"authorization": f"Bearer {tokens.add('carl', ['read'])}"}
-    with house.client(None) as client:
-        seen = [client.get("/agents", headers=bearer).status_code]
-        tokens.remove("carl")
-        seen.append(client.get("/agents", headers=bearer).status_code)
-
-    assert [200, 401] == seen
-
-
 # --- sizes, types, paths ------------------------------------------------------------------------------------------------
 
 
-@named(WITH_BODY)
-def test_oversized_body_gets_413_with_or_without_length(house: House, operation: Any) -> None:
-    path = path_for(operation, MISSING)
-    with house.client() as client:
-        for content in (b"[" * 300_000, iter([b'{"a":"'] + [b"a" * 1_000] * 300 + [b'"}'])):
-            answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
-            assert 413 == answer.status_code
-            check_refused(house, answer)
-
-
-FINE = {
-    "start_run": {"agent": "quick", "metadata": {"a": 7777}},
-    "answer_run": {"answers": {"q0": {"edited_input": {"a": 7777}}}},
-    "post_message": {"topic": "go", "value": 7777},
-    "say_to_run": {"text": "hello"},
-    "give_tool_result": {"result": 7777},
-    "cancel_run": {"reason": "enough"},
-    "fork_run": {"at": 0, "edit": 7777},
-    "undo_run": {"at": 0, "dry_run": True},
-    "resume_foreign": {"seen": 7777},
-    "go_to_place": {"at": "1"},
-    "start_job": {"kind": "impact", "runs": [MISSING]},
-    "agree_to_job": {"budget": "1"},
-    "run_agent": {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}], "forwardedProps": {"a": 7777}},
-    "come_back_to_thread": {"threadId": "t", "runId": "r", "messages": [], "forwardedProps": {"a": 7777}},
-    "take_chat_turn": {"id": "c", "messages": [{"role": "user", "parts": [{"type": "text", "text": "x"}], "a": 7777}]},
-}  # fmt: skip
-
-
-@named(WITH_BODY)
-def test_malformed_json_gets_422_with_issues(house: House, operation: Any) -> None:
-    fine = json.dumps(FINE[operation.name], separators=(",", ":")).encode()
+def test_malformed_json_gets_422_with_issues(house: House) -> None:
+    fine = json.dumps({"agent": "quick", "metadata": {"a": 7777}}, separators=(",", ":")).encode()
     with house.client("root") as client:
-        run = started(client)
+        assert 202 == client.post("/runs", content=fine, headers={"content-type": JSON}).status_code
         for broken, spoil in BREAKS.items():
-            # Most clients send no body there: then it is the missing run that is refused.
-            is_optional = broken == "nothing" and operation.name in ("cancel_run", "undo_run")
-            path = path_for(operation, MISSING if is_optional else run)
             with case(broken):
-                answer = client.request(operation.method, path, content=spoil(fine), headers={"content-type": JSON})
-                told = check_refused(house, answer)
-                assert (404 if is_optional else 422) == answer.status_code, told
-                assert is_optional or told["issues"]
-
-
-def test_bodies_used_for_malformed_json_are_valid_unbroken(house: House) -> None:
-    with house.client("root") as client:
-        for operation in WITH_BODY:
-            agent = {"post_message": "listener", "give_tool_result": "booker"}.get(operation.name, "asker")
-            run = started(client, agent)
-            if agent == "booker":
-                until(lambda run=run: client.get(f"/runs/{run}").json()["phase"] == "executing_tool")
-            path = path_for(operation, run)
-            answer = client.request(operation.method, path, json=FINE[operation.name])
-            if operation.name == "resume_foreign":
-                assert 422 == answer.status_code, answer.text  # what was seen is a text
-            elif operation in LOOKING:
-                assert 404 == answer.status_code, answer.text  # what they are about is not there
-            else:
-                assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
+                answer = client.post("/runs", content=spoil(fine), headers={"content-type": JSON})
+                assert 422 == answer.status_code
+                assert check_refused(house, answer)["issues"]
 
 
 @pytest.mark.parametrize("action", ["fork", "undo"])
@@ -451,63 +353,14 @@ def test_invalid_topic_gets_422(house: House) -> None:
                 assert check_refused(house, answer)["issues"][0].startswith("topic: ")
 
 
-def test_conflicting_requests_get_the_documented_409(house: House, document: dict[str, Any]) -> None:
-    with house.client("root") as client:
-        done, booked = str(ended(client, started(client, "quick"))["run_id"]), started(client, "booker")
-        until(lambda: client.get(f"/runs/{booked}").json()["phase"] == "executing_tool")
-        key = {"idempotency-key": "one"}
-        assert 202 == client.post("/runs", json={"agent": "quick"}, headers=key).status_code
-        told = {
-            "start_run": client.post("/runs", json={"agent": "quick", "prompt": "x"}, headers=key),
-            "give_tool_result": client.post(f"/runs/{booked}/tool-results/nothing", json={"result": 1}),
-            "answer_run": client.post(f"/runs/{booked}/answers", json={"answers": {"nothing": "x"}}),
-            "post_message": client.post(f"/runs/{done}/messages", json={"topic": "go"}),
-            "say_to_run": client.post(f"/runs/{done}/input", json={"text": "x"}),
-            "resume_run": client.post(f"/runs/{done}/resume"),
-            "undo_run": client.post(f"/runs/{booked}/undo"),
-        }
-
-    said = {one["operationId"]: one["responses"] for ways in document["paths"].values() for one in ways.values()}
-    for name, answer in told.items():
-        assert 409 == answer.status_code, (name, answer.text)
-        assert "409" in said[name]
-        check_refused(house, answer)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:ST6")
-@pytest.mark.parametrize(
-    ("at", "said"), [("9999", "no step 9999"), ("x", "'x'"), ("../etc", "'../etc'"), ("\0", "\\x00")]
-)
-def test_invalid_place_is_reported_to_the_edit_page(house: House, at: str, said: str) -> None:
-    with house.client("root") as client:
-        run = ended(client, started(client, "quick"))["run_id"]
-        with client.stream("GET", f"/runs/{run}/edits", params={"at": at}) as stream:
-            lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
-            desk, told, begins = [json.loads(next(lines)) for _ in range(3)]
-            answer = client.post(f"/runs/{run}/edits/{desk['desk']}", json={"at": at})
-        long = client.get(f"/runs/{run}/edits", params={"at": "a" * 300})
-
-    assert said in told["problem"]
-    assert house.folder.name not in told["problem"]
-    assert ".jsonl" not in told["problem"]
-    assert ("", 0) == (begins["at"], begins["now"]["place"]["position"])
-    assert [422, 422] == [answer.status_code, long.status_code]
-    assert said in check_refused(house, answer)["detail"]
-    check_refused(house, long)
-
-
 KINDS = ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx", "text/json"]  # fmt: skip
 
 
-@named(WITH_BODY)
-def test_wrong_content_type_gets_415(house: House, operation: Any) -> None:
+def test_wrong_content_type_gets_415(house: House) -> None:
     with house.client("root") as client:
-        path = path_for(operation, started(client))
         for kind in KINDS:
             with case(kind):
-                headers = {"content-type": kind}
-                answer = client.request(operation.method, path, content=b'{"agent":"quick"}', headers=headers)
+                answer = client.post("/runs", content=b'{"agent":"quick"}', headers={"content-type": kind})
                 assert 415 == answer.status_code
                 check_refused(house, answer)
 
@@ -528,16 +381,6 @@ def test_unknown_path_gets_404_or_405(house: House) -> None:
                     answer = client.request(method, f"{house.url}{path}")
                     assert answer.status_code in (404, 405), answer.text
                     check_refused(house, answer)
-
-
-def test_unknown_method_gets_405_with_allow(house: House) -> None:
-    with house.client() as client:
-        for method in ("DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO", "A" * 200):
-            with case(method):
-                answer = client.request(method, "/runs")
-                assert 405 == answer.status_code
-                assert {"GET", "HEAD", "POST"} == set(answer.headers["allow"].split(", "))
-                check_refused(house, answer)
 
 
 CURSORS = [
@@ -605,18 +448,26 @@ def test_unknown_session_or_report_gets_404(house: House, list_: str) -> None:
                 check_refused(house, answer)
 
 
+EVENT_IDS = [
+    "x", "-1", "00000000-", "00000000-99999999999999999999", "\0", "00000000-\u0663", "a" * 30_000, "5d0c2a17-0~:0", "5d0c2a17-0~:x:tool_finished",
+    "5d0c2a17-0~a:0:tool_finished", "5d0c2a17-0~:0:text_delta", "~", "5d0c2a17-0~,", f"5d0c2a17-0~:{'9' * 5000}:tool_finished",
+    "5d0c2a17-0~" + ",".join(["3:0:tool_finished"] * 1000),
+]  # fmt: skip
+
+
 def test_invalid_last_event_id_gets_422(house: House, beside: str) -> None:
     with house.client("bob") as client:
         done = ended(client, started(client, "quick"))["run_id"]
-        for after in ("x", "-1", "00000000-", "00000000-99999999999999999999", "\0", "00000000-\u0663", "a" * 30_000):
+        assert 200 == client.get(f"/runs/{done}/events", headers={"last-event-id": "5d0c2a17-0~"}).status_code
+        for after in EVENT_IDS:
             given = re.sub(r"[\0\r\n]", "?", after).encode("utf-8")
             for run in (beside, done):
                 with case(after, run == done):
                     by_query = client.get(f"/runs/{run}/events", params={"after": after})
                     by_header = client.get(f"/runs/{run}/events", headers={"last-event-id": given})
                     assert [422, 422] == [by_query.status_code, by_header.status_code]
-                    check_refused(house, by_query)
-                    check_refused(house, by_header)
+                    for answer in (by_query, by_header):
+                        assert "after" in check_refused(house, answer)["issues"][0]
 
 
 def test_invalid_idempotency_key_starts_no_run(house: House) -> None:
@@ -628,13 +479,8 @@ def test_invalid_idempotency_key_starts_no_run(house: House) -> None:
                 assert 422 == answer.status_code
                 check_refused(house, answer)
                 assert before == client.get("/runs").json()
-
-
-def test_an_idempotency_key_may_be_text_of_latin_1(house: House) -> None:
-    with house.client() as client:
         answer = client.post("/runs", json={"agent": "quick"}, headers={"idempotency-key": b"\xff\xfe"})
-
-    assert 202 == answer.status_code
+        assert 202 == answer.status_code, "text of Latin-1"
 
 
 # --- over sockets: cut, slow, many --------------------------------------------------------------------------------------
@@ -666,57 +512,6 @@ def read(made: socket.socket) -> bytes:
     while part := made.recv(65_536):
         got += part
     return got
-
-
-@pytest.mark.deep
-@named(WITH_BODY)
-def test_incomplete_body_gets_408_and_starts_nothing(house: House, operation: Any) -> None:
-    with house.client("anna") as client:
-        run = started(client)
-        before = kept(client), question_of(client, run)
-        path = path_for(operation, run)
-        whole = json.dumps({"agent": "quick", "prompt": "a" * 100}).encode()
-        more = [f"Content-Type: {JSON}", f"Content-Length: {len(whole)}"]
-        with connected(house, head(house, f"POST {path}", "anna", *more) + whole[:-1]):
-            pass
-        with connected(house, head(house, f"POST {path}", "anna", *more) + whole[:-1]) as slow:
-            told = read(slow)
-
-        assert told.startswith(b"HTTP/1.1 408 ")
-        assert b"application/problem+json" in told
-        assert before == (kept(client), question_of(client, run))
-
-
-def kept(client: httpx2.Client) -> list[str]:
-    return [one["run_id"] for one in client.get("/runs").json()["runs"]]
-
-
-BYTES = [
-    b"\0" * 100, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * 200_000 + b"\r\n\r\n",
-    b"POST /runs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nzz\r\n",
-    b"POST /runs HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"POST /runs HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 6\r\n\r\n",
-    b"POST /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
-    b"GET /runs HTTP/1.1\r\n\r\n", b"GET /runs HTTP/1.0\r\nHost: other.example\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-]  # fmt: skip
-
-
-def test_invalid_http_bytes_get_4xx_and_a_closed_connection(house: House) -> None:
-    for data in BYTES:
-        with case(data):
-            with connected(house) as made:
-                try:
-                    made.sendall(data)
-                    made.shutdown(socket.SHUT_WR)
-                    told = read(made)
-                except OSError:  # it was ended before all was sent
-                    told = b""
-
-            # Nothing may be answered to a head or a chunk that is too long to be read.
-            is_endless = len(data) > 65_536 or b"fffffffff" in data
-            assert (is_endless and told == b"") or re.match(rb"HTTP/1.1 4\d\d ", told), told
-            assert b"Traceback" not in told
-            assert str(house.folder).encode() not in told
 
 
 def test_stalled_readers_block_no_run_and_miss_no_event_unreported(house: House) -> None:
@@ -753,45 +548,6 @@ def test_reader_beyond_the_limit_gets_429(house: House) -> None:
     for one in (answer, again):
         assert (429, "5") == (one.status_code, one.headers["retry-after"])
         assert "urn:stepengine:problem:too_many_readers" == check_refused(house, one)["type"]
-
-
-EVENT_IDS = [
-    "5d0c2a17-0~:0", "5d0c2a17-0~:x:tool_finished", "5d0c2a17-0~a:0:tool_finished", "5d0c2a17-0~:0:text_delta", "~", "5d0c2a17-0~,",
-    f"5d0c2a17-0~:{'9' * 5000}:tool_finished", "5d0c2a17-0~" + ",".join(["3:0:tool_finished"] * 1000),
-]  # fmt: skip
-
-
-def test_malformed_event_id_gets_422_and_an_unknown_one_200(house: House) -> None:
-    with house.client("anna") as client:
-        run = ended(client, started(client, "quick"))["run_id"]
-        unknown = client.get(f"/runs/{run}/events", headers={"last-event-id": "5d0c2a17-0~"})
-        assert 200 == unknown.status_code
-        for after in EVENT_IDS:
-            with case(after):
-                answer = client.get(f"/runs/{run}/events", headers={"last-event-id": after})
-                assert 422 == answer.status_code
-                assert "after" in check_refused(house, answer)["issues"][0]
-
-
-@pytest.mark.deep
-def test_thousands_of_idle_connections_block_no_other_client(house: House) -> None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Both ends of a connection are descriptors of this process.
-    count = min(4_000, (soft - 1_000) // 2)
-    assert count >= 100, f"`ulimit -n` is {soft}"
-    with ExitStack() as stack, house.client("anna") as client:
-        runs = [started(client, "listener") for _ in range(count // 4 // 50 + 1)]
-        for number in range(count):
-            watch = head(house, f"GET /runs/{runs[number % len(runs)]}/events")
-            said = (b"", b"GET /runs HT", head(house, "GET /runs")[:-2], watch)[number % 4]
-            stack.enter_context(connected(house, said))
-        made = [started(client) for _ in range(20)]
-        for run in made:
-            question = question_of(client, run)
-            assert 202 == client.post(f"/runs/{run}/answers", json={"answers": {question: "Monday"}}).status_code
-        assert {"completed"} == {ended(client, run)["status"] for run in made}
-    with house.client("anna") as client:
-        assert 200 == client.get("/health").status_code
 
 
 IMAGES = [
