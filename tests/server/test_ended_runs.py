@@ -17,11 +17,10 @@ from tests.server.house import House, ended, events, started
 from tests.waits import until
 
 
-@pytest.fixture(params=["folder", "database"])
-def house(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setattr(ended_runs, "KEPT_BYTES", 100_000)
-    places = {} if request.param == "folder" else {"runs": tmp_path / "runs.db"}
-    with House(tmp_path, **places).open() as made:
+    with House(tmp_path).open() as made:
         yield made
 
 

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
-from stepengine import AgentDefinition, Ask, Engine
 from stepengine.server import freed_memory
-from stepengine.server.freed_memory import FreedMemory, trim_memory
 from tests.server.house import House, ended, started
 from tests.server.served import Served
 from tests.waits import until
-
-
-def steps(ctx: Any) -> Any:
-    if ctx.prompt == "ask":
-        yield from Ask("On which day?")
-    return "done"
-
-
-@pytest.mark.spec("studio:SV16")
-async def test_memory_is_trimmed_only_after_a_run_ended() -> None:
-    trimmed, calls = asyncio.Event(), list[str]()
-    loop = asyncio.get_running_loop()
-
-    def trim() -> None:
-        calls.append("trim")
-        loop.call_soon_threadsafe(trimmed.set)
-
-    freed = FreedMemory(pause=0.001, trim=trim)
-    async with Engine([AgentDefinition("quick", handle_steps=steps)], observers=[freed]) as engine, freed.watch():
-        await asyncio.sleep(0.01)
-        before = [*calls]
-        await engine.run("quick")
-        await asyncio.wait_for(trimmed.wait(), 50)
-
-    assert [] == before
 
 
 @pytest.mark.spec("studio:SV16")
@@ -52,15 +22,6 @@ def test_server_trims_memory_after_its_runs(tmp_path: Path, monkeypatch: pytest.
     with House(tmp_path).open() as house, house.client() as client:
         ended(client, started(client, "quick"))
         until(lambda: calls)
-
-
-def test_missing_malloc_trim_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    freed_memory._find_malloc_trim.cache_clear()
-    try:
-        trim_memory()
-    finally:
-        freed_memory._find_malloc_trim.cache_clear()
 
 
 @pytest.mark.memory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +36,9 @@ def refused(answer: httpx2.Response) -> tuple[int, str, str]:
 OVER = "urn:stepengine:problem:quota_exceeded"
 
 
-@pytest.mark.deep
 @pytest.mark.spec("studio:SV32")
-def test_one_token_cannot_store_hundreds_of_megabytes(tmp_path: Path) -> None:
-    """Six waiting runs, 25 messages of 0.9 MB each: 135 MB in mailboxes without a quota. A run copies what it reads into its journal."""
-    with House(tmp_path).open() as house, house.client() as client:
-        runs = [started(client, "listener") for _ in range(6)]
-
-        def flood(run: str) -> list[int]:
-            message = {"topic": "other", "value": "x" * 900_000}
-            return [client.post(f"/runs/{run}/messages", json=message).status_code for _ in range(25)]
-
-        with ThreadPoolExecutor(6) as pool:
-            statuses = [status for found in pool.map(flood, runs) for status in found]
-
-        assert {202, 429} == set(statuses)
-        assert statuses.count(202) * 900_000 <= 64 * MIB
-        assert stored(tmp_path) <= 2 * 64 * MIB
-
-
-@pytest.mark.spec("studio:SV32")
-def test_messages_and_starts_above_bytes_per_minute_are_rejected(tmp_path: Path, places: dict[str, Any]) -> None:
-    with House(tmp_path, quotas=Quotas(bytes_per_minute=100_000), **places).open() as house, house.client() as client:
+def test_messages_and_starts_above_bytes_per_minute_are_rejected(tmp_path: Path) -> None:
+    with House(tmp_path, quotas=Quotas(bytes_per_minute=100_000)).open() as house, house.client() as client:
         run = started(client, "listener")
         message = {"topic": "other", "value": "x" * 30_000}
         posted = [client.post(f"/runs/{run}/messages", json=message) for _ in range(5)]
@@ -123,10 +102,8 @@ def test_waiting_runs_count_as_open_and_accept_answers(tmp_path: Path, places: d
 
 @pytest.mark.spec("studio:SV32")
 @pytest.mark.parametrize("options", [{"quotas": Quotas(open_runs=1)}, {"max_live": 1}])
-def test_repeated_start_is_answered_despite_quota_or_full_server(
-    tmp_path: Path, places: dict[str, Any], options: dict[str, Any]
-) -> None:
-    with House(tmp_path, **options, **places).open() as house, house.client() as client:
+def test_repeated_start_is_answered_despite_quota_or_full_server(tmp_path: Path, options: dict[str, Any]) -> None:
+    with House(tmp_path, **options).open() as house, house.client() as client:
         key = {"idempotency-key": "one"}
         first = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}, headers=key)
         second = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}, headers=key)
@@ -165,30 +142,6 @@ def test_quotas_hold_for_runs_in_a_database(db: str, tmp_path: Path) -> None:
     assert [True, False, False] == [one.json()["is_new"] for one in posted]
     assert refused(spoken) == (429, OVER, "stored_bytes")
     assert third.json()["run_id"] == repeated.json()["run_id"]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:SV7")
-def test_nul_in_a_database_run_breaks_no_list(db: str, tmp_path: Path) -> None:
-    house = House(tmp_path)
-    engine = DurableEngine([one for one in AGENTS if one.id in ("asker", "listener")], db=db, polling=0.1)
-    with (
-        run_server(app(engine, tokens=tmp_path / "tokens.json", drain=0)) as house.url,
-        house.client() as client,
-        house.client("root") as root,
-    ):
-        run, listener = started(client, "asker", "a\\\0b"), started(client, "listener")
-        done = answered(client, run, "\0c\\u0000")
-        client.post(f"/runs/{listener}/messages", json={"topic": "go", "value": "\0", "id": "one"})
-        heard = ended(client, listener)
-        lists = [root.get(path).status_code for path in ("/runs?details=1", "/questions", "/metrics")]
-        late = base64.urlsafe_b64encode(b'[1e308, "x"]').decode()
-        refused = root.get("/runs", params={"cursor": late})
-
-    assert ("completed", "a\\\0b: \0c\\u0000") == (done["status"], done["output"])
-    assert {"heard": "\0"} == heard["output"]
-    assert [200] * 3 == lists
-    assert 422 == refused.status_code
 
 
 @pytest.mark.spec("studio:SV32")
@@ -274,12 +227,3 @@ def test_quota_options_parse_units_and_reject_others() -> None:
             parse_quotas([text])
     with pytest.raises(DefinitionError, match="positive number or None"):
         parse_quotas(["open-runs=0"])
-
-
-def test_default_quotas_allow_a_thousand_concurrent_runs() -> None:
-    limits = Quotas()
-
-    assert limits.open_runs is not None
-    assert limits.bytes_per_minute is not None
-    assert limits.open_runs >= 10_000
-    assert limits.bytes_per_minute >= 1_000 * 16_384
