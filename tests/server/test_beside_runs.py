@@ -16,11 +16,10 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
-from stepengine.errors import DefinitionError, JournalError
-from stepengine.server import Tokens, app, reports, routes
+from stepengine.server import reports, routes
 from stepengine.server.ledger import Ledger
 from stepengine.server.reports import Reports
-from stepengine.sessions import FileSessions, MemorySessions
+from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from tests.waits import until
 
@@ -60,25 +59,6 @@ def test_undo_restores_files_and_needs_the_admin_scope(house: House) -> None:
     assert (["plan.txt"], True, "after") == (tried["restored"], tried["dry_run"], still)
     assert (["plan.txt"], False, "before") == (done["restored"], done["dry_run"], plan.read_text())
     assert ([], ["plan.txt"]) == (again["restored"], again["unchanged"])
-
-
-@pytest.mark.spec("studio:SV2")
-def test_undo_over_changed_files_is_refused_unless_partial(
-    house: House,
-) -> None:
-    plan = house.work / "plan.txt"
-    plan.write_text("before")
-    with house.client("root") as root:
-        run = started(root, "writer", "after")
-        ended(root, run)
-        plan.write_text("by hand")
-        refused = root.post(f"/runs/{run}/undo")
-        left = root.post(f"/runs/{run}/undo", json={"partial": True}).json()["left"]
-
-    assert (409, "undo_refused") == (refused.status_code, kind_of(refused))
-    assert [["plan.txt", "it was changed since"]] == refused.json()["files"]
-    assert [{"path": "plan.txt", "why": "it was changed since"}] == left
-    assert "by hand" == plan.read_text()
 
 
 def test_undo_of_a_running_run_is_refused(house: House) -> None:
@@ -166,9 +146,8 @@ def said(client: httpx2.Client, session: str, prompt: str = "Hello", agent: str 
     return str(ended(client, run)["run_id"])
 
 
-@pytest.mark.deep
 @pytest.mark.spec("studio:SV2")
-@pytest.mark.parametrize("name", ["1", "a/b", "Grüße, 你好?", "x" * 200, "%2F", "..", "a b?c#d"])
+@pytest.mark.parametrize("name", ["a/b c?d#e%2F", ".."])
 def test_session_is_listed_read_and_deleted_under_any_name(tmp_path: Path, name: str) -> None:
     from urllib.parse import quote
 
@@ -256,7 +235,6 @@ def test_session_with_waiting_run_or_without_deletion_is_kept(tmp_path: Path) ->
         ("plain", Plain()),
         ("none", None),
         ("memory", MemorySessions()),
-        ("files", FileSessions(tmp_path / "s")),
     ):
         (tmp_path / name).mkdir()
         house = House(tmp_path / name, wait_for_answers=0)
@@ -275,7 +253,6 @@ def test_session_with_waiting_run_or_without_deletion_is_kept(tmp_path: Path) ->
         "plain": (409, "under_way", False, 409),
         "none": (409, "under_way", True, 409),
         "memory": (409, "under_way", False, 204),
-        "files": (409, "under_way", False, 204),
     } == told
 
 
@@ -385,21 +362,6 @@ def test_report_links_no_run_outside_its_folder(house: House, journal: str) -> N
 
     assert found is not None
     assert [True, False] == [sample.run_id is None for case in found.cases for sample in case.samples]
-
-
-def test_report_folder_must_be_private_and_may_be_missing(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    tokens = tmp_path / "tokens.json"
-    Tokens.open(tokens).add("root", ["admin"])
-
-    assert [] == Reports(tmp_path / "later").listed(None, 9)
-    with pytest.raises(DefinitionError, match="is not a folder"):
-        app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=tmp_path / "file")
-    with pytest.raises(JournalError, match="others may write"):
-        app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=shared)
 
 
 def test_report_in_the_folder_itself_has_the_folder_name(house: House) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
 from stepengine.errors import AnswerRejected, InputError, ToolError
 from stepengine.journal import FileJournal
+from stepengine.journal.mailbox import Letter
 from stepengine.runtime.handle import RunHandle
 from stepengine.server import Caller, Tokens, app
 from stepengine.server.ledger import Ledger
@@ -173,27 +175,11 @@ def look(view: Callable[[], dict[str, Any]], status: str) -> dict[str, Any]:
     return dict(until(has_status))
 
 
-@contextmanager
-def two_servers(folder: Path, **options: Any) -> Iterator[tuple[TestClient, TestClient]]:
-    """
-    Serve one place by two servers, and give a client of each.
-    """
-    tokens = Tokens.open(folder / "tokens.json")
-    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
-    one, two = [
-        app(
-            Engine(AGENTS, models=ScriptedModel(["Well."] * 9)), runs=folder / "runs", tokens=tokens, drain=0, **options
-        )
-        for _ in range(2)
-    ]
-    with (
-        TestClient(one, base_url="http://localhost", headers=headers) as first,
-        TestClient(two, base_url="http://localhost", headers=headers) as second,
-    ):
-        yield first, second
+IN_POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.deep)
+in_sqlite_too = pytest.mark.parametrize("server", ["runs", "runs.db", IN_POSTGRESQL], indirect=True)
 
 
-@pytest.fixture(params=["runs", "runs.db", pytest.param("postgresql", marks=pytest.mark.deep)])
+@pytest.fixture(params=["runs", IN_POSTGRESQL])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
     DONE.clear()
     if request.param == "postgresql":
@@ -240,6 +226,7 @@ def test_database_run_shows_its_output_without_submission_note(
     assert "slept" == seen["output"]
 
 
+@in_sqlite_too
 @pytest.mark.spec("interfaces:IF13", "interfaces:IF15", "interfaces:IF18")
 def test_run_is_started_watched_answered_and_read(server: Server) -> None:
     with server.running():
@@ -271,10 +258,8 @@ def test_events_after_the_last_id_give_204(server: Server) -> None:
         events = server.events(path)
         last = f"{events[-1]['epoch']}-{events[-1]['index']}"
         status, _ = server.ask("GET", f"{path}/events", **{"last-event-id": last})
-        odd, said = server.ask("GET", f"{path}/events", **{"last-event-id": "nonsense"})
 
     assert 204 == status
-    assert 422 == odd, said
 
 
 @pytest.mark.spec("interfaces:IF13", "studio:SV3")
@@ -292,6 +277,7 @@ def test_idempotency_key_names_one_run_across_restarts(server: Server) -> None:
     assert (409, "urn:stepengine:problem:key_reused") == (status, said["type"])
 
 
+@in_sqlite_too
 @pytest.mark.spec("studio:SV3")
 def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: Server) -> None:
     with server.running():
@@ -302,7 +288,8 @@ def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: 
         if not server.db and (place := server.options["runs"]).is_dir():
             journal = place / f"{asked.rpartition('/')[2]}.jsonl"
             shutil.copy(journal, place / "stranger.jsonl")
-            FileJournal(place / "stranger.jsonl").mailbox()
+            prepared = Letter(kind="answer", topic=question, value="Tuesday")
+            FileJournal(place / "stranger.jsonl").mailbox().post(prepared)
     with server.running():
         assert server.ask("POST", f"{path}/messages", {"topic": "go", "value": 7}) == (
             202,
@@ -316,27 +303,6 @@ def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: 
     assert "Rome: 7" == done["output"]
     assert ["Oslo on Monday"] == DONE
     assert {path.rpartition("/")[2], asked.rpartition("/")[2]} == {one["run_id"] for one in listed}
-
-
-@pytest.mark.spec("studio:SV4", "interfaces:IF13")
-def test_runs_of_other_owners_are_hidden(server: Server) -> None:
-    with server.running():
-        path = server.start("asking", "Rome")
-        question = server.look(path, until="suspended")["questions"][0]["id"]
-        missing = server.ask("GET", f"/runs/{'0' * 32}", of="bob")
-        tried = [
-            server.ask("GET", path, of="bob"),
-            server.ask("GET", f"{path}/events", of="bob"),
-            server.ask("POST", f"{path}/answers", {"answers": {question: "x"}}, of="bob"),
-            server.ask("POST", f"{path}/cancel", {}, of="bob"),
-            server.ask("POST", f"{path}/input", {"text": "x"}, of="bob"),
-            server.ask("POST", f"{path}/fork", {"at": 1}, of="bob"),
-        ]
-        listed = server.ask("GET", "/runs", of="bob")[1]["runs"], server.ask("GET", "/runs", of="root")[1]["runs"]
-
-    assert {404} == {status for status, _ in (missing, *tried)}
-    assert {missing[1]["type"]} == {said["type"] for _, said in tried}
-    assert ([], 1) == (listed[0], len(listed[1]))
 
 
 @pytest.mark.spec("interfaces:IF15")
@@ -389,12 +355,13 @@ def test_cancel_is_idempotent_and_ended_runs_accept_nothing(server: Server) -> N
             server.ask("POST", f"{path}/input", {"text": "x"})[0],
             server.ask("POST", f"{path}/messages", {"topic": "go"})[0],
             server.ask("POST", f"{talking}/tool-results/c1", {"result": 1})[0],
+            server.ask("POST", f"{path}/resume")[0],
             server.ask("POST", f"{path}/cancel")[0],
         ]
 
     assert [202, 202, 202] == cancelled
     assert ["cancelled", "cancelled"] == ended
-    assert [409, 409, 409, 202] == late
+    assert [409, 409, 409, 409, 202] == late
 
 
 @pytest.mark.spec("interfaces:IF13")
@@ -431,6 +398,7 @@ def test_permanent_and_editing_operations_need_the_admin_scope(tmp_path: Path) -
     assert b'"stepengine' in allowed[1].splitlines()[0]
 
 
+@in_sqlite_too
 @pytest.mark.spec("studio:SV2")
 def test_fork_continues_from_the_middle_as_a_new_run(server: Server) -> None:
     with server.running():
@@ -461,6 +429,7 @@ def test_fork_continues_from_the_middle_as_a_new_run(server: Server) -> None:
     assert 400 <= no_place < 500
 
 
+@in_sqlite_too
 @pytest.mark.spec("generator-contract:L42", "studio:SV2")
 def test_an_ended_run_has_the_warnings_of_its_children(server: Server) -> None:
     with server.running():
@@ -564,35 +533,6 @@ def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
     assert (202, "deployed to Rome on Friday") == (agreed, done["output"])
 
 
-def test_equal_session_names_of_two_callers_are_separate_sessions(tmp_path: Path) -> None:
-    from stepengine.sessions import MemorySessions
-
-    seen: list[int] = []
-
-    def counting(ctx):
-        seen.append(len(ctx.agent_state.message_history))
-        yield STEP
-        return "ok"
-
-    kept = MemorySessions()
-    engine = Engine(
-        [AgentDefinition("counting", model="anthropic/claude-sonnet-4-5", handle_steps=counting)],
-        models=ScriptedModel(["Well."] * 9),
-        sessions=kept,
-    )
-    tokens = Tokens.open(tmp_path / "tokens.json")
-    secrets = {name: tokens.add(name, SCOPES) for name in ("ann", "bob")}
-    with TestClient(app(engine, runs=tmp_path / "runs", tokens=tokens), base_url="http://localhost") as client:
-        for name in ("ann", "bob", "ann"):
-            body = {"agent": "counting", "prompt": "Hello", "session_id": "1"}
-            headers = {"authorization": f"Bearer {secrets[name]}"}
-            path = f"/runs/{client.post('/runs', json=body, headers=headers).json()['run_id']}"
-            told = look(lambda path=path, headers=headers: client.get(path, headers=headers).json(), "completed")
-            assert "1" == told["session_id"], told
-
-    assert seen[0] == seen[1] < seen[2]
-
-
 @pytest.mark.spec("studio:SV4")
 def test_caller_without_answer_scope_cannot_speak_in_sessions(tmp_path: Path) -> None:
     from stepengine.sessions import MemorySessions
@@ -632,30 +572,34 @@ def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> N
     The second one has no run in hands: it shows them from their journals.
     """
     DONE.clear()
-    with two_servers(tmp_path, wait_for_answers=30) as (one, two):
-        path = f"/runs/{one.post('/runs', json={'agent': 'asking', 'prompt': 'Rome'}).json()['run_id']}"
-        questions = until(lambda: two.get(path).json()["questions"])
-        answered = two.post(f"{path}/answers", json={"answers": {questions[0]["id"]: "Friday"}})
-        told = look(lambda: two.get(path).json(), "completed")
-        events = two.get(f"{path}/events").text
+    first = Server(tmp_path, wait_for_answers=30)
+    second = copy(first)
+    with first.running(), second.running():
+        path = first.start("asking", "Rome")
+        questions = until(lambda: second.ask("GET", path)[1]["questions"])
+        answered = second.ask("POST", f"{path}/answers", {"answers": {questions[0]["id"]: "Friday"}})
+        told = second.look(path, until="completed")
+        events = second.events(path)
 
-    assert 202 == answered.status_code
+    assert 202 == answered[0]
     assert "deployed to Rome on Friday" == told["output"]
     assert ["Rome on Friday"] == DONE
-    assert "event: run_finished" in events
+    assert "run_finished" == events[-1]["type"]
 
 
 @pytest.mark.spec("studio:SV3", "interfaces:IF16")
 def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path) -> None:
-    with two_servers(tmp_path) as (one, two):
-        run = one.post("/runs", json={"agent": "talking"}).json()["run_id"]
-        journal = FileJournal(tmp_path / "runs" / f"{run}.jsonl")
+    first = Server(tmp_path, wait_for_answers=30)
+    second = copy(first)
+    with first.running(), second.running():
+        path = first.start("talking")
+        journal = FileJournal(tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl")
         until(lambda: journal.is_there() and journal.history().waiting)
-        given = two.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
-        ended = look(lambda: two.get(f"/runs/{run}").json(), "completed")
-        late = one.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
+        given = second.ask("POST", f"{path}/tool-results/c1", {"result": "from afar"})
+        ended = second.look(path, until="completed")
+        late = first.ask("POST", f"{path}/tool-results/c1", {"result": "from afar"})
 
-    assert (202, 409) == (given.status_code, late.status_code), given.text
+    assert (202, 409) == (given[0], late[0]), given
     assert "from afar" == ended["output"]
 
 
@@ -679,33 +623,6 @@ def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatc
 
     assert (409, "urn:stepengine:problem:no_such_call") == (unknown, said["type"])
     assert (202, "at last") == (given, ended["output"])
-
-
-@pytest.mark.speed
-def test_concurrent_starts_are_registered_in_one_write(tmp_path: Path) -> None:
-    written: list[int] = []
-    write = Ledger.write
-
-    async def started() -> int:
-        engine = Engine(AGENTS, models=ScriptedModel(["Well."]))
-        runs = Runs(engine, tmp_path / "runs", max_live=200, wait_for_answers=0, drain=0)
-        await runs.open()
-        caller = Caller("ann", {"run"})
-        made = await asyncio.gather(*[runs.launcher.start(caller, StartRequest(agent="receiving")) for _ in range(100)])
-        await runs.close()
-        await engine.aclose()
-        return len({run for run, _ in made})
-
-    def counted(self: Ledger, acts: Any) -> list[Any]:
-        given = list(acts)
-        written.append(len(given))
-        return write(self, given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "write", counted)
-        assert 100 == asyncio.run(started())
-
-    assert 100 == written[0], "one by one they would be a hundred looks at the disk"
 
 
 @pytest.mark.spec("studio:SV2")

@@ -25,9 +25,8 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.events import Event, RunFinished, RunStarted, ToolFinished
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
 from stepengine.journal.event_stream import EventProjection, JournalWatch
-from stepengine.journal.pending_items import open_questions
 from stepengine.redaction import GIVEN
-from stepengine.server import run_launcher, run_recovery, watchers
+from stepengine.server import watchers
 from stepengine.server.event_json import encode_event_stream, sse_line
 from stepengine.server.watchers import (
     FollowedEvents,
@@ -235,46 +234,6 @@ def test_reader_alternating_between_servers_sees_each_event_once(houses: list[Ho
     assert "events_dropped" not in [event["type"] for _, event in seen]
 
 
-def test_followers_share_one_journal_reader_until_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.jsonl"
-    recorded(FileJournal(path))
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-5]))
-    made: list[object] = []
-
-    class Counted(watchers.JournalWatch):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            made.append(self)
-
-    monkeypatch.setattr(watchers, "JournalWatch", Counted)
-    monkeypatch.setattr(watchers, "IDLE_SECONDS", 0.0)
-
-    async def main() -> list[list[str]]:
-        shared = SharedJournals(lambda _: FileJournal(path))
-        readers = [
-            asyncio.create_task(all_of(shared.following("r").events(ReaderPosition.parse(None), stay=True)))
-            for _ in range(20)
-        ]
-        while shared.following("r").readers < 20:  # noqa: ASYNC110 - they begin by themselves
-            await asyncio.sleep(0.01)
-        with path.open("ab") as file:
-            file.write(b"".join(lines[-5:]))
-        found = await asyncio.gather(*readers)
-        back = await all_of(shared.following("r").events(ReaderPosition.parse(found[0][-3].id), stay=True))
-        assert [event.id for event in found[0][-2:]] == [event.id for event in back]
-        assert 1 == len(made)
-        shared.drop_idle()
-        await all_of(shared.following("r").events(ReaderPosition.parse(None), stay=True))
-        shared.close()
-        return [[event.id for event in one] for one in found]
-
-    found = asyncio.run(main())
-    assert 2 == len(made)
-    assert {tuple(found[0])} == set(map(tuple, found))
-    assert found[0] == [event.id for event in asyncio.run(all_of(follow_events(FileJournal(path))))]
-
-
 def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A thread cannot be cancelled: it reads on when its reader has gone, and beside it nobody may.
@@ -341,7 +300,7 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
         first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
         await write_in_parts(path, journal, following)
         assert whole[-1].id == (await first)[-1].id
-        for count in (*range(0, len(whole) - 12, 9), *range(len(whole) - 12, len(whole) + 1)):
+        for count in (*range(0, len(whole) - 12, 40), *range(len(whole) - 12, len(whole) + 1)):
             had = ReaderPosition.parse(id_after(whole[:count]))
             rest = await all_of(following.events(had, stay=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
@@ -351,32 +310,6 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
         shared.close()
 
     asyncio.run(main())
-
-
-def test_reader_of_kept_events_does_not_reread_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = MemoryJournal()
-    recorded(journal)
-    whole = asyncio.run(all_of(follow_events(journal)))
-    monkeypatch.setattr(watchers, "MOST_KEPT", 10)
-    path = tmp_path / "run.jsonl"
-
-    def reads_again(watch: JournalWatch) -> list[Event]:
-        raise AssertionError(watch)
-
-    async def main() -> tuple[list[str], list[str]]:
-        shared = SharedJournals(lambda _: FileJournal(path))
-        following = shared.following("r")
-        await write_in_parts(path, journal, following)
-        with monkeypatch.context() as patched:
-            patched.setattr(JournalWatch, "look", reads_again)
-            past, told, _ = await following.read_history(ReaderPosition.parse(id_after(whole[:-2])))
-        shared.close()
-        return [event.id for event in past.new], [event.id for event in told]
-
-    new, told = asyncio.run(main())
-
-    assert [event.id for event in whole[-2:]] == new
-    assert [event.id for event in whole[-len(told) :]] == told
 
 
 @pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
@@ -391,66 +324,6 @@ def test_held_journal_is_detected_without_reading_it(tmp_path: Path, place: str)
     assert (False, (True, True), False) == (before, during, journal.is_held())
 
 
-def _is_begun(journal: Any) -> bool:
-    return bool(journal.is_there() and open_questions(journal.history()))
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("place", ["runs", "runs.db"])
-def test_start_taken_over_by_another_server_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    """
-    The other one sees the promise on the disk before the first one has begun what it promised.
-    """
-    monkeypatch.setattr(run_recovery, "START_SECONDS", 0.0)
-    first = House(tmp_path, runs=tmp_path / place)
-    second = copy(first)
-    begin, slow = run_launcher.RunLauncher._start_registered_run, list[run_launcher.RunLauncher]()
-
-    async def late(self: run_launcher.RunLauncher, row: Any) -> None:
-        slow.append(self)
-        while self is slow[0] and not _is_begun(self._store.journal(row.run)):  # noqa: ASYNC110 - another server does so
-            await asyncio.sleep(0.01)
-        await begin(self, row)
-
-    monkeypatch.setattr(run_launcher.RunLauncher, "_start_registered_run", late)
-    with first.open(), first.client() as one, second.open():
-        run = started(one, "asker")
-        until(lambda: one.get(f"/runs/{run}").json()["questions"])
-
-        assert len(set(map(id, slow))) == 2
-        assert [run] == [seen["run_id"] for seen in one.get("/runs").json()["runs"]]
-
-
-@pytest.mark.deep
-def test_run_is_not_read_while_another_server_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_by: list[str] = []
-    ended_of = run_launcher.find_recorded_end
-    monkeypatch.setattr(
-        run_launcher, "find_recorded_end", lambda journal: (read_by.append(journal.name), ended_of(journal))[1]
-    )
-    looks: list[object] = []
-    orphaned_rows = run_recovery.RunRecovery._find_orphaned_runs
-    monkeypatch.setattr(
-        run_recovery.RunRecovery,
-        "_find_orphaned_runs",
-        lambda self, *a, **o: (looks.append(self), orphaned_rows(self, *a, **o))[1],
-    )
-    first = House(tmp_path)
-    second = copy(first)
-    with second.open(), second.client() as client:
-        with first.open(), first.client() as one:
-            run = started(one, "booker")
-            read(one, run, None, "tool_started")
-            seen = len(looks)
-            until(lambda: len(looks) > seen + 4)
-            assert [] == read_by
-        until(lambda: client.get(f"/runs/{run}").json()["epoch"])
-
-    assert 1 == len(read_by)
-
-
 def test_stream_without_debug_scope_omits_the_final_state() -> None:
     tool_result = ToolFinished(tool_name="t", result=ToolResult.text("given"), run_id="r", epoch="00000000", index=1)
     finished = RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState()))
@@ -463,33 +336,13 @@ def test_stream_without_debug_scope_omits_the_final_state() -> None:
     assert ("result" in shown(finished, full=True), "result" in shown(finished, full=False)) == (True, False)
 
 
-async def test_ready_events_are_sent_in_one_piece() -> None:
-    shown = [RunStarted(own_id="r", agent_id="a", run_id="r", epoch="00000000", index=number) for number in range(20)]
-
-    async def events() -> Any:
-        for event in shown:
-            yield event
-
-    pieces = [
-        piece
-        async for piece in encode_event_stream(
-            events(), None, had=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
-        )
-    ]
-
-    assert "retry: 2000\n\n" == pieces[0]
-    assert 2 == len(pieces)
-    assert 20 == pieces[1].count("data: ")
-
-
 @pytest.mark.spec("interfaces:IF18")
 @pytest.mark.parametrize(
     "key", ["shop-0123456789abcdef", 'shop-"01234\\56789', "shop-01234\n56789", "shop-0123é456789"]
 )
-@pytest.mark.parametrize("around", ["{}", "it is {}."])
-async def test_events_show_no_known_key(key: str, around: str) -> None:
+async def test_events_show_no_known_key(key: str) -> None:
     async def events() -> Any:
-        yield RunStarted(own_id="r", agent_id="a", prompt=around.format(key), run_id="r", epoch="00000000")
+        yield RunStarted(own_id="r", agent_id="a", prompt=f"it is {key}.", run_id="r", epoch="00000000")
         yield RunStarted(
             own_id="r", agent_id="a", params={"list": [key, {key: 1}]}, run_id="r", epoch="00000000", index=1
         )
@@ -506,6 +359,7 @@ async def test_events_show_no_known_key(key: str, around: str) -> None:
         GIVEN.forget()
 
     told = "".join(pieces)
+    assert "retry: 2000\n\n" == pieces[0]
     assert 3 == told.count("<redacted:SHOP_KEY>")
     assert key not in told
     assert json.dumps(key)[1:-1] not in told
