@@ -24,8 +24,6 @@ from stepengine.server.ledger import Ledger
 from stepengine.server.stored_states import decode_state, encode_state
 from stepengine.testing import ScriptedModel
 from tests.server.house import House, ended
-from tests.server.served import Served
-from tests.waits import until
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
@@ -110,9 +108,15 @@ SENT = [
 ]  # fmt: skip
 
 
+SENT_TO = [
+    *[("folder", what, 40_000) for what in SENT],
+    ("folder", "prompt", 5_000),
+    *[("database", what, 40_000) for what in ("prompt", "state of AG-UI")],
+]
+
+
 @pytest.mark.spec("studio:SV35")
-@pytest.mark.parametrize("size", [5_000, 40_000])
-@pytest.mark.parametrize("what", SENT)
+@pytest.mark.parametrize(("house", "what", "size"), SENT_TO, indirect=["house"])
 def test_sent_text_is_stored_at_most_three_times(house: House, what: str, size: int) -> None:
     marked = text_of(size)
     with house.client() as client:
@@ -225,40 +229,3 @@ def test_state_with_a_missing_text_raises() -> None:
 
     with pytest.raises(JournalError, match="a journal lacks a text"):
         decode_state(stored, journal)  # type: ignore[arg-type]
-
-
-# --- bytes on the disk ------------------------------------------------------------------------------------------------
-
-OVERHEAD = 8_000_000
-"""The write-ahead log of the ledger, which stays, and some kilobytes a run."""
-
-
-@pytest.mark.memory
-@pytest.mark.spec("studio:SV35")
-@pytest.mark.parametrize("what", SENT)
-async def test_server_stores_at_most_three_times_the_received_bytes(tmp_path: Path, what: str) -> None:
-    agents = tmp_path / "agents.py"
-    agents.write_text(AGENTS_FILE)
-    server = Served(tmp_path, tmp_path / "runs", options=["--share", "note"], agents=agents)
-    server.start()
-    headers = {"authorization": f"Bearer {server.token('anna')}"}
-    try:
-        await server.ready()
-        with httpx2.Client(base_url=server.url, headers=headers, trust_env=False, timeout=50) as client:
-            for number in range(20):
-                send(client, what, text_of(240_000, "абвгд"), f"talk-{number}")
-        until(server.place.exists)
-        stored = sum(path.stat().st_size for path in server.place.rglob("*") if path.is_file())
-    finally:
-        server.kill()
-
-    assert stored <= 3 * 20 * 480_000 + OVERHEAD
-
-
-AGENTS_FILE = f"""
-from stepengine import AgentDefinition
-from stepengine.testing import ScriptedModel
-
-agents = [AgentDefinition("chat", model={MODEL!r})]
-models = ScriptedModel(lambda _: "Fine.")
-"""
