@@ -253,12 +253,6 @@ class Seen:
             f"{one['epoch']}-{one['index']} {one['type']} {one['path']!r} #{one['seq']}" for one in self.events[-30:]
         ]
 
-    def finished(self) -> set[tuple[str, int]]:
-        """
-        Return the addresses of the calls of tools whose end it saw.
-        """
-        return {(one["path"], one["seq"]) for one in self.events if one["type"] == "tool_finished"}
-
 
 class Client:
     """
