@@ -67,10 +67,7 @@ def test_any_step_shows_variables_state_and_model_request(client: httpx2.Client)
     ("agent", "prompt", "asked", "output"),
     [
         ("tally", "tea milk", {"at": "#2", "edit": 7}, 7),
-        ("tally", "tea milk", {"at": "#2", "edit": "7"}, "7"),
         ("tally", "tea milk", {"at": "#1", "edit": "Another reply."}, 40),
-        ("tally", "tea milk", {"at": "#0", "changes": {"system_prompt": "Multiply."}}, 40),
-        ("asker", "x", {"at": "#0", "edit": "two"}, "two: t/m 2:"),
         ("asker", "x", {"at": "#0", "changes": {"model": "t/other", "system_prompt": "Shout.", "temperature": 0.5}}, "one: t/other 2: Shout."),
     ],
 )  # fmt: skip
@@ -93,29 +90,6 @@ def test_edited_fork_continues_and_reports_the_first_difference(
     first = {"#2": "#2", "#1": "#1", "#0": "#1" if "changes" in asked else "#0"}[asked["at"]]
     assert first == told["first"]["a"], told
     assert "pairs" in beside
-
-
-@pytest.mark.spec("studio:ST5")
-def test_reply_with_calls_can_be_edited_and_sent_back(client: httpx2.Client, shop: Shop) -> None:
-    calls = """
-def calls(request):
-    from stepengine.testing import tool_call
-    return text("done") if any(m.role == "tool" for m in request.messages) else tool_call("price_of", {"item": "tea"})
-
-
-free = AgentDefinition("free", model="t/m", tools=[price_of])
-agents, models = [free], ScriptedModel(calls)
-"""  # fmt: skip
-    with Shop(shop.folder, f"{CODE}{calls}").open() as opened, opened.client() as client_:
-        run = done(client_, "free", "go")
-        with looking(client_, run, "1") as page:
-            value = page.look()["now"]["whole"]["value"]
-        value["content"][0]["input"] = {"item": "coffee"}
-        fork = rests(client_, client_.post(f"/runs/{run}/fork", json={"at": "#0", "edit": value}).json()["run_id"])
-        with looking(client_, fork, "#1") as page:
-            result = page.look()["now"]["whole"]["value"]
-
-    assert ("model_reply", 60) == (value["type"], result)
 
 
 @pytest.mark.spec("studio:ST2")
@@ -176,97 +150,6 @@ def test_each_save_shows_old_and_new_without_a_server_import(client: httpx2.Clie
     assert str(shop.process.pid) not in imported.read_text().split()
 
 
-TODOS = """
-from stepengine import AgentDefinition, Perform
-
-
-def handle_steps(ctx):
-    found = yield Perform(len, ctx.prompt)
-    return found
-
-
-agent = AgentDefinition("todos", handle_steps=handle_steps)
-"""
-
-
-@pytest.mark.spec("studio:ST6")
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (TODOS.replace("found = yield", "found of yield"), "SyntaxError: invalid syntax (todos.py, line 6)"),
-        (
-            TODOS.replace("\nfrom", "\nimport no_such_module\nfrom"),
-            "ModuleNotFoundError: No module named 'no_such_module' (",
-        ),
-    ],
-)
-def test_broken_file_of_an_agent_folder_is_named_with_line(tmp_path: Path, code: str, said: str) -> None:
-    shop = Shop(tmp_path)
-    shop.options = ("--agents", "agents", "--runs", "runs")
-    (tmp_path / "agents").mkdir()
-    todos = tmp_path / "agents" / "todos.py"
-    todos.write_text(TODOS)
-    (tmp_path / "agents" / "other.py").write_text(TODOS.replace("todos", "other"))
-    with shop.open() as opened, opened.client() as client_:
-        run = done(client_, "todos", "tea")
-        with looking(client_, run, "0") as page:
-            page.look()
-            save(todos, code)
-            problem = page.look()["now"]["problem"]
-        failed = judged(client_, kind="blame", runs=[run], check="output == 4")
-
-    assert f"agents/todos.py: loading it failed with {said}" in problem
-    assert problem.index("todos.py") < problem.index("no agent has the id 'todos'")
-    assert said in str(failed), failed
-    if "Module" in said:
-        assert "todos.py:2)" in problem
-
-
-@pytest.mark.spec("studio:ST6")
-def test_broken_code_is_reported_and_the_last_good_position_stays(client: httpx2.Client, shop: Shop) -> None:
-    run = done(client, "tally", "tea milk sugar")
-    broken = {
-        "SyntaxError": CODE.replace("for item in", "for item of"),
-        "ended after 5 s": CODE.replace("total = 0", "total = 0\n    while True: pass"),
-        "its code ended the process": CODE.replace("total = 0", "total = 0\n    import os\n    os._exit(0)"),
-    }
-    with looking(client, run, "3") as page:
-        page.look()
-        for said, code in broken.items():
-            save(shop.file, code)
-            told = page.look()
-            still = page.go("2")["now"]
-
-            assert said in told["now"]["problem"]
-            assert (None, "40") == (told["now"]["place"], variables(still)["total"])
-        save(shop.file, CODE.replace("total = worth", "total += worth"))
-        mended = page.look()
-
-    assert ("2", "70") == (mended["at"], variables(mended["now"])["total"])
-
-
-@pytest.mark.spec("studio:ST6")
-def test_edited_prompt_shows_the_next_request_and_its_price(client: httpx2.Client, shop: Shop) -> None:
-    run = done(client, "tally", "tea milk sugar")
-    with looking(client, run, "3") as page:
-        page.look()
-        same = page.next()
-        save(shop.file, CODE.replace("Add up.", "Add it all up."))
-        told = page.look()
-        coming = page.next()
-        asked = agreed(client, judged(client, kind="ask", runs=[run]))
-        save(shop.file, CODE.replace("price_of, item)", "price_of, item + '!')"))
-        other = page.look()
-        lost = page.next()
-
-    assert ("", None, "the run goes as recorded") == (same["address"], same["request"], same["why"][:24])
-    assert (["#1", "#3", "#5"], "") == (told["now"]["changed"], told["now"]["differs"])
-    assert ("#1", "Add it all up.") == (coming["address"], coming["request"]["system"])
-    assert ("#1", "t/m 4: Add it all up.") == (asked["result"]["address"], asked["result"]["text"])
-    assert ("#0", True) == (other["now"]["differs_at"], other["now"]["is_before"])
-    assert "calls price_of as nobody did" in lost["why"]
-
-
 @pytest.mark.spec("studio:ST6")
 def test_desks_are_bounded_and_end_with_page_or_server(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea")
@@ -293,22 +176,6 @@ def test_desks_are_bounded_and_end_with_page_or_server(client: httpx2.Client, sh
 
 
 @pytest.mark.spec("studio:ST7")
-def test_impact_reruns_with_the_current_file_after_agreement(client: httpx2.Client, shop: Shop) -> None:
-    runs = [done(client, "tally", prompt) for prompt in ("tea", "tea milk")]
-    same = judged(client, kind="impact", runs=runs, samples=1)
-    save(shop.file, CODE.replace("Be brief.", "Be loud."))
-    priced = judged(client, kind="impact", runs=runs, samples=2)
-    made = agreed(client, priced)
-
-    assert ("done", ["same", "same"]) == (same["status"], [one["class"] for one in same["result"]["journals"]])
-    assert ({"calls": 6, "low": None, "high": None}, None) == (priced["price"], priced["result"])
-    assert [(run, "asked", "#1", 2) for run in runs] == [
-        (one["file"], one["class"], one["break"], len(one["samples"])) for one in made["result"]["journals"]
-    ]
-    assert str(shop.folder) not in str(made["result"])
-
-
-@pytest.mark.spec("studio:ST7")
 def test_blame_waits_for_agreement_and_can_be_cancelled(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     asked = {"kind": "blame", "runs": [run], "check": "output == 70", "samples": 2}
@@ -323,49 +190,6 @@ def test_blame_waits_for_agreement_and_can_be_cancelled(client: httpx2.Client, s
     assert "no step is to blame" in made["result"]["why"]
     assert ("cancelled", 409) == (gone["status"], late.status_code)
     until(lambda: not shop.processes())
-
-
-@pytest.mark.spec("studio:ST7")
-def test_diverged_run_cannot_be_blamed_and_says_where(client: httpx2.Client, shop: Shop) -> None:
-    run = done(client, "tally", "tea milk")
-    save(shop.file, CODE.replace("Add up.", "Add it all up."))
-    failed = judged(client, kind="blame", runs=[run], check="output == 99")
-
-    assert "failed" == failed["status"]
-    assert f"diverged from run {run} at step 1, effect #1 of tally" in failed["error"]
-    assert "Add it all up." in failed["error"]
-    assert not [word for word in ("stepengine ", "to go on", "/stepengine-") if word in failed["error"]]
-
-
-@pytest.mark.spec("studio:ST7")
-def test_pin_writes_a_failing_test_or_explains_why_not(client: httpx2.Client, shop: Shop) -> None:
-    run = done(client, "tally", "tea milk")
-    made = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
-    twice = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
-    fine = judged(client, kind="pin", runs=[run], check="output == 40", name="other")
-
-    assert ("done", "tests/test_pin_sum.py") == (made["status"], made["result"]["file"])
-    assert 'load_agent(ROOT / "shop.py#tally")' in (shop.folder / "tests/test_pin_sum.py").read_text()
-    assert ("failed", "failed") == (twice["status"], fine["status"])
-    assert "exists already" in twice["error"]
-    assert "nothing to pin" in fine["error"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "issue"),
-    [
-        ({"kind": "blame", "runs": ["{run}"]}, "check"),
-        ({"kind": "pin", "runs": ["{run}", "x"], "check": "1"}, "runs"),
-        ({"kind": "prices", "runs": ["{run}"]}, "kind"),
-        ({"kind": "impact", "runs": ["{run}"], "samples": 0}, "samples"),
-    ],
-)
-def test_invalid_job_gets_422_with_the_issue(client: httpx2.Client, asked: dict[str, Any], issue: str) -> None:
-    run = done(client, "tally", "tea")
-    answer = client.post("/jobs", json={**asked, "runs": [each.format(run=run) for each in asked["runs"]]})
-
-    assert 422 == answer.status_code
-    assert answer.json()["issues"][0].startswith(issue)
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
@@ -423,7 +247,7 @@ def test_damaged_or_deep_journal_is_409_with_its_record(shop: Shop, tmp_path: Pa
         run = done(client, "tally", "tea")
         (file,) = [path for path in tmp_path.rglob("*.jsonl") if run in path.name]
         content = file.read_bytes()
-        broken = {f"deep {depth}": _deepen(content, depth) for depth in (400, 600, 900, 5_000)}
+        broken = {f"deep {depth}": _deepen(content, depth) for depth in (400, 5_000)}
         broken["damaged"] = content[:200] + b"X" + content[201:]
         for name, made in broken.items():
             file.write_bytes(made)
@@ -433,12 +257,3 @@ def test_damaged_or_deep_journal_is_409_with_its_record(shop: Shop, tmp_path: Pa
                 assert 409 == answer.status_code, (name, page, answer.text)
                 assert "record " in answer.json()["detail"]
             assert client.get(f"/runs/{run}").status_code == client.get("/runs").status_code == 200
-
-
-@pytest.mark.spec("replay:J51")
-def test_too_deeply_nested_params_get_422(client: httpx2.Client) -> None:
-    body = f'{{"agent": "tally", "prompt": "tea", "params": {{"a": {"[" * 201}1{"]" * 201}}}}}'
-
-    answer = client.post("/runs", content=body, headers={"content-type": "application/json"})
-
-    assert 422 == answer.status_code

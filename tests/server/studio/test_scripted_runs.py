@@ -16,7 +16,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.server import Tokens
 from tests.waits import until
 
-from .shop import Shop, agreed, done, judged, rests, save
+from .shop import Shop, done, save
 from .stage import Stage
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
@@ -78,28 +78,6 @@ SAID = [(what, "scripted/replies.json") for what in ("left", "right", "nothing t
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
-def test_each_run_replays_the_script_from_its_start_for_free(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "go").touch()
-    with shop_of(tmp_path).open() as shop, shop.client() as client:
-        runs = [done(client, "looker", "go") for _ in range(2)]
-        told = client.get("/agents").json()
-        views = [view(client, run) for run in runs]
-        said = [replies_of(client, run) for run in runs]
-        afforded = client.post("/runs", json={"agent": "looker", "limits": {"max_cost_usd": 0.01}}).json()["run_id"]
-        afford = view(client, rests(client, afforded))
-
-    assert ["completed", "completed"] == [one["status"] for one in views]
-    assert ["nothing there"] * 2 == [one["text"] for one in views]
-    assert [0, 0] == [float(one["cost_usd"]) for one in views]
-    assert [SAID, SAID] == said
-    assert "completed" == afford["status"], afford["error"]
-    assert ("replies.json", [None]) == (told["script"], [one["missing"] for one in told["agents"]])
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:ST12")
 def test_killed_scripted_run_continues_at_its_next_reply(tmp_path: Path) -> None:
     shop = shop_of(tmp_path)
     with shop.open(), shop.client() as client:
@@ -117,30 +95,6 @@ def test_killed_scripted_run_continues_at_its_next_reply(tmp_path: Path) -> None
     assert "nothing there" == ended["text"]
     assert SAID == said
     assert [1, 2] == [len((tmp_path / f"looked-{where}.txt").read_text().splitlines()) for where in ("left", "right")]
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:ST12")
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"at": 1, "changes": {"system_prompt": "Look again."}}, ["left", "right", "nothing there"]),
-        ({"at": 3, "edit": "a box", "changes": {"system_prompt": "Look again."}}, ["left", "right", "nothing there"]),
-        ({"at": 2, "edit": "enough"}, ["left", "enough"]),
-        ({"at": 3}, ["left", "right", "nothing there"]),
-    ],
-)
-def test_fork_continues_the_script_after_the_kept_part(tmp_path: Path, asked: dict[str, Any], said: list[str]) -> None:
-    (tmp_path / "go").touch()
-    with shop_of(tmp_path).open() as shop, shop.client() as client:
-        run = done(client, "looker", "go")
-        answer = client.post(f"/runs/{run}/fork", json=asked)
-        assert 202 == answer.status_code, answer.text
-        fork = rests(client, answer.json()["run_id"])
-        ended, found = view(client, fork), [what for what, _ in replies_of(client, fork)]
-
-    assert ("completed", said[-1]) == (ended["status"], ended["text"]), ended["error"]
-    assert said == found
 
 
 @pytest.mark.deep
@@ -163,41 +117,6 @@ def test_exhausted_script_fails_the_run_and_can_be_extended(
     assert ("completed", "now") == (longer["status"], longer["text"]), longer["error"]
     assert 409 == broken.status_code
     assert all("is kept: --script 'replies.json'" in text for text in (broken.json()["detail"], told))
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:ST12")
-def test_impact_of_a_changed_prompt_uses_the_script_after_divergence(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "go").touch()
-    with shop_of(tmp_path).open() as shop, shop.client() as client:
-        run = done(client, "looker", "go")
-        save(shop.file, CODE.replace("Look.", "Look well."))
-        job = judged(client, kind="impact", runs=[run], samples=2)
-        over = agreed(client, job)
-
-    assert "done" == over["status"], over
-    lines = "\n".join(over["result"]["lines"])
-    assert all(
-        said in lines
-        for said in ("1 asked again from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
-    ), lines
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:ST12")
-def test_missing_key_is_named_before_a_run_starts(tmp_path: Path) -> None:
-    with shop_of(tmp_path, script=False).open() as shop, shop.client() as client:
-        (told,) = client.get("/agents").json()["agents"]
-        refused = client.post("/runs", json={"agent": "looker"})
-        runs = client.get("/runs").json()["runs"]
-
-    assert 503 == refused.status_code
-    for text in (told["missing"], refused.json()["detail"]):
-        assert "set ANTHROPIC_API_KEY" in text
-        assert "--script FILE" in text
-    assert [] == runs
 
 
 def test_missing_keys_are_reported_to_admins_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
