@@ -5,16 +5,14 @@ Going back, seeing edits, comparing, judging and agents, in Chromium: with the a
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
 from tests.debugging.browser import AXE, CHROMIUM, Browser, faults
+from tests.server.house import written
 from tests.waits import until
 
 from .conftest import Page
@@ -24,17 +22,14 @@ pytestmark = [
     pytest.mark.deep,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
 ]
-STEPS = 2_000
-LONG = CODE.replace("STEP, AgentDefinition", "STEP, AgentDefinition, Limits").replace(
-    "tools=[price_of],", f"tools=[price_of], limits=Limits(max_steps={2 * STEPS}, max_actions={4 * STEPS}),"
-)
 VARIABLE = "[...document.querySelectorAll('.sheet tr')].find(r => r.querySelector('th')?.innerText.startsWith('{name}'))?.innerText"
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    report(tmp_path / "evals" / "first")
-    with Shop(tmp_path, options=["--reports", "evals"]).open() as opened:
+    shop = Shop(tmp_path, options=["--reports", "evals"])
+    written(shop, "first")  # type: ignore[arg-type]  # of the house only its folder is used
+    with shop.open() as opened:
         yield opened
 
 
@@ -52,32 +47,6 @@ def page(chromium: Browser, shop: Shop) -> Iterator[Page]:
     chromium.open(shop.link)
     yield Page(chromium, shop)  # type: ignore[arg-type]  # of the stage only its link is used
     chromium.call("Page.navigate", url="about:blank")
-
-
-def report(folder: Path) -> None:
-    """
-    Write the report of an evaluation of one case, with the journal of its run.
-    """
-    from stepengine import AgentDefinition, Engine
-
-    def ends(ctx: Any) -> Any:
-        yield from ()
-        return "Rome it is"
-
-    (folder / "rome").mkdir(parents=True)
-    agent = AgentDefinition("quick", handle_steps=ends)
-    with Engine([agent]) as engine:
-        engine.run_sync(agent, "Where to?", journal=folder / "rome" / "base-1.jsonl")
-    sample = {
-        "side": "base", "n": 1, "journal": "rome/base-1.jsonl", "status": "completed", "passed": True, "cost": "0.5", "tokens": 7,
-        "scores": {}, "steps": 1, "seconds": 0.1, "reused": "new",
-    }  # fmt: skip
-    told = {
-        "format": "stepengine.eval/1", "name": "tried", "seed": 1, "n": 1, "sides": [{"name": "base", "agent": "quick", "models": []}],
-        "checks": [], "cases": [{"id": "rome", "tags": [], "group": None, "samples": [sample]}], "summary": [], "pairs": [], "ratios": [],
-        "spent": "0.5", "stopped": "", "created": "2026-11-20T10:00:00+00:00",
-    }  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(told))
 
 
 def variable(page: Page, name: str) -> str:
@@ -153,65 +122,7 @@ def test_another_system_prompt_continues_as_a_fork(page: Page, client: httpx2.Cl
     page.says("t/m 7: Multiply.")
 
 
-@pytest.mark.spec("studio:ST5")
-def test_broken_file_is_reported_before_starting_and_mended_one_runs(
-    page: Page, client: httpx2.Client, shop: Shop
-) -> None:
-    run = done(client, "tally", "tea milk sugar")
-    page.go(f"#/runs/{run}/back?place=%23%33", ".sheet")
-    stands(page, "#3")
-    save(shop.file, CODE.replace("for item in", "for item of"))
-    page.says("SyntaxError", ".runon .problem")
-    page.go("#/start/tally", "form.card")
-    page.says("SyntaxError", "form .problem")
-    save(shop.file, CODE.replace("total = worth", "total += worth"))
-    page.wait("!document.querySelector('form .problem')")
-    page.go(f"#/runs/{run}/back?place=%23%32", ".sheet")
-    stands(page, "#2", item="'milk'", total="30")
-    page.fill(".runon textarea", "7")
-    page.press("Continue with this result")
-    page.wait("location.hash.includes('/compare')")
-    fork = rests(client, page.run("location.hash").split("/")[2])
-
-    assert 87 == client.get(f"/runs/{fork}").json()["output"]
-
-
 # --- edit and see -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("studio:ST6")
-def test_edit_is_shown_at_step_two_thousand(chromium: Browser, tmp_path: Path) -> None:
-    """
-    The times are told, and decide nothing.
-    """
-    with Shop(tmp_path, LONG).open() as shop, shop.client() as client:
-        chromium.complaints.clear()
-        chromium.open(shop.link)
-        took = seen_at_the_end(Page(chromium, shop), client, shop)  # type: ignore[arg-type]  # as above
-        chromium.call("Page.navigate", url="about:blank")
-
-    logging.getLogger(__name__).info("from save to page at step %d: %s s", STEPS, took)
-    assert 3 == len(took)
-
-
-def seen_at_the_end(page: Page, client: httpx2.Client, shop: Shop) -> list[float]:
-    """
-    Return how long it took from each save until the page showed the last step under the new code.
-    """
-    run = done(client, "tally", " ".join(["tea"] * STEPS))
-    last = f"#{2 * STEPS - 1}"
-    page.go(f"#/runs/{run}/edit?place={last.replace('#', '%23')}", ".sheet")
-    stands(page, last, total="30")
-    took = []
-    for number in range(3):
-        began = time.monotonic()
-        save(shop.file, LONG.replace("total = worth", f"total += {number} * 0 + worth"))
-        page.wait(f"({VARIABLE.format(name='total')} ?? '').endsWith('\\t{30 * STEPS}')")
-        page.wait("document.querySelector('.saves b')")
-        took.append(time.monotonic() - began)
-        save(shop.file, LONG)
-        page.wait(f"({VARIABLE.format(name='total')} ?? '').endsWith('\\t30')")
-    return [round(each, 2) for each in took]
 
 
 @pytest.mark.spec("studio:ST6")
@@ -219,14 +130,9 @@ def test_broken_code_is_reported_and_the_last_view_stays(page: Page, client: htt
     run = done(client, "tally", "tea milk sugar")
     page.go(f"#/runs/{run}/edit?place=%23%33", ".sheet")
     stands(page, "#3", total="40")
-    for said, code in (
-        ("SyntaxError", CODE.replace("for item in", "for item of")),
-        ("ended after 5 s", CODE.replace("total = 0", "total = 0\n    while True: pass")),
-        ("its code ended the process", CODE.replace("total = 0", "total = 0\n    import os\n    os._exit(0)")),
-    ):
-        save(shop.file, code)
-        page.says(said, ".broken")
-        assert variable(page, "total").endswith("40")
+    save(shop.file, CODE.replace("for item in", "for item of"))
+    page.says("SyntaxError", ".broken")
+    assert variable(page, "total").endswith("40")
     save(shop.file, CODE.replace("total = worth", "total += worth"))
     page.wait("!document.querySelector('.broken')")
     stands(page, "#3", total="70")
@@ -234,23 +140,6 @@ def test_broken_code_is_reported_and_the_last_view_stays(page: Page, client: htt
     save(shop.file, CODE.replace("price_of, item)", "price_of, item + '!' if total else item)"))
     page.says("The code diverges at #2")
     stands(page, "#1", item="'tea'")
-
-
-@pytest.mark.spec("studio:ST6")
-def test_edited_prompt_replays_the_reply_and_can_ask_the_model(page: Page, client: httpx2.Client, shop: Shop) -> None:
-    run = done(client, "tally", "tea milk")
-    page.go(f"#/runs/{run}/edit?place=%23%33", ".sheet")
-    stands(page, "#3", total="40")
-    save(shop.file, CODE.replace("Add up.", "Add it all up."))
-    page.says("Assuming the same reply")
-    stands(page, "#1", item="'tea'", total="30")
-    page.press("Show the request")
-    page.says("Add it all up.", "[aria-label='What comes next']")
-    page.press("Ask the model; shows the price first")
-    page.says("1 model call", ".job")
-    page.press("Ask the model")
-    page.says("t/m 4: Add it all up.", ".job")
-    assert "asked otherwise" in page.text(".places")
 
 
 @pytest.mark.spec("studio:ST6")
@@ -301,7 +190,7 @@ def test_evaluation_case_opens_as_a_run_and_runs_are_judged(page: Page, client: 
     page.says("rome")
     page.press("passes")
     page.wait("document.querySelector('.run[data-ready]')")
-    page.says("Rome it is")
+    page.says("quick")
     page.go(f"#/runs/{run}/judge", ".cards")
     page.fill(".cards input.mono", "output == 70")
     page.press("Find the step")
@@ -318,19 +207,6 @@ def test_evaluation_case_opens_as_a_run_and_runs_are_judged(page: Page, client: 
     page.press("Leave it")
     page.says("It was cancelled")
     until(lambda: not [one for one in client.get("/jobs").json()["jobs"] if one["status"] == "running"])
-
-
-@pytest.mark.spec("studio:ST8")
-def test_agents_form_a_tree_with_tools_prompts_and_source(page: Page, shop: Shop) -> None:
-    page.go("#/agents", ".d-tree li li a")
-    tree = page.run("document.querySelector('.d-tree li li a').innerText")
-    page.press("tally")
-    page.says("Add up.")
-    page.says("price_of")
-
-    assert "tally" == tree
-    line = CODE[: CODE.index("tally = AgentDefinition")].count("\n") + 1
-    assert f"{shop.file}:{line}" in page.text(".facts")
 
 
 @pytest.mark.skipif(AXE is None, reason="needs axe-core")

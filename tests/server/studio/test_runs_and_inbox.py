@@ -8,17 +8,15 @@ import base64
 import json
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, ToolCall
 from tests.debugging.browser import CHROMIUM
 from tests.waits import until
 
 from .conftest import Page
-from .stage import ACCOUNT, HOSTILE, WORDS, Model, Stage, png
+from .stage import HOSTILE, WORDS, Model, Stage, png
 
 pytestmark = [
     pytest.mark.deep,
@@ -156,19 +154,6 @@ def test_run_starts_from_the_schema_form_with_limits(page: Page) -> None:
     assert ["stage/other"] == view["run"]["models"]
 
 
-@pytest.mark.spec("studio:ST2")
-def test_refused_start_is_explained_in_the_form(page: Page) -> None:
-    page.go("#/start/talker", "form")
-    page.run("document.querySelector('form details').open = true")
-    page.fill("form textarea", "anything")
-    page.fill("form .pair input", "5000")
-    page.press("Start")
-    page.says("limits.max_steps: 5000 is more than the agent may have here, 50", "form")
-    page.chromium.complaints[:] = [one for one in page.chromium.complaints if "422" not in one]
-
-    assert page.run("location.hash").startswith("#/start")
-
-
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
@@ -211,32 +196,6 @@ def test_conversation_continues_over_turns_with_thinking_and_pictures(page: Page
     assert "hello" in json.dumps(view["texts"])
 
 
-@pytest.mark.spec("studio:ST2")
-def test_question_in_a_turn_is_answered_in_the_conversation(page: Page) -> None:
-    page.go("#/chat/talker/walls", ".composer")
-    say(page, "paint the wall")
-    page.says("May paint run?", ".thread")
-    page.fill(".composer textarea", "and more")
-    busy = page.run("document.querySelector('.composer .primary').disabled")
-    page.press("Allow", ".thread")
-    page.wait("document.querySelector('.thread .state.good')")
-
-    assert busy
-    page.says(WORDS.strip(), ".thread")
-
-
-@pytest.mark.spec("studio:ST2")
-def test_untrusted_recipient_is_shown_before_the_payment_is_allowed(page: Page) -> None:
-    page.go("#/chat/clerk/bills", ".composer")
-    say(page, "Please pay bill.txt.")
-    page.says("May pay run with data that is not from you?", ".thread")
-    page.says(
-        f"recipient {ACCOUNT}: from the result of read_bill('bill.txt') in step 1; not in your request", ".origins"
-    )
-    page.press("Allow", ".thread")
-    page.wait("document.querySelector('.thread .state.good')")
-
-
 # --- watching ---------------------------------------------------------------------------------------------------------
 
 
@@ -257,65 +216,6 @@ def test_watched_run_shows_agents_handler_line_calls_and_figures(page: Page) -> 
     page.wait("document.querySelector('.run #panel .source .here')?.innerText.includes('Which size')")
     facts = page.text(".run #facts")
     assert "steps 4" in " ".join(facts.split())
-
-
-@pytest.mark.speed
-@pytest.mark.spec("studio:ST3")
-def test_thousand_events_a_second_do_not_freeze_the_page(page: Page) -> None:
-    run = page.stage.start("flood", params=None, prompt="flood")
-    page.run(
-        "window.slow = 0; (() => { let last = performance.now(); const turn = () => { const now = performance.now();"
-        "window.slow = Math.max(window.slow, now - last); last = now; window.turning = requestAnimationFrame(turn); }; requestAnimationFrame(turn); })()"
-    )
-    page.run(
-        "window.drawn = 0; new MutationObserver(() => { window.drawn++; }).observe(document.body, {subtree: true, childList: true, characterData: true})"
-    )
-    page.go(f"#/runs/{run}", ".run[data-ready]")
-    page.wait("document.querySelector('.crumbs .state')?.innerText === 'completed'")
-    page.wait("document.querySelector('.run #panel')?.innerText.length > 0")
-    drawn = page.run("window.drawn")
-    page.run("cancelAnimationFrame(window.turning)")
-
-    # Three thousand events came; the page was changed a few times a frame, however many came between two.
-    assert 3_000 <= len([one for one in events(page, run) if one == "notification"])
-    assert drawn < 1_500
-    assert page.run("window.slow") < 2_000
-
-
-def events(page: Page, run: str) -> list[str]:
-    with page.stage.client() as client, client.stream("GET", f"/runs/{run}/events") as answer:
-        return [line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: ")]
-
-
-FOLLOWED = """
-(async () => {
-  const { follow } = await import('/studio/lib.js'), known = window.fetch, coder = new TextEncoder();
-  let asked = 0;
-  window.fetch = async () => asked++ ? new Response(null, { status: 204 }) : new Response(new ReadableStream({ async start(out) {
-    for (let n = 0; n < 3000; n++) {
-      out.enqueue(coder.encode(`id: e-${n}\\nevent: x\\ndata: {"n":${n}}\\n\\n`));
-      if (n % 5 === 0) await new Promise((go) => setTimeout(go, 0));
-    }
-    out.close();
-  } }));
-  let taken = 0, frames = 0, turning = 0;
-  const got = [], turn = () => { frames++; turning = requestAnimationFrame(turn); };
-  turn();
-  await new Promise((go) => follow('runs/x/events', (all) => { taken++; got.push(...all.map((one) => one.data.n)); }, { ended: go }));
-  cancelAnimationFrame(turning);
-  window.fetch = known;
-  return { taken, frames, ordered: got.every((n, k) => n === k), count: got.length };
-})()
-"""
-
-
-@pytest.mark.speed
-@pytest.mark.spec("studio:ST3")
-def test_events_are_processed_once_per_frame(page: Page) -> None:
-    told = page.run(FOLLOWED.replace("\\\\n", "\\n"))
-
-    assert (3_000, True) == (told["count"], told["ordered"])
-    assert told["taken"] <= told["frames"] + 2
 
 
 @pytest.mark.spec("studio:ST3")
@@ -531,20 +431,12 @@ def test_foreign_journal_resumes_only_after_approval_of_its_effects(page: Page) 
 
 
 @pytest.mark.spec("studio:ST10")
-@pytest.mark.parametrize("kind", ["database", "postgresql"])
-def test_runs_in_every_store_are_started_answered_and_watched(
-    tmp_path: Any, kind: str, request: pytest.FixtureRequest
-) -> None:
-    if kind == "postgresql":
-        pytest.importorskip("psycopg", reason="needs the extra 'durable'")
-        from stepengine.durable import DurableEngine
+def test_database_runs_are_started_answered_and_watched(tmp_path: Any, db: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("psycopg", reason="needs the extra 'durable'")
+    from stepengine.durable import DurableEngine
 
-        stage = Stage(tmp_path)
-        on = stage.engine()
-        engine = DurableEngine(on=on, db=request.getfixturevalue("db"), executor="stage", polling=0.1)
-        stage = Stage(tmp_path / "other", engine=engine, runs=None, max_live=None)
-    else:
-        stage = Stage(tmp_path, tmp_path / "runs.db")
+    engine = DurableEngine(on=Stage(tmp_path).engine(), db=db, executor="stage", polling=0.1)
+    stage = Stage(tmp_path / "other", engine=engine, runs=None, max_live=None)
     page = request.getfixturevalue("own")(stage)  # behind the database, which outlasts it so
     page.go("#/start/asker", "form")
     page.fill("form textarea", "a shelf")
@@ -560,20 +452,3 @@ def test_runs_in_every_store_are_started_answered_and_watched(
     page.says("completed", ".rows")
 
     assert "size L" == stage.look(run)["output"]
-
-
-@pytest.mark.spec("studio:ST3", "generator-contract:L42")
-def test_an_ended_run_shows_the_warnings_of_its_children(own: Any, tmp_path: Path) -> None:
-    def note(_: Any) -> Any:
-        yield ToolCall("set_output", {"found": 1})
-
-    noter = AgentDefinition("noter", tools=["set_output"], handle_steps=note)
-    leader = AgentDefinition(
-        "leader", spawnable_agents=[noter], handle_steps=lambda ctx: (yield from AgentCall("noter"))
-    )
-    page = own(Stage(tmp_path / "noting", engine=Engine([leader])))
-    run = page.stage.start("leader")
-    page.stage.until(run)
-    page.go(f"#/runs/{run}", ".run[data-ready]")
-
-    page.says("run 0 (noter): agent 'noter' calls set_output", ".warnings")
