@@ -1,11 +1,10 @@
 """
-What the tests start in place of an editor's command: base2 with the replies of its recording, or a small agent, over stdin and stdout.
+What the tests start in place of an editor's command: a small agent over stdin and stdout.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,8 +47,6 @@ def reply(request: Any) -> Any:
             return tool_call("delete_file", {"path": path})
         case ["run", *words]:
             return tool_call("run_terminal_command", {"command": words})
-        case ["run-for", seconds, *words]:
-            return tool_call("run_terminal_command", {"command": words, "timeout_seconds": float(seconds)})
         case ["call", name, *numbers]:
             return tool_call(name, dict(zip("ab", map(int, numbers), strict=False)))
         case ["which", "model"]:
@@ -111,28 +108,11 @@ def small(version: int) -> tuple[AgentDefinition, Callable[..., Engine]]:
     return bot, make
 
 
-def base2() -> tuple[AgentDefinition, Callable[..., Engine]]:
-    spec = importlib.util.spec_from_file_location("record_agents", ROOT / "cassettes" / "record_agents.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script
-    spec.loader.exec_module(script)
-    agent = script.BUNDLED["base2"]
-
-    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
-        cast = script.Cast(script.PLAYS["base2"], agent.id) if not observers else ScriptedModel([])
-        tools = script.tools_for(cwd)
-        return Engine([agent], tools, cast, default_model=script.MODEL, permissions=POLICY, observers=observers)
-
-    return agent, make
-
-
 if __name__ == "__main__":
     kind, folder = sys.argv[1:]
     out = redirect_stdout()
     print("what an agent's file prints")
-    agent, make = base2() if kind == "base2" else small(int(kind.removeprefix("full")))
+    agent, make = small(int(kind.removeprefix("full")))
     choices: dict[str, Any] = {}
     if kind.startswith("full"):
         from stepengine.adapters.mcp import mcp_tools

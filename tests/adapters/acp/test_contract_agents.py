@@ -1,5 +1,5 @@
 """
-Agents of others are led: the example of the protocol's TypeScript SDK, `stepengine acp`, and coding agents as npm gives them.
+Agents of others are led: the example of the TypeScript SDK of the protocol, and coding agents as npm gives them.
 """
 
 from __future__ import annotations
@@ -7,11 +7,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from stepengine.adapters.acp import ExternalAgent
 from stepengine.errors import ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
+from tests.servers import Quiet, served
 
 from .npm import needs, root_of
 
@@ -48,25 +46,12 @@ COUNTERPARTS = (
 )
 ROOT = root_of("acp1")
 AGENTS = Path(os.environ.get("ACP_AGENTS", ".")).resolve() / "node_modules" / ".bin"
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.deep
 
 
 def example(project: Path, name: str = "example") -> ExternalAgent:
     program = Path(str(ROOT), "node_modules", "acp1", "dist", "examples", "agent.js")
     return ExternalAgent(name, command=["node", str(program)], workspace=project)
-
-
-def ours(project: Path, tmp_path: Path) -> ExternalAgent:
-    """
-    A small agent of ours behind `stepengine acp`'s own serving, with sessions, permissions and tools.
-    """
-    return ExternalAgent(
-        "ours",
-        command=[sys.executable, str(HERE / "server.py"), "1", str(tmp_path / "sessions")],
-        env={"PYTHONPATH": str(HERE.parents[2]), "PATH": os.environ["PATH"]},
-        workspace=project,
-    )
 
 
 @needs(ROOT)
@@ -97,70 +82,13 @@ async def test_typescript_sdk_example_runs_three_times_in_parallel_and_replays(p
     assert result.unwrap() == again.unwrap()
 
 
-@pytest.mark.spec("interfaces:IF120", "interfaces:IF121", "interfaces:IF122", "interfaces:IF127")
-async def test_own_acp_agent_edits_when_allowed_and_reloads_its_session(project: Path, tmp_path: Path) -> None:
-    agent = ours(project, tmp_path)
-    allowed, refused = (
-        Engine([agent], permissions=Policy([rule]))
-        for rule in (Rule.allow_tool("ours_edit"), Rule.deny_tool("ours_edit"))
-    )
-    first = await allowed.run("ours", "edit shop.py rate tax")
-    text = (project / "shop.py").read_text()
-    assert ("tax = 1\nname = 2\n", True) == (text, first.text.startswith("Done, after 1 prompts"))
-
-    second = await refused.run("ours", "edit shop.py name title", previous=first.state)
-    text = (project / "shop.py").read_text()
-    assert ("tax = 1\nname = 2\n", True) == (text, second.text.startswith("Done, after 2 prompts"))
-
-
-@pytest.mark.spec("interfaces:IF122")
-async def test_question_of_an_external_agent_survives_its_program(project: Path, tmp_path: Path) -> None:
-    journal = tmp_path / "run.jsonl"
-    engine = Engine([ours(project, tmp_path)], permissions=Policy())
-    asked = await engine.run("ours", "edit shop.py rate tax", journal=FileJournal(journal))
-    (question,) = asked.pending_questions
-    result = await engine.resume(journal, answers={question.id: True})
-
-    assert (RunStatus.SUSPENDED, RunStatus.COMPLETED) == (asked.status, result.status), result.error
-
-
-HANDLER = """
-from stepengine import AgentDefinition, ToolCall
-
-
-def handle(ctx):
-    ran = yield ToolCall("run_terminal_command", {"command": ["git", "--version"]})
-    yield ToolCall("write_file", {"path": "out.txt", "content": ran.tool_result.data["stdout"]})
-    return "It is written."
-
-
-agent = AgentDefinition("hand", tools=["run_terminal_command", "write_file"], handle_steps=handle)
-"""
-
-
-@pytest.mark.spec("interfaces:IF120", "interfaces:IF121")
-async def test_served_agents_commands_are_judged_by_the_callers_policy(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "hand.py").write_text(HANDLER)
-    command = [sys.executable, "-m", "stepengine.cli", "acp", str(tmp_path / "hand.py")]
-    env = {"PYTHONPATH": str(HERE.parents[2]), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    agent = ExternalAgent("hand", command=command, env=env, workspace=project)
-    policy = Policy([Rule.allow_command(["git", "--version"]), Rule.allow_category("write")])
-    result = await Engine([agent], permissions=policy).run("hand", "go")
-
-    written = (project / "out.txt").read_text()
-    assert ("It is written.", True) == (result.unwrap()["text"], written.startswith("git version"))
-
-
-class Messages(BaseHTTPRequestHandler):
+class Messages(Quiet):
     """
     A model behind Anthropic's API: it has a file written, and then says that it is.
     """
 
     protocol_version = "HTTP/1.1"
     file: Path
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
@@ -210,17 +138,12 @@ def claude(project: Path, tmp_path: Path) -> Iterator[ExternalAgent]:
     program = AGENTS / "claude-agent-acp"
     if shutil.which("node") is None or not program.exists():
         pytest.skip(MISSING)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Messages,), {"file": project / "new.txt"}))
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    env = {
-        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{server.server_port}",
-        "ANTHROPIC_API_KEY": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }  # fmt: skip
-    yield ExternalAgent("claude", command=[str(program)], env=env, workspace=project, timeout=100)
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    with served(type("Here", (Messages,), {"file": project / "new.txt"})) as url:
+        env = {
+            "HOME": str(tmp_path), "PATH": os.environ["PATH"], "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        }  # fmt: skip
+        yield ExternalAgent("claude", command=[str(program)], env=env, workspace=project, timeout=100)
 
 
 @pytest.mark.spec("interfaces:IF121", "interfaces:IF123")
