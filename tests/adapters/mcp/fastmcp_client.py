@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from typing import Any
 
@@ -27,8 +26,6 @@ async def main() -> None:
 
     target = FIRST if FIRST.startswith("http") else StdioTransport(FIRST, REST)
     options: dict[str, Any] = {"elicitation_handler": answer} if ANSWER else {}
-    if token := os.environ.get("BEARER"):
-        options["auth"] = token
     async with Client(target, **options) as client:
         tools = await client.list_tools()
         result = await client.call_tool("order_taker", {"prompt": "shoes"}, raise_on_error=False)

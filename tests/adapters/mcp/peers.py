@@ -1,5 +1,5 @@
 """
-Programs of others that speak MCP: where they are found, and in which versions they are named as supported.
+Programs of others that speak MCP: where they are found.
 
 From npm they are looked for below ``MCP_NPM`` and the working folder; fastmcp by its command on ``PATH``, in whichever environment
 that belongs to.
@@ -7,26 +7,12 @@ that belongs to.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-NPM = {
-    "@modelcontextprotocol/sdk": "1.32.2",
-    "@modelcontextprotocol/client": "2.4.0",
-    "@modelcontextprotocol/server": "2.4.0",
-    "@modelcontextprotocol/inspector": "2.12.0",
-    "@modelcontextprotocol/server-everything": "2026.8.31",
-    "@modelcontextprotocol/server-filesystem": "2026.8.31",
-    "@modelcontextprotocol/server-memory": "2026.8.31",
-    "@modelcontextprotocol/server-sequential-thinking": "2026.8.31",
-}
-"""Packages of npm, in the versions that `.ci/deep` installs."""
-FASTMCP = "4.1.2"
 
 
 @cache
@@ -46,15 +32,6 @@ def command(name: str) -> str:
     folder = npm_folder()
     assert folder is not None
     return str((folder / "node_modules" / ".bin" / name).absolute())
-
-
-def installed(package: str) -> str:
-    """
-    Return the version of an npm package that is there; ``""`` for none.
-    """
-    folder = npm_folder()
-    file = None if folder is None else folder / "node_modules" / package / "package.json"
-    return str(json.loads(file.read_text())["version"]) if file is not None and file.is_file() else ""
 
 
 def fastmcp_python() -> str:

@@ -8,7 +8,6 @@ const require = createRequire(path.join(path.resolve(folder), "here.js"));
 const { Client, StreamableHTTPClientTransport } = require("@modelcontextprotocol/client");
 const { StdioClientTransport } = require("@modelcontextprotocol/client/stdio");
 
-const headers = process.env.BEARER ? { authorization: `Bearer ${process.env.BEARER}` } : {};
 const asked = [];
 const client = new Client(
   { name: "contract", version: "1.0.0" },
@@ -20,7 +19,7 @@ if (answer)
     return { action: "accept", content: { answer } };
   });
 const transport = first.startsWith("http")
-  ? new StreamableHTTPClientTransport(new URL(first), { requestInit: { headers } })
+  ? new StreamableHTTPClientTransport(new URL(first))
   : new StdioClientTransport({ command: first, args: rest, env: process.env });
 await client.connect(transport);
 const { tools } = await client.listTools();

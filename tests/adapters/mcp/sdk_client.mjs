@@ -10,7 +10,6 @@ const { StdioClientTransport } = require("@modelcontextprotocol/sdk/client/stdio
 const { StreamableHTTPClientTransport } = require("@modelcontextprotocol/sdk/client/streamableHttp.js");
 const { ElicitRequestSchema } = require("@modelcontextprotocol/sdk/types.js");
 
-const headers = process.env.BEARER ? { authorization: `Bearer ${process.env.BEARER}` } : {};
 const asked = [];
 const client = new Client(
   { name: "contract", version: "1.0.0" },
@@ -22,7 +21,7 @@ if (answer)
     return { action: "accept", content: { answer } };
   });
 const transport = first.startsWith("http")
-  ? new StreamableHTTPClientTransport(new URL(first), { requestInit: { headers } })
+  ? new StreamableHTTPClientTransport(new URL(first))
   : new StdioClientTransport({ command: first, args: rest, env: process.env });
 await client.connect(transport);
 const { tools } = await client.listTools();

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,46 +100,6 @@ async def test_everything_samples_only_when_allowed(agent: Any) -> None:
 
     assert "sampled" in result.tool_calls[0].result.text
     assert "ev__trigger-sampling-request" not in without.state.tool_definitions
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    """
-    Run everything behind HTTP.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "PORT": str(port)}
-    process = subprocess.Popen(
-        [command("mcp-server-everything"), "streamableHttp"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    for _ in range(1_200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
-
-
-async def test_everything_behind_http_is_used_like_a_process(agent: Any, address: str) -> None:
-    calls = [
-        tool_call("ev__echo", {"message": "hi"}),
-        tool_call("ev__trigger-long-running-operation", {"duration": 1, "steps": 2}),
-        "ok",
-    ]
-    source = mcp_tools(address, name="ev", start_timeout=60)
-
-    async with Engine([agent(source)], models=ScriptedModel(calls)) as engine:
-        result = await engine.run("worker", "Go.")
-
-    assert ["ok", "ok"] == [one.result.status for one in result.tool_calls]
-    assert "Echo: hi" == result.tool_calls[0].result.text
 
 
 @pytest.mark.spec("reliability:MC04")
