@@ -29,7 +29,7 @@ def package_is_loaded() -> None:
 @pytest.fixture
 def small() -> Any:
     """
-    Make sources of tools of the small server: `small("junk", timeout=5)`.
+    Make sources of tools of the small server: `small("stubborn", timeout=5)`.
     """
 
     def make(*modes: str, name: str = "small", **options: Any) -> McpTools:

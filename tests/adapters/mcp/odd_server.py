@@ -16,13 +16,9 @@ from typing import Any
 MODE, MORE = sys.argv[1], sys.argv[2:]
 UNREADABLE = {
     "latin": b'{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[{"type":"text","text":"caf\xe9"}]}}',
-    "surrogate": b'{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[{"type":"text","text":"\\ud800"}]}}',
     "cut": b'{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[{"type":"text","te',
     "list": b'{"jsonrpc":"2.0","id":NUMBER,"result":[1]}',
     "null": b'{"jsonrpc":"2.0","result":null,"id":NUMBER}',
-    "versionless": b'{"id":NUMBER,"result":{"content":[]}}',
-    "batch": b'[{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[]}}]',
-    "error": b'{"jsonrpc":"2.0","id":NUMBER,"error":"no"}',
     "deep": b'{"jsonrpc":"2.0","id":NUMBER,"result":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_001,
 }
 """Replies that are no messages."""
@@ -148,8 +144,6 @@ if MODE == "dead":
     sys.exit("no licence")
 if MODE == "mute":
     signal.pause()
-if MODE == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if MODE in ("junk", "noise"):
     print("\n".join(["this is not a message"] * (30 if MODE == "junk" else 500)), flush=True)
 if MODE == "junk":
@@ -161,5 +155,3 @@ for line in sys.stdin:
         answer(message)
     elif message.get("method") == "notifications/cancelled" and MODE == "slow":
         Path(MORE[0]).write_text("cancelled")
-if MODE == "stubborn":
-    signal.pause()

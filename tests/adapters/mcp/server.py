@@ -4,7 +4,6 @@ A small real MCP server: as a process, ``python server.py [MODE ...]``, and as a
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -46,19 +45,6 @@ def once(marker: str) -> str:
     return "answered"
 
 
-async def wait(seconds: float, marker: str = "") -> str:
-    """
-    Take a while; a marker file says how it ended.
-    """
-    try:
-        await asyncio.sleep(seconds)
-    except BaseException:
-        if marker:
-            Path(marker).write_text("cancelled")  # noqa: ASYNC240
-        raise
-    return "done"
-
-
 async def steps(count: int, ctx: Context[Any, Any]) -> str:
     """
     Say how far it is.
@@ -80,13 +66,6 @@ def spawn(seconds: int) -> int:
     Start a process that outlives its parent.
     """
     return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"]).pid
-
-
-def environment() -> list[str]:
-    """
-    Name the variables that this server sees.
-    """
-    return sorted(os.environ)
 
 
 class Size(BaseModel):
@@ -139,7 +118,7 @@ def made(*modes: str) -> MCPServer:
     server = MCPServer("small")
     server.tool(annotations=READS)(add)
     server.tool(annotations=READS if "idempotent" in modes else None)(once)
-    for tool in (crash, wait, steps, fail, spawn, environment, order, poem):
+    for tool in (crash, steps, fail, spawn, order, poem):
         server.tool()(tool)
     server.resource("note://{name}")(note)
     server.resource("list://all", name="all")(lambda: "everything")
@@ -154,16 +133,6 @@ def made(*modes: str) -> MCPServer:
 
 
 def main(modes: list[str]) -> None:
-    if "junk" in modes:
-        print("\n".join(["this is not a message"] * 30), flush=True)
-    if "noise" in modes:
-        print("\n".join(["this is not a message"] * 500), flush=True)
-    if "loud" in modes:
-        sys.stderr.write("x" * 1_000_000)
-    if "dead" in modes:
-        sys.exit("no licence")
-    if "mute" in modes:
-        signal.pause()
     if "stubborn" in modes:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "http" in modes:

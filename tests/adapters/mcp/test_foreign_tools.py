@@ -20,7 +20,7 @@ from stepengine.adapters.mcp.results import make_result
 from stepengine.data.codec import plain
 from stepengine.data.json import canonical, freeze
 from stepengine.data.messages import ImagePart, ToolReferencePart
-from stepengine.errors import DataError, DefinitionError
+from stepengine.errors import DataError
 from stepengine.events import LogLine
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
@@ -252,23 +252,6 @@ async def test_names_are_shortened_and_the_first_of_clashing_ones_counts() -> No
     assert "'look': it is listed twice with two definitions" in lines[1]
 
 
-@pytest.mark.spec("interfaces:IF61")
-async def test_agent_tool_with_a_server_tool_name_is_refused() -> None:
-    @tool(name="srv__look")
-    def look() -> str:
-        """
-        Look.
-        """
-        return "own"
-
-    model = ScriptedModel([])
-    async with Engine([worker(look, source_of(Foreign(described("look"))))], models=model) as engine:
-        result = await engine.run("worker", GO)
-
-    assert isinstance(result.error, DefinitionError)
-    assert "'srv' has a tool 'srv__look', and there is another one of that name" in str(result.error)
-
-
 @pytest.mark.spec("interfaces:IF62")
 @pytest.mark.parametrize(
     ("schema", "kept"),
@@ -395,11 +378,10 @@ async def test_a_model_is_shown_a_part_of_a_large_result() -> None:
 
 
 @pytest.mark.spec("reliability:MC10")
-@pytest.mark.parametrize("count", [1, 8])
-async def test_media_of_any_size_do_not_end_the_run(count: int, tmp_path: Any) -> None:
+async def test_media_of_any_size_do_not_end_the_run(tmp_path: Any) -> None:
     """All media of a result are in one record of the journal."""
-    data = "A" * (13 * 1024 * 1024 // count)
-    many = [types.ImageContent(type="image", data=data, mime_type="image/tiff") for _ in range(count)]
+    data = "A" * (13 * 1024 * 1024 // 8)
+    many = [types.ImageContent(type="image", data=data, mime_type="image/tiff") for _ in range(8)]
     source = source_of(giving(*many))
     result, _ = await run(source, tool_call("srv__look", {}), tool_call("srv__look", {}))
     async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
@@ -440,40 +422,6 @@ async def test_media_of_resources_and_prompts_do_not_end_the_run(tool: str, tmp_
         result.output,
         "have at most 12,582,912 bytes" in str(result.tool_calls[0].result.content[-1]),
     )
-
-
-@pytest.mark.spec("reliability:MC10")
-async def test_images_are_kept_and_invalid_media_described() -> None:
-    image = await called(giving(types.ImageContent(type="image", data=PIXEL, mime_type="image/png")))
-    broken = await called(giving(types.ImageContent(type="image", data="!!!", mime_type="image/png")))
-    wrong = await called(
-        giving(types.ImageContent(type="image", data=base64.b64encode(b"no").decode(), mime_type="image/png"))
-    )
-    audio = await called(giving(types.AudioContent(type="audio", data=PIXEL, mime_type="audio/wav")))
-
-    assert isinstance(image.content[0], ImagePart)
-    assert ["no base64" in broken.text, "bytes are none of" in wrong.text, "audio" in audio.text] == [True] * 3
-    assert ["ok"] * 4 == [one.status for one in (image, broken, wrong, audio)]
-
-
-@pytest.mark.spec("interfaces:IF62")
-@pytest.mark.parametrize(
-    ("said", "structured", "shown"),
-    [
-        (["a\n\tb"], {"content": "a\n\tb"}, "a\n\tb"),
-        (["a\n\tb"], {"content": "a\n\tb", "lines": 2}, '{"content":"a\\n\\tb","lines":2}'),
-        (['[{"n": 1}]'], {"items": [{"n": 1}], "total": 1}, '{"items":[{"n":1}],"total":1}'),
-        (['{"n": 1}', '{"n": 2}'], {"result": [{"n": 1}, {"n": 2}]}, '[{"n":1},{"n":2}]'),
-        (["one item"], {"n": 1}, '{"n":1}one item'),
-        (["1"], {"found": True}, '{"found":true}1'),
-        (["a"], {"items": [{"type": "text", "text": "a", "annotations": None}]}, "a"),
-    ],
-    ids=["a text", "a member", "a part", "each its own", "another text", "a number", "the content"],
-)
-async def test_text_repeating_the_structured_value_is_shown_once(said: list[str], structured: Any, shown: str) -> None:
-    result = await called(giving(*map(text, said), structured_content=structured))
-
-    assert shown == result.text
 
 
 async def test_media_are_shown_once_and_never_as_text() -> None:
@@ -542,13 +490,6 @@ async def test_links_in_results_are_text_and_not_followed() -> None:
     assert "[a link, which was not followed: http://127.0.0.1:9/secret]" == result.text
 
 
-@pytest.mark.spec("reliability:MC10")
-async def test_server_error_is_an_error_result_with_its_text() -> None:
-    result = await called(giving(text("no such\x1b[2J file"), is_error=True))
-
-    assert ("error", "no such\\x1b[2J file") == (result.status, result.text)
-
-
 @pytest.mark.spec("reliability:MC10", "interfaces:IF62")
 async def test_structured_content_against_its_schema_is_an_error() -> None:
     promise = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -600,27 +541,6 @@ async def test_many_tools_are_deferred_searched_and_judged_by_name(near: Any) ->
     assert ["error", "error"] == [wrong.status, unknown.status]
     assert "text" in wrong.text
     assert "others are found with find_tools" in unknown.text
-
-
-async def test_tool_search_needs_no_permission(near: Any) -> None:
-    model = ScriptedModel([tool_call("find_tools", {"query": "number 17"}), "ok"])
-
-    async with Engine([worker(near("many"))], models=model, permissions=Policy()) as engine:
-        result = await engine.run("worker", GO)
-
-    assert ["ok"] == [one.result.status for one in result.tool_calls]
-
-
-async def test_a_handler_calls_a_deferred_tool_under_its_own_name(near: Any) -> None:
-    def handle(ctx: Any) -> Any:
-        result = yield from ToolCall("small__thing_3", {"text": "b"}, include_tool_call=False)
-        return result.text
-
-    agent = AgentDefinition("worker", tools=[near("many")], handle_steps=handle)
-    async with Engine([agent], models=ScriptedModel([])) as engine:
-        result = await engine.run("worker")
-
-    assert "thing 3 got b" == result.unwrap()
 
 
 async def test_prompt_flood_offers_the_first_and_no_unsafe_names() -> None:

@@ -75,19 +75,6 @@ async def test_invalid_answer_is_asked_again_and_a_refusal_declines(near: Any, a
     assert "ordered shoes: 43, no gift" == texts(result)[0]
 
 
-@PROTOCOLS
-async def test_run_with_elicitation_replays_without_a_person(near: Any, agent: Any, protocol: str) -> None:
-    journal = MemoryJournal()
-    async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=Person("42", "yes")) as engine:
-        lived = await engine.run("worker", "Order.", journal=journal)
-
-    async with Engine([agent(near(protocol=protocol))], models=ScriptedModel([])) as engine:
-        again = await engine.replay(journal)
-
-    assert RunStatus.COMPLETED is again.status
-    assert texts(lived) == texts(again)
-
-
 @pytest.mark.spec("interfaces:IF64")
 async def test_server_question_survives_the_process(near: Any, agent: Any, tmp_path: Any) -> None:
     path = tmp_path / "run.jsonl"

@@ -24,14 +24,9 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.workspace import http_connections
 from stepengine.workspace.http_connections import ConnectionLimits
 
-COUNTERPARTS = (
-    (
-        "pypi:mcp",
-        "2.3.0",
-        "works",
-        "client of agents over stdio and in process",
-    ),
-)
+from .test_questions import Person
+
+COUNTERPARTS = (("pypi:mcp", "2.3.0", "works", "client of agents over stdio and in process"),)
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
@@ -177,9 +172,14 @@ async def test_answer_outside_the_options_declines_the_question(mode: str) -> No
 
 
 @pytest.mark.spec("interfaces:IF66")
-@MODES
 @pytest.mark.parametrize(
-    ("answers", "expected"), [([accepted("yes")], ["a"]), ([{"action": "decline"}], []), (None, [])]
+    ("mode", "answers", "expected"),
+    [
+        ("auto", [accepted("yes")], ["a"]),
+        ("legacy", [accepted("yes")], ["a"]),
+        ("auto", [{"action": "decline"}], []),
+        ("legacy", None, []),
+    ],
 )
 async def test_permission_is_granted_only_by_the_client(mode: str, answers: Any, expected: list[str]) -> None:
     done = []
@@ -282,7 +282,7 @@ async def test_http_agents_require_the_token(mode: str) -> None:
             source = mcp_tools(url, name="far", headers={"authorization": "bearer secret"}, protocol=mode)
             buyer = AgentDefinition("buyer", model="test/model", tools=[source])
             model = ScriptedModel([tool_call("far__shop", {}), "ok"])
-            async with Engine([buyer], models=model, interactor=Chooser("m", "red")) as buying:
+            async with Engine([buyer], models=model, interactor=Person("m", "red")) as buying:
                 result = await buying.run("buyer", "Go.")
     finally:
         answering.cancel()
@@ -320,14 +320,6 @@ async def test_idle_http_connections_are_closed_and_block_no_clients(
     assert (401, b"", b"") == (refused, first, last)
 
 
-class Chooser:
-    def __init__(self, *said: str) -> None:
-        self.said = list(said)
-
-    def ask(self, question: Any) -> str:
-        return self.said.pop(0)
-
-
 async def _status(url: str, token: str) -> int:
     import httpx2
 
@@ -353,17 +345,6 @@ async def test_an_address_that_others_reach_wants_a_token(options: Any, why: str
 
 
 @pytest.mark.spec("interfaces:IF66")
-async def test_unknown_request_state_is_refused() -> None:
-    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
-
-    async with engine, Client(server, elicitation_callback=saying()) as client:
-        result = await client.call_tool("shop", {}, request_state="guessed")
-
-    assert result.is_error
-    assert "is not known here any more" in said(result)
-
-
-@pytest.mark.spec("interfaces:IF66")
 async def test_request_state_is_unguessable_and_used_once() -> None:
     runs = OwnRuns()
     agents, engine = shop(runner=runs)
@@ -381,6 +362,7 @@ async def test_request_state_is_unguessable_and_used_once() -> None:
     assert 2 == len(set(words)) == len(words)
     assert min(map(len, words)) >= 43
     assert (True, {}) == (again.is_error, runs._waiting)
+    assert "is not known here any more" in said(again)
 
 
 async def test_abandoned_call_cancels_its_run() -> None:
@@ -465,21 +447,6 @@ async def test_mcp_command_serves_the_packages_client_over_stdio(mode: str, tmp_
     assert ["Which size of shoes?"] == [one.message for one in person.asked]
 
 
-@pytest.mark.deep
-async def test_our_own_engine_uses_an_agent_that_the_command_offers(tmp_path: Path, agent: Any) -> None:
-    class Person:
-        def ask(self, question: Any) -> str:
-            return "42"
-
-    model = ScriptedModel([tool_call("shop__order_taker", {"prompt": "hats"}), "ok"])
-    source = mcp_tools(serving(tmp_path), name="shop", start_timeout=60)
-
-    async with Engine([agent(source)], models=model, interactor=Person()) as engine:
-        result = await engine.run("worker", "Go.")
-
-    assert {"what": "hats", "size": "42"} == result.tool_calls[0].result.data
-
-
 @pytest.mark.spec("reliability:MC02")
 def test_inspect_shows_escaped_full_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     from typer.testing import CliRunner
@@ -561,8 +528,7 @@ def test_invalid_mcp_arguments_are_usage_errors(words: list[str]) -> None:
 
 
 @pytest.mark.spec("waiting:WT20")
-@MODES
-@pytest.mark.parametrize("promise", [None, {"type": "object", "properties": {}}])
+@pytest.mark.parametrize(("mode", "promise"), [("auto", None), ("legacy", {"type": "object", "properties": {}})])
 async def test_sleeping_run_returns_a_notice_and_is_not_continued(mode: str, promise: Any, tmp_path: Path) -> None:
     begun = []
 

@@ -17,15 +17,13 @@ from stepengine import Engine
 from stepengine.cli.app import app
 from stepengine.testing import ScriptedModel, tool_call
 
+from .test_servers import results
+
 ODD = str(Path(__file__).with_name("odd_server.py"))
 
 
 def looks(runs: int = 1) -> ScriptedModel:
     return ScriptedModel([tool_call("odd__look", {}), "ok"] * runs)
-
-
-def results(result: Any) -> list[tuple[str, str]]:
-    return [(one.result.status, one.result.text) for one in result.tool_calls]
 
 
 async def arrived(pipe: Path) -> None:
@@ -152,16 +150,6 @@ def evaluated(*words: str, code: int = 0) -> Any:
 
 def samples(report: Any) -> list[Any]:
     return [sample for case in report["cases"] for sample in case["samples"]]
-
-
-def test_evaluation_samples_share_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("looking.py").write_text(LOOKING.replace("MODE", "plain").replace("CASES", "12"))
-
-    report = evaluated("--out", "a")
-
-    assert ["completed"] * 12 == [sample["status"] for sample in samples(report)]
-    assert [1.0] * 2 == [row["mean"] for row in report["summary"]]
 
 
 @pytest.mark.spec("evaluation:JG63", "evaluation:JG65")
