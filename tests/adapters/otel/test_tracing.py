@@ -346,20 +346,6 @@ async def test_call_id_is_equal_in_reply_span_and_next_request(replies: list[int
     assert ids == answered[before:]
 
 
-@pytest.mark.spec("ecosystem:EC137")
-async def test_every_span_has_a_known_kind(traces: Traces) -> None:
-    async with Engine(
-        [BOSS], models=ScriptedModel([tool_call("say", {"what": "x"}), "done"]), observers=[traces.observer()]
-    ) as engine:
-        await engine.run("boss", "go")
-
-    operations = {"chat", "invoke_agent", "execute_tool"}
-    kinds = [
-        (s.attributes.get("gen_ai.operation.name"), s.attributes.get("openinference.span.kind")) for s in traces.spans
-    ]
-    assert {*[(name, None) for name in operations], (None, "CHAIN")} == set(kinds)
-
-
 @tool(uses=[say])
 def say_twice(what: str) -> Steps[str]:
     """
