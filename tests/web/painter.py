@@ -5,6 +5,7 @@ The agent whose runs the pages show, with an engine of its own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from stepengine import AgentDefinition, Engine, ToolContext, ToolResult, tool
@@ -19,7 +20,7 @@ class Painter:
     An agent that mixes colours, which its page shares, and paints after it was asked; ``gate`` lets its ``dry`` return.
     """
 
-    def __init__(self, *replies: Any, handler: Any = None) -> None:
+    def __init__(self, *replies: Any, otherwise: Any = (), others: Sequence[AgentDefinition] = ()) -> None:
         self.gate, self.has_painted = asyncio.Event(), asyncio.Event()
         self.seen: list[Any] = []
         self.painted: list[str] = []
@@ -50,7 +51,7 @@ class Painter:
             await self.gate.wait()
             return f"The {what} is dry."
 
-        self.model = ScriptedModel(replies)
-        agent = AgentDefinition("painter", model="m/m", tools=[mix, paint, dry], handle_steps=handler)
+        self.model = ScriptedModel(replies or otherwise)
+        agent = AgentDefinition("painter", model="m/m", tools=[mix, paint, dry])
         policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry"), Rule.allow_tool("mix")])
-        self.engine = Engine([agent], models=self.model, permissions=policy, hooks=page_hooks())
+        self.engine = Engine([agent, *others], models=self.model, permissions=policy, hooks=page_hooks())

@@ -168,16 +168,15 @@ def resume(interrupt: str, payload: Any, status: str = "resolved") -> dict[str, 
 
 @pytest.mark.spec("interfaces:IF43", "interfaces:IF44", "interfaces:IF39")
 @pytest.mark.parametrize(
-    ("payload", "status", "expected"),
+    ("name", "payload", "status", "expected"),
     [
-        ({"approved": True}, "resolved", "the wall is red"),
-        ({"approved": True, "editedInput": {"what": "the roof"}}, "resolved", "the roof is red"),
-        ({"approved": False, "reason": "not today"}, "resolved", "not today"),
-        (True, "resolved", "the wall is red"),
-        (None, "cancelled", "denied the call"),
+        ("permission in a child", {"approved": True}, "resolved", "the wall is red"),
+        ("permission", {"approved": True, "editedInput": {"what": "the roof"}}, "resolved", "the roof is red"),
+        ("permission in a child", {"approved": False, "reason": "not today"}, "resolved", "not today"),
+        ("permission", True, "resolved", "the wall is red"),
+        ("permission", None, "cancelled", "denied the call"),
     ],
 )
-@pytest.mark.parametrize("name", ["permission", "permission in a child"])
 async def test_interrupted_run_resumes_with_the_answer_of_the_page(
     name: str, payload: Any, status: str, expected: str
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from stepengine import STEP_ALL, Ask
 from stepengine.testing import tool_call, tool_calls
 
 from .npm import Script, running
@@ -104,7 +103,7 @@ async def test_shared_state_syncs_both_ways_and_other_state_is_hidden(packages: 
     assert ["STATE_SNAPSHOT", "STATE_DELTA", "STATE_DELTA"] == [e for e in first["events"] if e.startswith("STATE")]
     assert {"colours": {"all": ["black", "green"]}} == second["state"]
     assert [{"all": ["white"]}, {"all": ["white", "red"]}, {"all": ["black"]}] == painter.seen
-    assert "which is not shared" in str(refused["problems"]) or "only what is shared" in str(refused["problems"])
+    assert "which is not shared" in str(refused["problems"])
 
 
 @pytest.mark.spec("interfaces:IF112")
@@ -133,28 +132,6 @@ async def test_page_runs_its_own_tools_and_the_run_continues(packages: Path, tmp
     assert {"c1": "Rome", "c2": "The door is dry.", "c3": "Oslo", "c4": "nobody picked"} == heard
 
 
-def asking(ctx: Any) -> Any:
-    yield STEP_ALL
-    size = yield from Ask("Which size?")
-    return f"size {size}"
-
-
-@pytest.mark.spec("interfaces:IF112")
-async def test_handler_agent_waits_for_page_tools_and_questions(packages: Path, tmp_path: Path) -> None:
-    both = tool_calls(tool_call("where", {}), tool_call("where", {}))
-    painter = Painter(both, "Seen.", handler=asking)
-    async with talking(painter, packages, tmp_path) as page:
-        await page("run", text="Go.", tools=[WHERE])
-        await page("give", call="c1", content="Rome")
-        await page("give", call="c2", content="Oslo")
-        asked = await page("run", tools=[WHERE])
-        (interrupt,) = asked["outcome"]["interrupts"]
-        told = await page("run", resume=[{"interruptId": interrupt["id"], "status": "resolved", "payload": "L"}])
-
-    assert (["Rome", "Oslo"], "Which size?") == ([content for _, content in results(asked)], interrupt["message"])
-    assert ([], "size L") == (told["problems"], told["outcome"]["result"])
-
-
 @pytest.mark.spec("interfaces:IF114")
 async def test_reconnecting_page_sees_the_conversation_and_the_active_run(packages: Path, tmp_path: Path) -> None:
     painter = Painter("Hello.", tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.")
@@ -174,36 +151,3 @@ async def test_reconnecting_page_sees_the_conversation_and_the_active_run(packag
     assert ([], spoken) == (told["problems"], [each for each in said(told) if each[1]])
     assert [("c1", "dry")] == calls(told)
     assert "success" == told["outcome"]["is"]
-
-
-@pytest.mark.spec("interfaces:IF114")
-async def test_reconnecting_page_is_asked_the_open_question_again(packages: Path, tmp_path: Path) -> None:
-    painter = Painter(tool_call("paint", {"what": "door"}), tool_call("where", {}), "Ended.")
-    async with talking(painter, packages, tmp_path) as page:
-        await page("run", text="Paint.", tools=[WHERE])
-        await page("begin")
-        asked = await page("connect")
-        (interrupt,) = asked["outcome"]["interrupts"]
-        entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": True}
-        await page("run", resume=[entry], tools=[WHERE])
-        await page("begin")
-        waits = await page("connect")
-        await page("give", call="c2", content="Rome")
-        told = await page("run", tools=[WHERE])
-
-    assert ("c1", []) == (interrupt["toolCallId"], asked["problems"])
-    assert (["c2"], []) == (waits["outcome"]["pending"], waits["problems"])
-    assert ([], "Ended.") == (told["problems"], told["outcome"]["result"])
-    assert [("c1", "paint"), ("c2", "where")] == calls(told)
-
-
-@pytest.mark.spec("interfaces:IF113")
-async def test_page_context_reaches_the_model_but_not_the_history(packages: Path, tmp_path: Path) -> None:
-    painter = Painter("One.", "Two.")
-    async with talking(painter, packages, tmp_path) as page:
-        await page("run", text="Go.", context=[{"description": "the open file", "value": "a.txt"}])
-        await page("run", text="On.")
-
-    first, second = [" ".join([m.text for m in request.tail]) for request in painter.model.calls]
-    assert "the open file: a.txt" in first
-    assert "a.txt" not in second

@@ -335,3 +335,14 @@ async def test_result_counts_after_the_page_withdrew_its_tool() -> None:
     assert {"type": "success"} == events[-1]["outcome"]
     assert "Rome" == app.model.calls[1].messages[-1].text
     assert [True, True, False] == ["where" in {spec.name for spec in call.tools} for call in app.model.calls]
+
+
+@pytest.mark.spec("interfaces:IF113")
+async def test_page_context_reaches_the_model_but_not_the_history() -> None:
+    app = App("One.", "Two.")
+    await app(given("Go.", context=[{"description": "the open file", "value": "a.txt"}]))
+    await app(given("On."))
+
+    first, second = [" ".join([m.text for m in request.tail]) for request in app.model.calls]
+    assert "the open file: a.txt" in first
+    assert "a.txt" not in second

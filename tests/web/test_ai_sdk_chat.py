@@ -5,7 +5,6 @@ Pages made with the AI SDK: the real ``Chat`` of ``@ai-sdk/react``, in three ver
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.testing import tool_call, tool_calls
+from stepengine.testing import tool_call
 
 from .npm import Script, running
 from .painter import Painter
@@ -99,25 +98,6 @@ async def test_permission_decision_continues_the_same_message(
     assert (["door"] if approved else []) == painter.painted
 
 
-@pytest.mark.spec("interfaces:IF30", "interfaces:IF108")
-@pytest.mark.parametrize("version", WITH_APPROVALS)
-async def test_two_permissions_of_one_reply_are_answered_separately(
-    version: int, packages: Path, tmp_path: Path
-) -> None:
-    both = tool_calls(tool_call("paint", {"what": "door"}), tool_call("paint", {"what": "cat"}))
-    painter = Painter(both, "Ended.")
-    async with chatting(painter, version, packages, tmp_path) as page:
-        told = await page("send", text="Paint.")
-        while open_of(told):
-            is_cat = open_of(told)[0]["input"]["what"] == "cat"
-            told = await page("decide", approved=not is_cat, question=open_of(told)[0]["approval"]["id"])
-
-    assert ("ready", []) == (told["status"], told["problems"])
-    assert ["output-available", "output-denied"] == [state for _, state in tools(told)]
-    assert ["door"] == painter.painted
-    assert "Ended." == texts(told)[-1]
-
-
 @pytest.mark.spec("interfaces:IF30")
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_typing_instead_of_deciding_denies_with_these_words(version: int, packages: Path, tmp_path: Path) -> None:
@@ -181,40 +161,3 @@ async def test_chat_resumed_after_an_approval_shows_the_whole_message(
     assert ("ready", []) == (told["status"], told["problems"])
     assert ["Paint the door.", "I will.", "Ended."] == texts(told)
     assert [("paint", "output-available"), ("dry", "output-available")] == tools(told)
-
-
-@pytest.mark.spec("interfaces:IF109")
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_chat_without_a_run_resumes_to_nothing(version: int, packages: Path, tmp_path: Path) -> None:
-    async with chatting(Painter(), version, packages, tmp_path) as page:
-        told = await page("resume")
-
-    assert ("ready", [], []) == (told["status"], told["problems"], told["messages"])
-
-
-@pytest.mark.spec("interfaces:IF42")
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_rewriting_history_is_rejected_and_the_conversation_stays(
-    version: int, packages: Path, tmp_path: Path
-) -> None:
-    painter = Painter("One.", "Two.")
-    async with chatting(painter, version, packages, tmp_path) as page:
-        said = (await page("send", text="First."))["messages"][0]["id"]
-        told = [await page("regenerate"), await page("send", text="Other.", messageId=said)]
-        after = await page("send", text="Second.")
-
-    for each in told:
-        assert "error" == each["status"]
-        assert "only what the user says next is taken" in each["problems"][0]
-    assert "Two." == texts(after)[-1]
-    assert ["First.", "Second."] == [m.text for m in painter.model.calls[-1].messages if m.role == "user"]
-
-
-def test_named_sdk_versions_are_the_installed_ones(packages: Path) -> None:
-    for version in VERSIONS:
-        named = [each for name, each, *_ in COUNTERPARTS if name == "npm:ai" and each.startswith(f"{version}.")]
-        installed = json.loads((packages / "node_modules" / f"ai{version}" / "package.json").read_text())["version"]
-        react = json.loads((packages / "node_modules" / f"react{version}" / "package.json").read_text())
-
-        assert [f"{version}"] == [each.split(".")[0] for each in named] == [installed.split(".")[0]]
-        assert react["dependencies"]["ai"].lstrip("^~").startswith(f"{version}.")

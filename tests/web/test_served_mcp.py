@@ -5,7 +5,6 @@ Agents below ``serving.app`` as tools of MCP: each call is a run of its caller, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -175,31 +174,6 @@ async def test_cancelled_mcp_call_cancels_its_run(tmp_path: Path) -> None:
 
     assert ["cancelled"] == shop.ended
     assert 1 == len(runs)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:SV12")
-async def test_active_mcp_call_continues_after_a_server_restart(tmp_path: Path) -> None:
-    shop, calls = Shop(), list[asyncio.Task[Any]]()
-
-    async def call() -> None:
-        with contextlib.suppress(Exception):  # the connection ends with the server
-            async with calling(address) as client:
-                await client.call_tool("slow", {})
-
-    async with served(tmp_path, shop.engine) as address:
-        calls.append(asyncio.create_task(call()))
-        await shop.has_begun.wait()
-    calls[0].cancel()
-    await asyncio.wait(calls)
-    again = Shop()
-    again.gate.set()
-    async with served(tmp_path, again.engine) as address, asyncio.timeout(50):
-        while (runs := await listed(address)) == [("slow", "anna", "running")]:  # noqa: ASYNC110 - the server knows
-            await asyncio.sleep(0.01)
-
-    assert ["slow"] == [agent for agent, _, _ in runs]
-    assert "cancelled" != runs[0][2]
 
 
 @pytest.mark.spec("studio:SV12", "studio:SV4")

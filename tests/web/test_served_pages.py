@@ -18,66 +18,40 @@ import pytest
 
 pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
 
-from stepengine import AgentDefinition, Ask, Engine, Receive, tool
-from stepengine.adapters.ag_ui import page_hooks
-from stepengine.permissions import Policy, Rule
+from stepengine import AgentDefinition, Ask, Receive
 from stepengine.server import Caps, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger
-from stepengine.testing import ScriptedModel, tool_call, tool_calls
+from stepengine.testing import tool_call, tool_calls
 
+from .painter import Painter
 from .served import served
 
 
 def asking(ctx: Any) -> Any:
-    first = yield from Ask("How large?")
-    second = yield from Ask("Which colour?", options=["red", "blue"])
-    return f"{ctx.prompt}: {first}, {second}"
+    return (yield from Ask("How large?"))
 
 
 def receiving(ctx: Any) -> Any:
     return (yield from Receive("hook"))
 
 
-class Painter:
+def reply(request: Any) -> Any:
+    said = [message.text for message in request.messages if message.role == "user"]
+    if request.messages[-1].role == "tool":
+        return f"{request.messages[-1].text} You said {said}."
+    words = {
+        "Dry.": tool_call("dry", {"what": "door"}, text="Let me see."),
+        "Paint.": tool_call("paint", {"what": "door"}),
+    }
+    return words.get(said[-1], f"You said {said}.")
+
+
+def make_painter(*replies: Any) -> Painter:
     """
-    Agents whose runs wait at ``gate``, ask, or say what they were told; and an engine of its own.
+    Return the painter with agents that ask and receive; without *replies* its model says what it was told.
     """
-
-    def __init__(self, *replies: Any) -> None:
-        self.gate = asyncio.Event()
-
-        @tool(in_thread=False)
-        async def dry(what: str) -> str:
-            """
-            Wait until something is dry.
-            """
-            await self.gate.wait()
-            return f"The {what} is dry."
-
-        @tool(in_thread=False)
-        async def paint(what: str) -> str:
-            """
-            Paint something.
-            """
-            return f"The {what} is red now."
-
-        def reply(request: Any) -> Any:
-            said = [message.text for message in request.messages if message.role == "user"]
-            if request.messages[-1].role == "tool":
-                return f"{request.messages[-1].text} You said {said}."
-            words = {
-                "Dry.": tool_call("dry", {"what": "door"}, text="Let me see."),
-                "Paint.": tool_call("paint", {"what": "door"}),
-            }
-            return words.get(said[-1], f"You said {said}.")  # fmt: skip
-
-        agents = [
-            AgentDefinition("painter", model="m/m", tools=[dry, paint]),
-            AgentDefinition("asker", handle_steps=asking),
-            AgentDefinition("receiver", handle_steps=receiving),
-        ]
-        policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry")])
-        self.engine = Engine(agents, models=ScriptedModel(replies or reply), permissions=policy, hooks=page_hooks())
+    others = [AgentDefinition("asker", handle_steps=asking), AgentDefinition("receiver", handle_steps=receiving)]
+    return Painter(*replies, otherwise=reply, others=others)
 
 
 class Page:
@@ -173,7 +147,7 @@ async def known_as(page: Page, folder: Path, name: str, scopes: Any = ("read", "
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV4", "studio:SV11")
 async def test_conversation_is_private_to_its_owner(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as anna, known_as(anna, tmp_path, "bob") as bob:
+    async with paging(tmp_path, make_painter()) as anna, known_as(anna, tmp_path, "bob") as bob:
         asked = await anna.say("Paint.")
         await anna.chat("Hello.")
         (interrupt,) = interrupts(asked)
@@ -200,7 +174,7 @@ async def test_conversation_is_private_to_its_owner(tmp_path: Path) -> None:
 @pytest.mark.spec("studio:SV4", "studio:SV11")
 async def test_scopes_decide_which_page_requests_are_allowed(tmp_path: Path) -> None:
     async with (
-        paging(tmp_path, Painter()) as anna,
+        paging(tmp_path, make_painter()) as anna,
         known_as(anna, tmp_path, "reader", ["read"]) as reader,
         known_as(anna, tmp_path, "runner", ["run", "read"]) as runner,
         httpx2.AsyncClient(base_url=anna.client.base_url, trust_env=False) as nobody,
@@ -223,25 +197,13 @@ async def test_scopes_decide_which_page_requests_are_allowed(tmp_path: Path) -> 
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
-@pytest.mark.parametrize("way", ["say", "chat"])
-async def test_conversation_continues_after_a_restart(tmp_path: Path, way: str) -> None:
-    async with paging(tmp_path, Painter()) as page:
-        await getattr(page, way)("One.")
-    async with paging(tmp_path, Painter()) as page:
-        after = await getattr(page, way)("Two.")
-
-    assert "You said ['One.', 'Two.']." == text_of(after)
-
-
-@pytest.mark.deep
-@pytest.mark.spec("studio:SV11")
 async def test_conversation_continues_after_a_kill_before_its_state_was_stored(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         await page.say("One.")
     ledger = Ledger(tmp_path / "runs")
     ledger.write([lambda database: database.execute("DELETE FROM served_left")])
     ledger.close()
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         after = await page.say("Two.")
 
     assert "You said ['One.', 'Two.']." == text_of(after)
@@ -251,13 +213,13 @@ async def test_conversation_continues_after_a_kill_before_its_state_was_stored(t
 @pytest.mark.spec("studio:SV11")
 async def test_conversation_shows_a_run_end_stored_only_in_the_journal(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "runs")
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         asked = await page.say("Paint.")
         ledger.write([lambda database: database.execute("CREATE TABLE before AS SELECT * FROM served_left").fetchall()])
         await page.say(resume=resolved(interrupts(asked)[0], True))
     ledger.write([lambda database: database.execute("INSERT OR REPLACE INTO served_left SELECT * FROM before")])
     ledger.close()
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         seen = await page.connect()
 
     (snapshot,) = [event for event in seen if event["type"] == "MESSAGES_SNAPSHOT"]
@@ -267,7 +229,7 @@ async def test_conversation_shows_a_run_end_stored_only_in_the_journal(tmp_path:
 
 @pytest.mark.spec("studio:SV11")
 async def test_answer_for_another_run_answers_no_question_of_that_name(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         (first,) = interrupts(await page.say("Paint.", thread="one"))
         (second,) = interrupts(await page.say("Paint.", thread="two"))
         wrong = run_input("", "two", resume=resolved(first, True))
@@ -286,44 +248,9 @@ async def test_answer_for_another_run_answers_no_question_of_that_name(tmp_path:
     assert [second] == again
 
 
-@pytest.mark.deep
-@pytest.mark.spec("studio:SV11")
-async def test_handler_question_is_answered_after_a_restart(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as page:
-        (first,) = interrupts(await page.say("Door", agent="asker"))
-    async with paging(tmp_path, Painter()) as page:
-        again = await page.connect(agent="asker")
-        (second,) = interrupts(await page.say("Three feet", agent="asker"))
-        wrong = await page.client.post("/ag-ui/asker", json=run_input("", "t", resume=resolved(second, "green")))
-        ended = await page.say(agent="asker", resume=resolved(second, "red"))
-        late = await page.client.post("/ag-ui/asker", json=run_input("", "t", resume=resolved(second, "blue")))
-
-    assert [first] == interrupts(again)
-    assert ("How large?", "Which colour?") == (first["message"], second["message"])
-    assert (409, "answer_rejected") == refused(wrong) == refused(late)
-    assert "Door: Three feet, red" == ended[-1]["result"]
-
-
-@pytest.mark.spec("studio:SV11")
-@pytest.mark.deep
-async def test_active_run_rejects_input_and_cancelling_frees_the_conversation(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as page:
-        run = await page.begin("Dry.")
-        busy = await page.client.post("/ag-ui/painter", json=run_input("And?", "t"))
-        said = {"id": "u", "role": "user", "parts": [{"type": "text", "text": "And?"}]}
-        chat = await page.client.post("/vercel/painter", json={"id": "t", "messages": [said]})
-        await page.client.post(f"/runs/{run}/cancel")
-        await page.until(run, "cancelled")
-        after = await page.say("Hello.")
-
-    assert [(409, "under_way")] * 2 == [refused(busy), refused(chat)]
-    assert run == busy.json()["run_id"]
-    assert "You said ['Dry.', 'Hello.']." == text_of(after)
-
-
 @pytest.mark.spec("studio:SV11")
 async def test_concurrent_turns_are_accepted_or_rejected_as_under_way(tmp_path: Path) -> None:
-    painter = Painter()
+    painter = make_painter()
     async with paging(tmp_path, painter) as page:
         await page.say("One.")
         asked = [asyncio.create_task(page.client.post("/ag-ui/painter", json=run_input("Dry.", "t"))) for _ in range(4)]
@@ -339,7 +266,7 @@ async def test_concurrent_turns_are_accepted_or_rejected_as_under_way(tmp_path: 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_waiting_run_and_other_agents_session_reject_input(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         waits = await page.say("Wait.", agent="receiver")
         told = await page.client.post("/ag-ui/receiver", json=run_input("Come.", "t"))
         await page.say("Door", agent="asker", thread="other")
@@ -347,18 +274,6 @@ async def test_waiting_run_and_other_agents_session_reject_input(tmp_path: Path)
 
     assert "success" == waits[-1]["outcome"]["type"]
     assert [(409, "waits")] * 2 == [refused(told), refused(other)]
-
-
-@pytest.mark.spec("studio:SV11")
-async def test_run_above_max_live_is_rejected_before_it_starts(tmp_path: Path) -> None:
-    async with paging(tmp_path, Painter(), max_live=1) as page:
-        run = await page.begin("Dry.")
-        more = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "other"))
-        listed = (await page.client.get("/runs")).json()["runs"]
-        await page.client.post(f"/runs/{run}/cancel")
-
-    assert (429, "too_many_runs") == refused(more)
-    assert [run] == [one["run_id"] for one in listed]
 
 
 @pytest.mark.spec("studio:SV3")
@@ -381,7 +296,7 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
 
     monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(run_recovery.RunRecovery, "_find_orphaned_runs", look)
-    painter = Painter(tool_call("dry", {"what": "door"}), tool_call("paint", {"what": "door"}))
+    painter = make_painter(tool_call("dry", {"what": "door"}), tool_call("paint", {"what": "door"}))
     async with paging(tmp_path, painter) as page:
         run = await page.begin("Go.")
         running = await page.until(run, "running")
@@ -404,8 +319,8 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_any_server_shows_and_answers_a_run_of_another_server(tmp_path: Path) -> None:
-    painter = Painter()
-    async with paging(tmp_path, painter) as here, paging(tmp_path, Painter()) as there:
+    painter = make_painter()
+    async with paging(tmp_path, painter) as here, paging(tmp_path, make_painter()) as there:
         here.client.headers.update(there.client.headers)
         await here.begin("Dry.")
         busy = await there.client.post("/ag-ui/painter", json=run_input("And?", "t"))
@@ -434,7 +349,7 @@ async def test_page_reconnecting_to_a_resumed_run_has_all_calls(waiting: Any, tm
     Events of a resumed run come from its journal, where a call that waits has not started.
     """
     calls = tool_calls(*[tool_call(name, given) for name, given in waiting])
-    painter = Painter(tool_call("paint", {"what": "door"}), tool_call("dry", {"what": "door"}), calls)
+    painter = make_painter(tool_call("paint", {"what": "door"}), tool_call("dry", {"what": "door"}), calls)
     tools = [{"name": "where", "description": "Say where the user is."}]
     async with paging(tmp_path, painter) as page:
         asked = await page.say("Go.", tools=tools)
@@ -470,7 +385,7 @@ async def test_an_answered_question_is_not_asked_before_the_run_resumes(
         await resume(self, row)
 
     monkeypatch.setattr(run_launcher.RunLauncher, "resume_in_background", later)
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         asked = await page.say("Paint.")
         answering = asyncio.create_task(page.say(resume=resolved(interrupts(asked)[0], True)))
         await reached.wait()
@@ -502,33 +417,14 @@ def known_calls(events: list[dict[str, Any]]) -> dict[str, tuple[str, Any]]:
     return known
 
 
-@pytest.mark.deep
-@pytest.mark.spec("studio:SV11")
-async def test_page_at_another_server_receives_later_events_until_the_end(tmp_path: Path) -> None:
-    painter, shown = Painter(), list[dict[str, Any]]()
-    async with paging(tmp_path, painter) as here, paging(tmp_path, Painter()) as there:
-        here.client.headers.update(there.client.headers)
-        await here.begin("Dry.")
-        connected = there.client.stream("POST", "/ag-ui/painter/connect", json=run_input("", "t"))
-        async with asyncio.timeout(50), connected as answer:
-            async for line in answer.aiter_lines():
-                shown += [json.loads(line.removeprefix("data: "))] if line.startswith("data: ") else []
-                if "Let me see." == text_of(shown):
-                    await asyncio.sleep(0.1)  # so that what is recorded by now has been read
-                    painter.gate.set()
-
-    assert "Let me see.The door is dry. You said ['Dry.']." == text_of(shown)
-    assert "success" == shown[-1]["outcome"]["type"]
-
-
 @pytest.mark.spec("studio:SV11")
 async def test_approval_answered_by_typing_continues_in_a_new_message(tmp_path: Path) -> None:
-    painter = Painter()
+    painter = make_painter()
     async with paging(tmp_path, painter) as page:
         asked = await page.chat("Paint.")
         typed = await page.chat("Not today.")
         again = await page.again()
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         after = await page.again()
 
     first, second, third, fourth = [events[0]["messageId"] for events in (asked, typed, again, after)]
@@ -558,7 +454,7 @@ async def test_invalid_page_requests_are_rejected_and_start_no_run(tmp_path: Pat
         ("/vercel/painter", {"id": "c", "messages": [{**said, "parts": [{"type": "text", "text": "x" * 70_000}]}]}, {}),
         ("/runs", {"agent": "painter", "metadata": {"ag_ui": {"state": {"secret": 1}}}}, {}),
     ]  # fmt: skip
-    async with paging(tmp_path, Painter(), caps=Caps(body=65_536)) as page:
+    async with paging(tmp_path, make_painter(), caps=Caps(body=65_536)) as page:
         answers = [await page.client.post(path, json=body, headers=headers) for path, body, headers in asked]
         listed = (await page.client.get("/runs")).json()["runs"]
 
@@ -569,7 +465,7 @@ async def test_invalid_page_requests_are_rejected_and_start_no_run(tmp_path: Pat
 @pytest.mark.spec("studio:SV11")
 async def test_missing_extra_is_named_by_the_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.server.ag_ui.find_spec", lambda name: None)
-    async with paging(tmp_path, Painter()) as page:
+    async with paging(tmp_path, make_painter()) as page:
         answer = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "t"))
 
     assert (501, "extra_missing") == refused(answer)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.adapters.vercel import answers_of, sse, vercel
+from stepengine.adapters.vercel import sse, vercel
 
 from .scenes import SCENES, engine
 
@@ -48,22 +48,3 @@ async def test_sdk_reads_every_run_and_reports_only_failures(name: str, version:
 
     assert ("m1", "assistant") == (message["id"], message["role"])
     assert (["Error: the model is down"] if name == "failed" else []) == problems
-
-
-@pytest.mark.spec("interfaces:IF30", "interfaces:IF32", "interfaces:IF44")
-@pytest.mark.parametrize("version", [6, 7])
-@pytest.mark.parametrize("approved", [True, False])
-async def test_sdk_requests_an_approval_and_shows_its_result(approved: bool, version: int, packages: Path) -> None:
-    agent, replies = SCENES["permission in a child"]
-    async with engine([*replies, "Ended.", "Ended."]) as running:
-        message, before = await read(running.stream(agent, "go", session_id="t"), version, packages)
-        (asked,) = [part for part in message["parts"] if part.get("state") == "approval-requested"]
-        # As the package's own addToolApprovalResponse writes it.
-        asked |= {"state": "approval-responded", "approval": {**asked["approval"], "approved": approved}}
-        goes_on = running.stream(agent, session_id="t", answers=answers_of([message]))
-        after, problems = await read(goes_on, version, packages, message)
-
-    assert ([], []) == (before, problems)
-    (call,) = [part for part in after["parts"] if part.get("toolCallId") == asked["toolCallId"]]
-    assert ("output-available" if approved else "output-denied") == call["state"]
-    assert "Ended." in [part.get("text") for part in after["parts"]]
