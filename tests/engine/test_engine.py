@@ -741,6 +741,35 @@ async def test_timeout_around_a_run_is_raised_after_the_run_ends(monkeypatch):
     assert 0 == asyncio.current_task().cancelling()
 
 
+@pytest.mark.spec("reliability:GN35")
+async def test_observer_may_start_one_run_and_interrupt_another():
+    started = []
+
+    def observer(event):
+        if event.type == "model_started" and not started:
+            started.append(other.start(plain("second"), "go"))
+            handles[0].interrupt()
+
+    other = engine("fine")
+    handles = [Engine(models=Hanging(), observers=[observer]).start(plain(), "go")]
+    first = await handles[0].result()
+    second = await started[0].result()
+
+    assert (RunStatus.CANCELLED, RunStatus.COMPLETED) == (first.status, second.status)
+
+
+async def test_handle_whose_task_never_began_is_not_waited_for():
+    built = engine()
+    handle = built.start(plain(), "go")
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith("stepengine"):
+            task.cancel()
+    await asyncio.sleep(0)
+    await built.aclose()  # warns of runs that go on
+
+    assert handle.done
+
+
 @pytest.mark.spec("requirements:N1")
 async def test_a_handle_stops_its_run_when_its_block_ends():
     model = Hanging()

@@ -297,6 +297,16 @@ class OddHandler(Quiet):
         self.hold()
         self.wfile.write(b"67890")
 
+    def answer_waiting_events(self) -> None:
+        """
+        Send one event, and wait until the client goes away.
+        """
+        self.send_raw(200, "OK", [("Content-Type", "text/event-stream")])
+        self.wfile.write(b"data: first\n\n")
+        self.wfile.flush()
+        self.rfile.read(1)
+        self.close_connection = True
+
     def answer_never(self) -> None:
         """
         Wait until the client goes away.
