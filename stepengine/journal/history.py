@@ -423,7 +423,7 @@ class History:
             check_outcome("agent_start" if intent.is_background else intent.type, made, asked)
             told = made.value if isinstance(made, Value) else None
             if isinstance(told, Awaited):
-                self._check_reported_ends(intent, told)
+                self._check_reported_children(intent, told)
             elif isinstance(told, ChildRef):
                 _check_child_path(intent, told)
         except JournalError:
@@ -432,13 +432,21 @@ class History:
             raise self.corrupt(result, error) from error
         return made
 
-    def _check_reported_ends(self, intent: Intent, told: Awaited) -> None:
-        """Raise ``ValueError`` if a wait reports the end of a child that has none: a replay would hang."""
-        waited = set(self.form(intent)["children"])
+    def _check_reported_children(self, intent: Intent, told: Awaited) -> None:
+        """Raise ``ValueError`` unless a wait reports ends that exist, and no others: a replay would hang, or lack a result."""
+        asked = self.form(intent)
+        waited = set(asked["children"])
         for path in told.done:
             if path not in waited or (path, -1) not in self.results:
                 msg = f"it tells of the end of the child at {path[:80]!r}, which has none"
                 raise ValueError(msg)
+        need = asked.get("need", len(waited)) if asked.get("timeout") is None else 0
+        if not need <= len(set(told.done)) == len(told.done):
+            msg = f"it tells of {len(told.done)} ends of children, and {need} are waited for"
+            raise ValueError(msg)
+        if set(told.open) != waited.difference(told.done):
+            msg = "the children that it tells of are not those that are waited for"
+            raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
         source, texts = result.read_from, self._texts_for("result", result)

@@ -31,7 +31,8 @@ from stepengine import (
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError
-from stepengine.journal import MemoryJournal
+from stepengine.evaluation import Case, Evaluation, contains, evaluate
+from stepengine.journal import MemoryJournal, Purse
 from stepengine.models import AnthropicProvider, Batched, Models, Provider, fallback
 from stepengine.models.clouds import BedrockProvider
 from stepengine.runtime import RetryPolicy
@@ -154,6 +155,16 @@ def test_parallel_calls_exceed_a_limit_by_one_reply(
 
 
 @pytest.mark.spec("reliability:R6")
+@pytest.mark.parametrize("way", WAYS)
+async def test_eight_children_at_once_hold_a_dollar_limit(way: Any) -> None:
+    model = Writer()
+    result = await run_parent(way, 8, model, Limits(max_cost_usd=0.35))
+
+    assert Decimal("0.30003") <= result.cost <= Decimal("0.65006")
+    assert 1 == model.most
+
+
+@pytest.mark.spec("reliability:R6")
 async def test_calls_that_fit_together_run_at_the_same_time() -> None:
     model = Writer()
     result = await run_parent(in_parallel, 8, model, Limits(max_cost_usd=8))
@@ -242,6 +253,40 @@ async def test_a_resumed_run_holds_its_limit(way: Any) -> None:
             result = await engine.resume(cut_journal, limits=Limits(max_cost_usd=1.0))
         assert result.cost is not None
         assert result.cost <= Decimal("1.31") or not model.calls, (cut, result.cost)
+
+
+CASES = [Case(str(number), "x", checks=[contains("done")]) for number in range(8)]
+
+
+@pytest.mark.spec("evaluation:JG66")
+async def test_runs_of_an_evaluation_hold_its_budget() -> None:
+    evaluation = Evaluation("e", cases=CASES, agents={"base": child()})
+    scripted = Evaluation("e", cases=CASES, agents={"base": AgentDefinition("a", model="test/m")})
+    model = Writer()
+    report = await evaluate(evaluation, models={"anthropic": model}, budget="0.35", concurrency=4)
+    played = await evaluate(scripted, replies=[text("x", cost="0.30")], budget="0.35", concurrency=4)
+    enough = await evaluate(evaluation, models={"anthropic": Writer()}, budget="2.5", concurrency=4)
+
+    assert (1, Decimal("0.30003")) == (model.calls, report.spent)
+    assert Decimal("0.30") == played.spent
+    assert Decimal("2.40024") == enough.spent
+
+
+@pytest.mark.spec("evaluation:JG7")
+async def test_forks_of_one_purse_wait_for_each_other() -> None:
+    model, kid, purse = Writer(), child(), Purse("0.35")
+    async with Engine([kid], models=model) as engine:
+        journal = MemoryJournal()
+        await engine.run(kid, "x", journal=journal)
+        first = model.calls
+        made = await asyncio.gather(
+            *[engine.fork(journal, at=-1, reuse=False, tools="recorded", budget=purse) for _ in range(6)]
+        )
+
+    assert 2 == model.calls - first
+    assert 1 == model.most
+    assert Decimal("0.60006") == purse.spent
+    assert 4 == sum(isinstance(one.result.error, LimitExceeded) for one in made)
 
 
 def test_the_output_limit_is_the_one_that_is_sent(tmp_path: Any) -> None:

@@ -249,6 +249,29 @@ def test_recorded_end_of_a_child_without_an_end_is_rejected(good: list[list[byte
 
 
 @pytest.mark.spec("reliability:JR02")
+@pytest.mark.parametrize(
+    "change",
+    [lambda told: {"done": []}, lambda told: {"done": told["done"] * 2}, lambda told: {"open": ["2"]}],
+    ids=["no_end", "an_end_twice", "a_stranger"],
+)
+@pytest.mark.parametrize("kind", ["wait", "cancel"])
+def test_wait_that_reports_other_ends_than_asked_is_rejected(
+    kind: str, change: Callable[[Any], Any], good: list[list[bytes]], tmp_path: Path
+) -> None:
+    whole = unsealed(good[0])
+    asked = next(one for one in whole if one.get("effect", {}).get("type") == kind and not one["effect"].get("timeout"))
+    answer = next(
+        one for one in whole if one["kind"] == "result" and (one["path"], one["seq"]) == (asked["path"], asked["seq"])
+    )
+    answer["value"] |= change(answer["value"])
+    acts = ways(sealed(whole), tmp_path / "run.jsonl")
+
+    for way in ("replay", "resume"):
+        with pytest.raises(JournalError, match="it tells of|that it tells of"):
+            acts[way]().unwrap()
+
+
+@pytest.mark.spec("reliability:JR02")
 def test_child_recorded_at_another_path_is_rejected(good: list[list[bytes]], tmp_path: Path) -> None:
     whole = unsealed(good[0])
     ref = next(one["value"] for one in whole if one["kind"] == "result" and one["value"].get("type") == "child_ref")
