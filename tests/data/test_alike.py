@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.data.alike import list_names
 from stepengine.engine.handler_sources import SourceWarning
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, ToolError
 from stepengine.testing import ScriptedModel
+from stepengine.workspace.skills import find_skill
 
 NAMES = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape"]
 
@@ -65,3 +67,16 @@ def test_unknown_tools_and_children_get_the_nearest_five_names() -> None:
     user = AgentDefinition("user", model="test/x", tools=["grappe"])
     with pytest.raises(DefinitionError, match=r"available are: grape, apple, .* and 15 more"):
         Engine([user], tools=[_make_tool(name) for name in NAMES])
+
+
+@pytest.mark.spec("reliability:GN01")
+def test_unknown_skill_error_names_at_most_five(tmp_path: Path) -> None:
+    for name in NAMES:
+        folder = tmp_path / ".agents" / "skills" / name
+        folder.mkdir(parents=True)
+        (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: About it.\n---\nDo it.\n")
+
+    with pytest.raises(ToolError, match=r"near to it: grape$"):
+        find_skill(tmp_path, "grapes", user=False)
+    with pytest.raises(ToolError, match="near to it: apple, banana, cherry, damson, elder and 2 more"):
+        find_skill(tmp_path, "zzz", user=False)

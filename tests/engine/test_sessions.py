@@ -281,6 +281,7 @@ async def test_previous_replaces_the_stored_session_state(store):
 
 
 @pytest.mark.spec("requirements:D18")
+@pytest.mark.parametrize("store", ["files", "sqlite"], indirect=True)
 async def test_a_conversation_can_be_measured_replaced_and_cleared_between_runs(store):
     async def run(prompt, *replies):
         model = ScriptedModel([attrs.evolve(reply, usage=Usage(input_tokens=10, output_tokens=1)) for reply in replies])

@@ -39,6 +39,7 @@ from stepengine.data.json import JsonDict
 from stepengine.data.tools import ToolSpec
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, ToolError
+from stepengine.events import ToolFinished, ToolStarted
 from stepengine.permissions import Policy, PolicyFile, Request, Rule
 from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, control_tools, file_tools, spawn_tools
@@ -758,3 +759,16 @@ async def test_fork_continues_live_after_a_tool_with_changed_result(tmp_path: Pa
     other = made("two")
     again = await engine(other, text("of two")).fork(path, tools="recorded", agent=other)
     assert (again.broke_at, again.result.text, results(again.result)) == ("#2", "of two", ["two"])
+
+
+@pytest.mark.spec("programs:PG3")
+async def test_nested_effects_appear_between_start_and_end_of_a_call(tmp_path: Path) -> None:
+    agent = boss(releasing(Ledger()))
+    # Closed: a tool's idle thread lives for about as long as the check for leaks waits.
+    async with engine(agent, *script()) as made:
+        handle = made.start(agent, "go", answers={"Release 1.0?": "yes"})
+        events = [event async for event in handle.events()]
+    shown = [(type(e).__name__, e.path, e.tool_name) for e in events if isinstance(e, ToolStarted | ToolFinished)]
+    assert shown[0] == ("ToolStarted", "", "release")
+    assert shown[1:3] == [("ToolStarted", "1", "note"), ("ToolFinished", "1", "note")]
+    assert shown[-1] == ("ToolFinished", "", "release")

@@ -4,46 +4,79 @@ A handler in the sandbox does what it does outside: the same records, byte for b
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolResult, load_agent, tool
 from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal
-from stepengine.sandbox.untrusted_handlers import OwnLimits, load_file, load_source
+from stepengine.sandbox.source_rewriter import rewrite_for_sandbox
+from stepengine.sandbox.untrusted_handlers import OwnLimits, load_file, load_source, make_sandboxed_handler
 from stepengine.testing import Clock, ScriptedModel, Walk, tool_call
 from tests.e2e.bundled import ROOT, recorder
 from tests.examples.test_from_codebuff import ports
 
+from .handlers import text_of
+
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 script = recorder()
-NOT_WHOLE = {
-    "base2",
-    "coder",
-    "context-pruner",
-    "editor",
-    "editor-implementor",
-    "base2-fast",
-    "base2-lite",
-    "base2-max",
-    "base2-plan",
-    "editor-multi-prompt",
-    "file-picker",
-    "thinker-best-of-n",
-    "browser-use",
-    "agent-builder",
-    "improver",
+WITH_HANDLER = {agent_id: agent for agent_id, agent in script.BUNDLED.items() if agent.handle_steps is not None}
+NOT_PURE = {
+    "agent-builder": "tools of its own, which check and try what a model wrote",
+    "context-pruner": "rewriting of the host: prune_to_summary, ContextLimits",
+    "editor": "asks Python's own parser, and stepengine's diffs",
+    "improver": "tools of its own, a class whose methods yield, an exception of its own",
 }
-"""Bundled agents whose files are more than a definition, its handler and helpers: hooks, own tools, parts of other files."""
+"""Bundled agents whose handlers are no plain Python over what they yield, and what they use beside it."""
+PURE = [agent_id for agent_id in WITH_HANDLER if agent_id not in NOT_PURE]
+NOT_WHOLE = {
+    **dict.fromkeys(["base2", "coder", "context-pruner", "editor", "editor-implementor"], "hooks"),
+    **dict.fromkeys(["base2-fast", "base2-lite", "base2-max", "base2-plan"], "made by a function of base2's file"),
+    **dict.fromkeys(["editor-multi-prompt", "file-picker", "thinker-best-of-n"], "parts of the file beside it"),
+    "browser-use": "a server of tools",
+    "agent-builder": NOT_PURE["agent-builder"],
+    "improver": NOT_PURE["improver"],
+}
+"""Bundled agents whose files are more than a definition, its handler and helpers, and what they hold beside these."""
 WHOLE = [agent_id for agent_id in script.BUNDLED if agent_id not in NOT_WHOLE]
 
 
 PORTS_WITH_HOOKS = ["base_deep"]
 """Ports whose files hold hooks, which the sandbox does not load."""
+
+
+@cache
+def file_of(agent_id: str) -> Path:
+    handler: Any = WITH_HANDLER[agent_id].handle_steps
+    # Its module may be gone: other tests load the same files anew.
+    return Path(handler.__code__.co_filename)
+
+
+@cache
+def in_sandbox(agent_id: str) -> Any:
+    """Return the handler of a bundled agent as the sandbox runs it, from its file's text."""
+    file = file_of(agent_id)
+    return make_sandboxed_handler(rewrite_for_sandbox(text_of(file, "handle_steps"), str(file)), "handle_steps")
+
+
+def moved(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
+    """Return an agent with its handler, and those of the agents that it may spawn, in the sandbox."""
+    helpers = [one if isinstance(one, str) else moved(one) for one in agent.spawnable_agents]
+    is_pure = agent.id in PURE and agent.handle_steps is WITH_HANDLER[agent.id].handle_steps
+    return attrs.evolve(
+        agent,
+        spawnable_agents=helpers,
+        **({"handle_steps": in_sandbox(agent.id)} if is_pure else {}),
+    )
 
 
 def expect_equal_journal(path: Path, agents: list[AgentDefinition[Any]], tools: Any) -> None:
@@ -53,6 +86,20 @@ def expect_equal_journal(path: Path, agents: list[AgentDefinition[Any]], tools: 
 
     assert (RunStatus.COMPLETED, None) == (result.status, result.error)
     assert path.read_bytes() == result.journal.content()
+
+
+@pytest.fixture
+def in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(script, "BUNDLED", {name: moved(agent) for name, agent in script.BUNDLED.items()})
+    return
+
+
+@pytest.mark.spec("programs:PG42")
+@pytest.mark.parametrize("agent_id", [one for one in PURE if one in NOT_WHOLE])
+def test_a_bundled_agent_has_an_equal_journal_in_the_sandbox(agent_id: str, tmp_path: Path) -> None:
+    path = script.AGENTS / f"{agent_id}.jsonl"
+
+    expect_equal_journal(path, [moved(script.BUNDLED[agent_id])], script.tools_for(tmp_path))
 
 
 @pytest.mark.spec("programs:PG42")
@@ -65,6 +112,36 @@ def test_a_bundled_agent_loaded_from_text_has_an_equal_journal(agent_id: str, tm
     expect_equal_journal(path, [agent, *helpers], script.tools_for(tmp_path))
 
 
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG42")
+@pytest.mark.parametrize("agent_id", [*PURE, "context-pruner", "editor", "coder"])
+def test_a_run_with_sandboxed_handlers_is_recorded_equal(agent_id: str, tmp_path: Path, in_the_sandbox: None) -> None:
+    again = script.record(agent_id, tmp_path)
+
+    assert without_head(script.AGENTS / again.name) == without_head(again)
+
+
+def without_head(file: Path) -> bytes:
+    """Return a journal without its first line, which says what version recorded it."""
+    return file.read_bytes().partition(b"\n")[2]
+
+
+@pytest.mark.parametrize("agent_id", NOT_PURE)
+def test_a_handler_that_needs_the_host_is_refused(agent_id: str) -> None:
+    file = file_of(agent_id)
+
+    with pytest.raises(DefinitionError, match=rf"{file.name}:\d+: "):
+        rewrite_for_sandbox(text_of(file, "handle_steps"), str(file))
+
+
+@pytest.mark.parametrize("agent_id", NOT_WHOLE)
+def test_a_file_with_unsupported_parts_is_refused_with_its_line(agent_id: str) -> None:
+    file = ROOT / "agents" / f"{agent_id.replace('-', '_')}.py"
+
+    with pytest.raises(DefinitionError, match=rf"{file.name}:\d+: "):
+        load_file(file)
+
+
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("name", [name for name in ports.PLAYS if name not in PORTS_WITH_HOOKS])
 def test_agents_ported_from_codebuff_have_equal_journals_in_the_sandbox(name: str, tmp_path: Path) -> None:
@@ -73,6 +150,24 @@ def test_agents_ported_from_codebuff_have_equal_journals_in_the_sandbox(name: st
     helpers = [script.BUNDLED["best-of-n-selector"]] if name == "editor_multi_prompt" else []
 
     expect_equal_journal(path, [agent, *helpers], ports.tools_for(tmp_path))
+
+
+@pytest.mark.spec("programs:PG42")
+def test_the_documented_codebuff_handler_works_in_the_sandbox(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "coming-from" / "codebuff.md").read_text(encoding="utf-8")
+    file = tmp_path / "page.py"
+    file.write_text(source := page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    handler = make_sandboxed_handler(rewrite_for_sandbox(text_of(file, "handle_steps"), str(file)), "handle_steps")
+    moved, was = (
+        source.replace("with Engine(", "reviewer = moved(reviewer)\nwith Engine("),
+        source.count("with Engine("),
+    )
+    names: dict[str, Any] = {"moved": lambda agent: attrs.evolve(agent, handle_steps=handler, tools=["changed_files"])}
+
+    exec(compile(moved, str(file), "exec"), names)  # which asserts what comes of it
+
+    assert 1 == was
+    assert RunStatus.COMPLETED is names["result"].status
 
 
 # --- what else is seen of a handler -----------------------------------------------------------------------------------
@@ -180,6 +275,39 @@ def test_a_walk_steps_a_sandboxed_handler_as_one_outside(tmp_path: Path) -> None
     assert "full" in str(seen[0][1])
 
 
+PROCESS = """
+import sys
+from stepengine import Engine
+from stepengine.journal import FileJournal
+from stepengine.sandbox.untrusted_handlers import load_file
+from stepengine.testing import Clock, ScriptedModel
+from tests.sandbox.test_strangers import note
+
+(agent,) = load_file(__import__("pathlib").Path(sys.argv[1]))
+with Engine([agent], [note], models=ScriptedModel([]), default_model="test/m", clock=Clock()) as engine:
+    result = engine.resume_sync(FileJournal(sys.argv[2]), answers={"q0": "yes"})
+print(result.status.value, result.output)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG42")
+@pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
+def test_another_process_answers_and_a_replay_needs_no_sandbox(tmp_path: Path) -> None:
+    plain, read = both(tmp_path)
+    journal = FileJournal(tmp_path / "run.jsonl")
+    with Engine([read], [note], models=ScriptedModel([]), default_model="test/m", clock=Clock()) as engine:
+        waiting = engine.run_sync(read, "asks", journal=journal)
+    words = [sys.executable, "-c", PROCESS, str(tmp_path / "made.py"), str(journal.path)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    with Engine([plain], [note], models=ScriptedModel([]), default_model="test/m", clock=Clock()) as engine:
+        replayed = engine.replay_sync(journal)
+
+    assert RunStatus.SUSPENDED is waiting.status
+    assert RunStatus.COMPLETED is replayed.status
+    assert ended.stdout.splitlines() == [f"completed {replayed.output}"], ended.stderr
+
+
 PYTHON = [
     "list(map(str.strip, [' a', 'b ']))",
     "sorted(['b', 'A'], key=str.lower)",
@@ -210,9 +338,10 @@ STATEMENTS = [
 ]
 
 
-def test_python_features_behave_as_outside_the_sandbox(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [*[f"found.append([{one}])" for one in PYTHON], *STATEMENTS])
+def test_python_features_behave_as_outside_the_sandbox(text: str, tmp_path: Path) -> None:
     file = tmp_path / "python.py"
-    body = "\n".join([*[f"found.append([{one}])" for one in PYTHON], *STATEMENTS]).replace("\n", "\n    ")
+    body = text.replace("\n", "\n    ")
     file.write_text(
         "from collections.abc import Generator, Iterable, Mapping, Sequence\n"
         "from typing import Any, cast\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 
+import attrs
 import pytest
 
 from stepengine.data.definition import AgentDefinition
@@ -38,6 +39,35 @@ def swapped(monkeypatch):
         return distributed(members, [*reversed(outcomes)])
 
     monkeypatch.setattr(batch, "_distribute_outcomes", mutant)
+
+
+def unpairing(monkeypatch):
+    finished = run._make_finished
+
+    def mutant(state, ending):
+        done = finished(state, ending)
+        history = [*done.state.message_history]
+        broken = Unchecked([m for m in history if m.role != "tool"])
+        return attrs.evolve(done, state=evolved(done.state, broken))
+
+    monkeypatch.setattr(run, "_make_finished", mutant)
+
+
+class Unchecked(tuple):
+    """
+    A transcript that nobody has checked.
+    """
+
+    __slots__ = ()
+
+    def extend(self, added):
+        return Unchecked([*self, *added])
+
+
+def evolved(state, history):
+    broken = attrs.evolve(state)
+    object.__setattr__(broken, "message_history", history)
+    return broken
 
 
 def miscounted(monkeypatch):
@@ -90,6 +120,33 @@ def deaf(monkeypatch):
     monkeypatch.setattr(RunHistory, "append_inbox", lambda history: history.inbox.clear())
 
 
+def unstoppable(monkeypatch):
+    receive = EffectChannel.receive
+
+    def mutant(effects, outcome, effect):
+        try:
+            return receive(effects, outcome, effect)
+        finally:
+            effects.stop = None
+
+    monkeypatch.setattr(EffectChannel, "receive", mutant)
+    monkeypatch.setattr(run, "_ending_from_stop", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
+
+
+def forgetful(monkeypatch):
+    count = UsageTotals.count_reply
+
+    def mutant(spent, effect, reply):
+        if effect.purpose == "step":
+            count(spent, effect, reply)
+
+    monkeypatch.setattr(UsageTotals, "count_reply", mutant)
+
+
+def generous(monkeypatch):
+    monkeypatch.setattr(SpendingLedger, "find_own_limit_error", lambda ledger, tokens, cost, model: None)
+
+
 def fertile(monkeypatch):
     def mutant(ledger, count, *, by_model):
         ledger.count_children(count, by_model=by_model)
@@ -105,13 +162,17 @@ def flighty(monkeypatch):
 MUTANTS = {
     lost: "I1",
     swapped: "I1",
+    unpairing: "I1",
     miscounted: "I10",
+    forgetful: "I10",
     left_open: "I6",
     beyond: "I8",
+    generous: "I8",
     fertile: "I8",
     renumbered: "I2",
     talkative: "I7",
     leaking: "I12",
+    unstoppable: "I12",
     deaf: "R1",
     flighty: "I3",
 }

@@ -184,11 +184,13 @@ def test_blame_waits_for_agreement_and_can_be_cancelled(client: httpx2.Client, s
     other = judged(client, **asked)
     gone = client.post(f"/jobs/{other['id']}/cancel").json()
     late = client.post(f"/jobs/{other['id']}/agree", json={})
+    unknown = client.get("/jobs/1000")
 
     assert ({"calls": 6, "low": None, "high": None}, "done") == (priced["price"], made["status"])
     assert (6, 6) == (made["progress"]["calls"], made["progress"]["of"])
     assert "no step is to blame" in made["result"]["why"]
     assert ("cancelled", 409) == (gone["status"], late.status_code)
+    assert (404, "urn:stepengine:problem:no_such_job") == (unknown.status_code, unknown.json()["type"])
     until(lambda: not shop.processes())
 
 
