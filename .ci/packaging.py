@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-OURS = {"dev", "docs", "faults", "http-clients", "logfire", "recorders"}
+OURS = {"dev", "docs", "faults", "http-clients", "logfire", "recorders", "suite"}
 """What only work on the package itself needs."""
 ALWAYS = {"otel"}
 """What the base install holds, too: a client of a provider requires it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import gc
+import importlib
 import inspect
 import ipaddress
 import itertools
@@ -24,7 +25,7 @@ import threading
 import time
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -178,13 +179,29 @@ def draw_examples_by_name(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Any:
+def pytest_collection(session: pytest.Session) -> Any:
     # Nearly all that collecting makes stays until the end: to search it for garbage again and again is a quarter of its time.
     gc.disable()
     try:
+        import_in_turns(session.config)
         return (yield)
     finally:
         gc.enable()
+
+
+def import_in_turns(config: pytest.Config) -> None:
+    """
+    Workers that collect the whole suite begin to import at different files: what one of them has rewritten, the others read.
+    """
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    if not worker or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    files = sorted((config.rootpath / "tests").rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in (*files[first:], *files[:first]):
+        # What cannot be imported is reported where it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -643,6 +643,8 @@ def call_method(name: str, file: Path) -> None:
         METHODS[name](file)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_leave_third_party_files_unchanged(foreign: Foreign, name: str) -> None:

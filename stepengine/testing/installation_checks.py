@@ -40,7 +40,7 @@ FAMILIES = {
 TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")
 """Modules that a file of the working folder must not be called like."""
 KEY_LONGEST = 4096
-DEVELOPMENT = ("dev", "docs", "faults", "http-clients", "logfire", "recorders")
+DEVELOPMENT = ("dev", "docs", "faults", "http-clients", "logfire", "recorders", "suite")
 """Extras that only work on the package itself needs."""
 OTHER_VARIABLES = frozenset(
     [

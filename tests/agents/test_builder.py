@@ -79,6 +79,8 @@ def test_a_filed_agent_runs_sandboxed_and_its_tests_pass(project: Path) -> None:
     assert not any("note_reader" in name for name in sys.modules)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_the_tests_of_a_filed_agent_fail_after_a_change(project: Path) -> None:
     built(project, draft(), answers={"file-1": "file it"})
@@ -119,6 +121,8 @@ def test_a_faulty_draft_is_returned_with_the_reason(project: Path, source: str, 
     assert RunStatus.COMPLETED is result.status
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_a_draft_failing_only_under_faults_is_returned_with_seed(project: Path) -> None:
     """
@@ -139,6 +143,8 @@ def test_a_draft_failing_only_under_faults_is_returned_with_seed(project: Path) 
     assert not result.output.filed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_drafts_run_only_sandboxed_and_call_no_real_tool(project: Path) -> None:
     """
@@ -196,6 +202,8 @@ def test_without_the_sandbox_the_run_fails_before_a_model_call(project: Path, mo
     assert [] == model.calls
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_an_unattended_run_asks_and_another_process_files_the_agent(project: Path) -> None:
     """
@@ -248,6 +256,8 @@ def test_the_change_request_of_a_person_reaches_the_model(project: Path, answers
     assert result.output.filed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.parametrize("answer", ["drop it", None])
 def test_a_dropped_or_unanswered_draft_leaves_no_file(project: Path, answer: str | None) -> None:
@@ -259,6 +269,8 @@ def test_a_dropped_or_unanswered_draft_leaves_no_file(project: Path, answer: str
     assert [] == written(project)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_an_existing_file_is_replaced_only_after_explicit_approval(project: Path) -> None:
     """
@@ -280,6 +292,8 @@ def test_an_existing_file_is_replaced_only_after_explicit_approval(project: Path
     assert EXAMPLE == (project / FILED).read_text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_a_folder_at_the_file_path_fails_the_run(project: Path) -> None:
     (project / FILED).mkdir(parents=True)
@@ -302,6 +316,8 @@ def test_the_rules_name_every_allowed_import_and_their_example_runs() -> None:
     assert 5 == example.simulate(range(5)).runs
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_a_spawned_third_party_agent_is_simulated_in_the_trial(project: Path) -> None:
     spawning = EXAMPLE.replace("AgentDefinition,", "AgentCall, AgentDefinition,").replace(

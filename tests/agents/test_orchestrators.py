@@ -141,6 +141,8 @@ def test_an_unchecked_edit_is_sent_back_once_by_the_handler(project: Path) -> No
     assert "Done." == careless.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B1")
 def test_the_summary_names_failed_and_missing_checks(project: Path) -> None:
     """

@@ -44,6 +44,8 @@ def of_ours(names: list[str]) -> set[str]:
     return {".".join(name.split(".")[:2]) for name in names if name.startswith("stepengine.")}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("performance:Q8")
 def test_a_command_loads_no_other_command() -> None:
     names = loaded("from stepengine.cli import main; main()", "run", "--help")
@@ -51,6 +53,8 @@ def test_a_command_loads_no_other_command() -> None:
     assert ["stepengine.cli.commands.run"] == [name for name in names if name.startswith("stepengine.cli.commands.")]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("performance:Q8")
 def test_a_run_loads_no_unused_adapter_or_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))

@@ -393,6 +393,8 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ro
     held.close()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:FP1", "reliability:FP2", "reliability:FS02", "reliability:FS04", "reliability:R17")
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(components, min_size=1, max_size=6), st.sampled_from(["", "/", "{root}/", "{root}", "{root}/..", "//"]))

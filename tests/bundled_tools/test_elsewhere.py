@@ -104,6 +104,8 @@ async def ran(tools: ToolRegistry, command: Any, **more: Any) -> Any:
     return result.data
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS4")
 async def test_local_keys_and_variables_never_reach_the_workspace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "MY_SECRET", "SSH_AUTH_SOCK", "STEPENGINE_MODEL", "DOCKER_HOST"):
@@ -239,6 +241,8 @@ async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
         assert "one\n" == (await ran(tools, ["cat", "a.txt"]))["stdout"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS5")
 async def test_a_command_with_a_lost_connection_is_in_doubt(root: Path) -> None:
     with there(root) as place:
@@ -268,6 +272,8 @@ def sleeping(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS5")
 async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None:
     asked = [

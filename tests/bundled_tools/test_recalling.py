@@ -155,6 +155,8 @@ worlds = st.builds(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:DM21")
 @settings(max_examples=20, deadline=None)
 @given(worlds)

@@ -146,6 +146,8 @@ async def test_read_only_git_command_runs_no_program_of_the_repository(foreign: 
     assert bool(foreign.ran()) == (name not in INERT)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM14")
 async def test_missing_objects_of_a_partial_clone_are_not_fetched(foreign: Foreign) -> None:
     plant(foreign, "fetch")
@@ -159,6 +161,8 @@ async def test_missing_objects_of_a_partial_clone_are_not_fetched(foreign: Forei
     assert foreign.ran()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize("where", ["include", "worktree", "submodule", "elsewhere", "options"])
 async def test_repository_programs_stay_unused_wherever_they_are_configured(foreign: Foreign, where: str) -> None:

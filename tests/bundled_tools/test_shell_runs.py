@@ -136,6 +136,8 @@ CRASH = """
     """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.usefixtures("forks")
 @LINUX
 @pytest.mark.spec("reliability:R3", "reliability:SH04")

@@ -166,6 +166,8 @@ async def test_no_way_leads_out_of_the_sandbox(host: Host) -> None:
         assert before == host.state(), script
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @NEEDS
 @pytest.mark.spec("requirements:X70")
 async def test_in_the_sandbox_programs_run_and_write_below_the_root(host: Host) -> None:
@@ -185,6 +187,8 @@ async def test_in_the_sandbox_programs_run_and_write_below_the_root(host: Host) 
     assert "new\n" == (host.root / "made.txt").read_text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @NEEDS
 @pytest.mark.spec("requirements:X70")
 async def test_no_sandboxed_command_writes_a_protected_file(host: Host) -> None:

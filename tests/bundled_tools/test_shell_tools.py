@@ -670,6 +670,8 @@ async def test_home_is_a_private_folder_unless_home_is_real(root: Path, elsewher
 # --- many -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:HP5")
 async def test_no_more_commands_than_the_limit_run_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,8 @@ async def test_a_model_is_notified_once_when_a_file_appears(tmp_path):
     assert "2 runs" in said(model.calls[-1])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT11")
 @pytest.mark.parametrize(
     ("asked", "then"),
@@ -106,6 +108,8 @@ async def test_watch_observes_output_and_exit_status(tmp_path, asked, then):
     assert len(output) < 8_000
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT11")
 @pytest.mark.parametrize(("every", "seconds", "polls"), [(50, 800, 17), (400, 1_200, 4)])
 async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every, seconds, polls):

@@ -163,6 +163,8 @@ async def test_a_page_of_a_million_nested_tags_times_out(monkeypatch: pytest.Mon
     assert deep.text.startswith("top")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:NW12", "reliability:WP4")
 async def test_absolute_links_do_not_inflate_a_page_beyond_its_limit() -> None:
     where = f"http://x.test/{'a' * 4_000}/"
@@ -405,6 +407,8 @@ async def test_documentation_is_read_from_the_pages_that_llms_txt_names(there: S
     assert len(text) <= 300 * 4  # type: ignore[arg-type]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
 async def test_without_llms_txt_links_of_the_first_page_are_used(there: Site) -> None:
     there.answers = {

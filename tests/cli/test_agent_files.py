@@ -53,6 +53,8 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X74")
 def test_every_command_accepts_a_file_of_several_agents(team: Path) -> None:
     boss = "team/crew.py#boss"

@@ -104,6 +104,8 @@ def test_missing_model_of_an_agent_or_child_is_explained(agent: str) -> None:
     assert "--model anthropic/" in said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("arguments", [a for a in taught() if a[1] not in OUTSIDE], ids=lambda a: a[1])
 def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> None:
     """

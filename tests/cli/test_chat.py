@@ -568,6 +568,8 @@ def test_resumed_conversation_asks_each_open_question_in_turn(
     assert "red, it is warm" in result.stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF77")
 def test_resume_lists_conversations_and_continues_the_chosen_one(chats: Any, folder: Path) -> None:
     """

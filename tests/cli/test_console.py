@@ -702,6 +702,8 @@ def lines_of(file: io.StringIO) -> list[str]:
     return [line.rstrip() for line in bare(file.getvalue()).split("\n") if line.strip()]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.lists(st.sampled_from(MARKDOWN_LINES), max_size=12).map("\n".join), st.integers(1, 9))
 def test_splitting_markdown_loses_nothing_and_blocks_end_with_newline(markdown: str, size: int) -> None:
     blocks, held = list[str](), ""

@@ -168,6 +168,8 @@ def test_damaged_journal_is_not_called_resumable() -> None:
     assert "repair" not in said  # there is nothing to keep
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J1")
 def test_one_sqlite_file_holds_many_runs_named_after_a_hash() -> None:
     first = command("run", "payer", "--journal", "runs.db", "-q", code=3)

@@ -164,6 +164,8 @@ def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: P
     assert [0, 9] == [found[0]["position"], found[8]["position"]]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG22")
 @pytest.mark.parametrize("way", WAYS)
 def test_until_finds_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:

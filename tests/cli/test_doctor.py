@@ -77,6 +77,8 @@ def test_doctor_reports_set_keys_without_their_values(monkeypatch: pytest.Monkey
     assert result.exit_code == 0
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
@@ -101,6 +103,8 @@ def test_doctor_names_the_variable_of_an_unusable_key(
     assert KEY not in result.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_doctor_names_the_place_of_each_problem(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (somewhere / "openai.py").write_text("")
     (somewhere / "agents").mkdir()
@@ -208,6 +212,8 @@ def test_doctor_lists_once_own_tools_that_declare_no_files(somewhere: Path) -> N
     ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_python_program_gets_the_findings_of_the_command(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", f"'{KEY}'")
     (somewhere / "stepengine.toml").write_text("[display]\nlog = 'never'\n")

@@ -52,6 +52,8 @@ def test_command_from_a_file_is_denied_only_with_the_guard(folder: Path) -> None
     assert (folder / "owned").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("provenance:PV10", "provenance:PV13", "provenance:PV14")
 def test_resumed_run_keeps_its_guard_and_explains_provenance(folder: Path) -> None:
     words = ("--shell", "--write", "--journal", "run.jsonl")

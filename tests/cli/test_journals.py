@@ -486,6 +486,8 @@ def programs() -> str:
     return "run.jsonl"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_run_of_a_program_continues_without_command_line_hooks(programs: str, scripted: Any) -> None:
     scripted()
     assert "1 can be resumed as they are" in command("replay", "--waiting", programs).stdout
@@ -604,6 +606,8 @@ def test_damaged_file_is_repaired_by_the_suggested_command(ended: str, scripted:
         assert "or --seal (optionally" in command("journal", "repair", "bad.jsonl", *options, code=2).stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X58", "reliability:R2")
 def test_answer_after_an_edit_needs_on_divergence_keep(asked: str, scripted: Any) -> None:
     agent = edited('"You help."', '"You help a lot."')

@@ -50,6 +50,8 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y30", "replay:C14")
 def test_a_miss_of_a_worker_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """

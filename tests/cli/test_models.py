@@ -108,6 +108,8 @@ class Describes(Quiet):
         self.wfile.write(body)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV1", "requirements:G15")
 def test_ask_option_requests_the_capabilities_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Describes) as address:

@@ -236,6 +236,8 @@ CHOSEN = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X56")
 @pytest.mark.parametrize(("arguments", "asked"), CHOSEN.values(), ids=CHOSEN)
 def test_model_option_applies_to_all_or_one_agent(

@@ -144,6 +144,8 @@ def test_studio_opens_a_project_by_a_single_use_link(project: Path) -> None:
     assert (project / "runs" / f"{started}.jsonl").is_file()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST10", "studio:ST11")
 def test_studio_shows_foreign_journals_and_starts_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)

@@ -38,6 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS1")
 def test_tools_replay_and_undo_use_the_workspace(folder: Path) -> None:
     words = [
@@ -82,6 +84,8 @@ agent = AgentDefinition(id="asker", tools=["write_file"], handle_steps=handle_st
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS11", "replay:J11")
 def test_run_of_another_workspace_does_not_resume_here(folder: Path) -> None:
     (folder / "asker.py").write_text(ASKER)

@@ -63,6 +63,8 @@ def in_order(some: list[Any], whole: list[Any]) -> bool:
 # --- one decision ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:I5", "requirements:I15", "generator-contract:P30", "generator-contract:P29")
 @given(conversations(), limits)
 def test_shortened_history_is_paired_ordered_smaller_and_stable(transcript, within):
@@ -90,6 +92,8 @@ def check_shortened(name: str, shorter: Transcript, transcript: Transcript, with
     assert policy.rewrite(shorter, once, NOW) is None
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:I1", "requirements:I5", "generator-contract:P7")
 @given(conversations(), limits)
 def test_history_that_fits_is_unchanged(transcript, within):
@@ -131,6 +135,8 @@ def expected(found: list[tuple[Transcript, bool]], within: ContextLimits, free_r
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:I5", "generator-contract:L31")
 @given(conversations())
 def test_truncate_drops_the_minimal_number_of_exchanges(transcript):
@@ -152,6 +158,8 @@ def test_truncate_drops_the_minimal_number_of_exchanges(transcript):
             assert (wanted if is_shorter else None) == shorter, free_ratio
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     "generator-contract:P29", "generator-contract:P30", "generator-contract:P11", "generator-contract:P22"
 )
@@ -184,6 +192,8 @@ def test_newest_note_is_cut_to_a_small_window():
     assert transcript_tokens(pruned) <= within.max_tokens
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:P32")
 @given(conversations(), st.integers(600, 4_000))
 def test_a_pruned_history_fits_when_request_and_instructions_leave_room(transcript, size):
@@ -298,6 +308,8 @@ async def test_run_of_400_steps_stays_under_window_and_replays(name: str) -> Non
     assert list(again.journal.lines()) == list(journal.lines())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:P32")
 async def test_prompt_cache_is_lost_once_per_prune() -> None:
     lost = {}

@@ -81,6 +81,8 @@ def _answer(state: AgentState, asked: Any, reply: str) -> Any:
 # --- a long run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     "requirements:I2",
     "requirements:I8",
@@ -427,6 +429,8 @@ async def test_oversized_summary_request_is_cut_until_it_fits() -> None:
 # --- what a replay needs to know ------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X28", "requirements:I2", "replay:J11")
 async def test_replay_uses_recorded_context_length() -> None:
     def handle(ctx: Any) -> Any:

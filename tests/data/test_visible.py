@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from stepengine.data.visible import HIDDEN, JOINERS, visible
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:UI01", "reliability:UI02")
 def test_every_hidden_code_point_is_escaped() -> None:
     """Terminal sequences, text that turns around, tags, zero widths: each starts with one of these."""

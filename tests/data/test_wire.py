@@ -127,6 +127,8 @@ def without_provider_data(message: Any) -> Any:
     return attrs.evolve(message, content=tuple(parts), tags=())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:B18")
 @settings(max_examples=15)
 @given(strategies.transcripts)
@@ -144,6 +146,8 @@ def test_results_that_follow_each_other_share_one_user_message() -> None:
     assert [{"type": "text", "text": "add them"}] == written[0]["content"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @settings(max_examples=15)
 @given(strategies.transcripts)
 def test_our_stored_form_round_trips_through_from_dicts(transcript: Transcript) -> None:

@@ -411,6 +411,8 @@ walk._wait_for_forks = twice
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.usefixtures("forks")
 def test_forked_walk_survives_an_extra_wakeup_signal() -> None:
     assert ("went on with 3\n", 0) == walked_by(WOKEN_TWICE)

@@ -127,6 +127,8 @@ def inheriting() -> Journal:
     return journal
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG40")
 def test_every_cassette_of_the_repository_renders_as_a_page() -> None:
     files = sorted((Path(__file__).parents[2] / "cassettes").rglob("*.jsonl"))
@@ -305,6 +307,8 @@ def test_calls_show_the_origin_of_their_arguments_without_secrets() -> None:
     assert not any(secret in json.dumps(data) for secret in (KEY, PLAIN[0]))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("provenance:PV15")
 def test_origins_of_frequent_values_and_many_arguments_are_bounded() -> None:
     @tool(in_thread=False)
@@ -552,6 +556,8 @@ def test_oversized_page_truncates_long_results_and_names_the_command() -> None:
     assert "characters left out; `stepengine show run.jsonl --step '#1'` shows them" in long
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG42")
 def test_rendering_a_page_twice_gives_equal_pages(reviewer: MemoryJournal, tmp_path: Path) -> None:
     """

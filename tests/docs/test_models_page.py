@@ -57,6 +57,8 @@ def test_every_block_of_a_page_runs_after_those_before_it(name: str) -> None:
     assert names_of(name)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:A15", "providers:PV53")
 async def test_an_uploaded_file_is_used_twice_and_deleted(tmp_path: Path) -> None:

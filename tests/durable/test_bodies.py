@@ -199,6 +199,8 @@ async def test_parallel_bodies_are_separate_runs(db: str):
     assert 2 == len(result.children) == len(replayed.children)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG7", "programs:PG5")
 async def test_bodies_leave_todos_output_and_values_to_their_caller(db: str):
     """Todos and output, in the order of the calls; what hooks share as far as it is JSON."""
@@ -416,6 +418,8 @@ def calls_carrying(ctx: StepContext) -> Steps[Any]:
     return answer.tool_result.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG4", "programs:PG7")
 async def test_agent_tool_runs_as_its_own_workflow(db: str):
     alone = AgentDefinition("alone", tools=[CARRIED], handle_steps=calls_carried)

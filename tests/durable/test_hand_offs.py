@@ -13,6 +13,8 @@ from stepengine.tools.bundled import task_tool
 from .shared import worker_of
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:L41", "requirements:D10")
 async def test_durable_run_hands_its_conversation_over(db: str) -> None:
     clerk = AgentDefinition("clerk", model="clerk/m")
@@ -47,6 +49,8 @@ def review_inline(ctx):
     yield STEP_ALL
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:L25")
 async def test_durable_inline_child_leaves_its_messages_to_its_parent(db: str) -> None:
     critic = AgentDefinition("critic", model="critic/m")
@@ -67,6 +71,8 @@ def work(ctx):
     return (yield from Perform(did, ctx.prompt))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X9")
 async def test_durable_run_starts_children_of_several_calls(db: str) -> None:
     kid = AgentDefinition("kid", description="Works.", handle_steps=work)

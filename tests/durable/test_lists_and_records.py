@@ -47,6 +47,8 @@ def test_truncated_journal_keeps_only_started_effects_in_doubt() -> None:
     engine.close()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D16")
 async def test_exported_journal_has_the_stored_end(db: str) -> None:
     def agent(*, mended: bool) -> AgentDefinition:

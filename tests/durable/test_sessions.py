@@ -432,6 +432,8 @@ async def heard_by(worker: DurableEngine, count: int, until) -> None:
     await until(there, lambda found: found == count)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_malformed_message_does_not_block_later_messages(db: str, until):
     GATES.clear()
     async with engine([GATED], db) as worker:

@@ -165,6 +165,8 @@ async def test_mailbox_moves_with_the_run_of_a_journal(db: str, tmp_path):
         assert [{"n": 7}, None] == result.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT22")
 async def test_sleeping_run_is_cancelled_at_once(db: str, until):
     async with worker_of([LONG], db) as engine:

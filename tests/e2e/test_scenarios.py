@@ -97,6 +97,8 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G10", "ecosystem:EC76", "requirements:G17")
 async def test_s2_one_definition_has_the_same_effects_on_three_providers() -> None:
     agent = AgentDefinition("adder", tools=[add], system_prompt="Be brief.")
@@ -267,6 +269,8 @@ class World:
         return Engine([agent or self.agent], models=ScriptedModel(said))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R2", "generator-contract:G7")
 def test_s11_crash_after_any_record_resumes_to_the_same_result(tmp_path: Path) -> None:
     world, whole = World(), tmp_path / "whole.jsonl"

@@ -87,6 +87,8 @@ print(json.dumps(loaded))
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC216", "performance:Q8", "requirements:G18")
 def test_imports_engines_and_runs_load_only_what_they_need():
     """

@@ -182,6 +182,8 @@ def without_asking(node: Node, limit: int) -> Any:
         return engine.run_sync("a", limits=Limits(max_cost_usd=limit))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:LA2")
 @given(nodes(together=False), st.integers(1, 5 * ONE), st.sampled_from(["no", Answer(declined=True)]))
 @settings(max_examples=15)

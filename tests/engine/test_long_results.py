@@ -71,6 +71,8 @@ def test_handlers_and_record_have_the_uncut_result() -> None:
     assert result.state.view == engine.replay_sync(journal).state.view
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:TL10")
 @settings(max_examples=25)
 @given(

@@ -351,6 +351,8 @@ def in_doubt(journal) -> list[int]:
     return [seq for (path, seq) in history.intents if seq >= 0 and (path, seq) not in history.results]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X50", "replay:J24", "reliability:I11")
 @pytest.mark.parametrize(("width", "doubtful"), [(3, 3), (None, 12)])
 async def test_member_intent_is_recorded_at_admission(width, doubtful):

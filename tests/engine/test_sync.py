@@ -181,6 +181,8 @@ def test_a_signal_handler_is_refused():
     assert "signal handler 'handler'" in refused[0]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SS10")
 def test_unclosed_engine_ends_silently_with_the_interpreter():
     program = """
@@ -207,6 +209,8 @@ def test_unclosed_engine_ends_silently_with_the_interpreter():
     assert (0, "hi\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_collected_engine_takes_its_loop_thread_along():
     import gc
 

@@ -185,6 +185,8 @@ async def killed(seed: int, folder: Path) -> None:
     assert await Engine([again], models=ScriptedModel([])).replay(cut) == result
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("seed", range(4))
 async def test_killed_tree_reaches_the_same_end_without_repeats(seed: int, tmp_path: Path) -> None:
     await killed(seed, tmp_path)

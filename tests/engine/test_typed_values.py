@@ -264,6 +264,8 @@ WAYS: list[Callable[[Any], list[Any]]] = [
 REFUSALS = (ChildError, DataError, InputError, OutputMissing, ToolInputError, DefinitionError)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:S15")
 @settings(deadline=None, max_examples=30)
 @given(value=models())

@@ -149,6 +149,8 @@ async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> 
     assert (8, None) == expected_calls(failed, 8)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG78")
 async def test_a_long_run_is_searched_by_halves() -> None:
     """
@@ -162,6 +164,8 @@ async def test_a_long_run_is_searched_by_halves() -> None:
     assert 3 + 2 * 3 == report.blamed.step.known
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 async def test_the_estimate_of_a_long_run_grows_with_k() -> None:
     """
@@ -266,6 +270,8 @@ def replies(request):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79", "evaluation:JG87", "evaluation:JG12")
 def test_the_blame_command_names_the_step_and_its_exit_code(folder: Any) -> None:
     """

@@ -137,6 +137,8 @@ LAYOUT = {
 """The members of ``results.json``: programs read them."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90", "evaluation:JG91")
 def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any) -> None:
     """
@@ -167,6 +169,8 @@ def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any) -
     assert "Hello Ann!" in greeted.type("show", f"o/{journals[0]}").stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG94")
 @pytest.mark.parametrize(
     ("gate", "code"),
@@ -259,6 +263,8 @@ def test_a_check_that_raises_is_broken_and_no_failed_case(fixing: Any) -> None:
     assert (None, 0, 1) == (row["mean"], row["samples"], row["errors"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG63")
 def test_a_failed_run_scores_zero_and_provider_errors_are_excluded(folder: Any) -> None:
     """
@@ -312,6 +318,8 @@ def test_the_budget_ends_an_evaluation_after_whole_blocks(greeting: Any) -> None
     assert {0, 2} == {len(sides) for sides in counted}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG67")
 def test_a_gate_over_an_incomplete_evaluation_is_not_decided(greeting: Any) -> None:
     words = ("eval", "greeting.py", "--seed", "1", "--gate", "pass >= 0")
@@ -437,6 +445,8 @@ def asked(folder: Any, *words: str, code: int = 0) -> tuple[int, list[str]]:
     return len(Path("asked.txt").read_text()), [s["reused"] for case in report["cases"] for s in case["samples"]]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG65")
 def test_only_changed_samples_are_run_again(folder: Any) -> None:
     """
@@ -455,6 +465,8 @@ def test_only_changed_samples_are_run_again(folder: Any) -> None:
     assert "the shelf 1" in folder.type("show", "d/cases/one/base/1.jsonl").stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG62", "evaluation:JG12")
 def test_a_changed_check_asks_no_model_and_divergence_is_reported(folder: Any) -> None:
     folder.write("looking.py", LOOKER)
@@ -502,6 +514,8 @@ def make_judged_source(verdict: str) -> str:
     return source.replace("    seen = [", f"{asks}    seen = [")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG61", "evaluation:JG62", "evaluation:JG98")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
@@ -520,6 +534,8 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
     assert "unknown" == report["cases"][0]["samples"][0]["scores"]["judge"]["state"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG66")
 def test_judges_spend_the_same_budget_and_stay_unknown_without_room(folder: Any) -> None:
     judged = make_judged_source("""text('{"score": 0.25, "reason": "long"}', cost="0.02")""")
@@ -670,6 +686,8 @@ def test_each_call_after_a_hand_off_is_judged_once(tmp_path: Path) -> None:
     assert [("hand_off", ""), ("price", "1")] == seen
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG1")
 @pytest.mark.parametrize(("package", "other"), [("evaluation", "testing"), ("testing", "evaluation")])
 def test_evaluation_prints_nothing_and_shares_no_import_with_testing(package: str, other: str) -> None:

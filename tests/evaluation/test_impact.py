@@ -22,6 +22,8 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG70", "evaluation:JG71", "evaluation:JG72", "evaluation:JG87")
 def test_a_changed_tool_text_is_reported_for_ten_runs(ten: Any) -> None:
     """
@@ -148,6 +150,8 @@ def test_mostly_unknown_results_are_reported_first(ten: Any) -> None:
     assert "--tools idempotent" in said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG74")
 def test_a_baseline_removes_the_noise_of_the_old_agent(ten: Any) -> None:
     """
@@ -197,6 +201,8 @@ def test_the_exit_code_is_that_of_the_gates(ten: Any, more: tuple[str, ...], cod
     ten.type("compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1", *more, code=code)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG75")
 def test_a_changed_handler_is_its_own_class_and_strict_divergence(ten: Any) -> None:
     """
@@ -345,6 +351,8 @@ samples = st.lists(st.builds(ForkSample, courses, st.booleans(), st.booleans(), 
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG74", "evaluation:JG75", "evaluation:JG86")
 @given(
     runs=st.lists(

@@ -187,6 +187,8 @@ def test_a_killed_search_continues_to_the_same_end_and_cost(greeting: Any, dies:
 # --- money ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG142")
 @pytest.mark.parametrize(
     ("budget", "code"),
@@ -317,6 +319,8 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Task {n}", replies=replies) for n 
 '''
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG143")
 def test_calls_untouched_by_a_change_are_not_paid_again(folder: Any) -> None:
     """
@@ -340,6 +344,8 @@ def reflecting_with(folder: Any, body: str) -> None:
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG148")
 @pytest.mark.parametrize(
     ("body", "said"),
@@ -393,6 +399,8 @@ def test_a_random_judge_makes_no_version_better(greeting: Any) -> None:
     assert len(made["versions"]) > 2
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG148")
 def test_a_broken_check_is_reported_and_ends_the_search(greeting: Any) -> None:
     greeting.write(
@@ -622,6 +630,8 @@ def test_the_reflecting_model_sees_failed_runs_with_blamed_steps(folder: Any) ->
     assert "step 1 is to blame: the chance to pass falls with step 1" in shown
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG141")
 def test_a_check_that_reads_files_blames_no_step(folder: Any) -> None:
     """

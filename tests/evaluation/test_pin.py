@@ -106,6 +106,8 @@ def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pyte
     assert not (clerk.path / "asked.txt").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG80")
 def test_the_test_loads_no_file_for_a_contained_agent(folder: Any) -> None:
     folder.write(

@@ -132,6 +132,8 @@ async def test_an_unchanged_run_is_repeated_bytewise_without_any_request(office:
     assert [] == office.asked + office.functions
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9", "evaluation:JG10")
 async def test_forks_at_every_model_call_repeat_the_run_without_tools(office: Any) -> None:
     """
@@ -521,6 +523,8 @@ def waits_in_a_child(office: Office) -> Any:
     return (yield from Wait(ref)).done[0].text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG9", "waiting:WT4")
 @pytest.mark.parametrize("steps", [waits_for_all, races, waits_in_a_child])
 async def test_runs_with_background_children_fork_at_every_model_call(steps: Any) -> None:

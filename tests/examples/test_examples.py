@@ -79,6 +79,8 @@ def test_the_bot_keeps_chats_separate(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "six" in question.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:Q13")
 def test_the_complete_setup_uses_all_injected_parts(tmp_path: Path) -> None:
     """
@@ -98,6 +100,8 @@ def test_the_complete_setup_uses_all_injected_parts(tmp_path: Path) -> None:
     assert "What did I ask for? You asked for British English." in printed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT4", "waiting:WT20")
 def test_the_nightly_triage_sleeps_and_does_each_thing_once(tmp_path: Path) -> None:
     """

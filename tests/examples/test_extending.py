@@ -57,6 +57,8 @@ def test_the_journal_store_passes_its_contract_checks(load: Callable[[str], Modu
         check_journal(partial(example.HttpJournal, server.url))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV139")
 def test_the_provider_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("provider")

@@ -291,6 +291,8 @@ BAD = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP03", "ecosystem:EC60")
 @pytest.mark.parametrize("what", BAD)
 async def test_a_wrong_signature_is_refused_with_the_source_of_credentials(what, server):
@@ -309,6 +311,8 @@ async def test_a_wrong_signature_is_refused_with_the_source_of_credentials(what,
     assert [] == server.asked_for
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV93")
 async def test_one_token_serves_both_wires_until_it_expires(server, account):
     model = f"vertex/{SONNET}"
@@ -343,6 +347,8 @@ async def test_signing_with_another_key_gets_no_token(server, account, another_k
     assert [] == server.asked_for
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV96", "providers:PV97")
 @pytest.mark.parametrize("name", ["azure-entra", "azure-responses-entra", "foundry-entra"])
 async def test_an_expired_token_is_refused_and_a_failing_source_named(name, server, account):

@@ -293,6 +293,8 @@ async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **s
     return result
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV5", "providers:PV6", "providers:PV8")
 @pytest.mark.parametrize("model", ["claude-opus-5", "claude-sonnet-5", "claude-fable-5", *MOST])
 async def test_every_thinking_setting_is_accepted_by_claude_at_once(model):

@@ -376,6 +376,8 @@ def test_replay_keeps_no_second_copy_of_records(tmp_path: Path) -> None:
 # --- forks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR35", "replay:D11")
 def test_nested_forks_share_kept_records() -> None:
     from stepengine.journal.forks import branch

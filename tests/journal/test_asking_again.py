@@ -83,6 +83,8 @@ ANSWERS = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize(("answer", "said"), [*[(answer, "yes") for answer in ANSWERS], ("once", "no")])
 def test_second_approval_decides_and_the_run_replays(answer: str, said: str, tmp_path: Path) -> None:

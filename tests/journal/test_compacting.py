@@ -84,6 +84,8 @@ def recorded(*replies: Any, previous: AgentState | None = None, **fields: Any) -
     return list(find_compactions(read.history()))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:DM21a")
 @settings(max_examples=15)
 @given(

@@ -125,6 +125,8 @@ EDITS = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X58", "replay:D14", "reliability:R2")
 @pytest.mark.parametrize(
     ("edit", "store"),

@@ -111,6 +111,8 @@ async def record(agent: AgentDefinition) -> tuple[MemoryJournal, RunResult]:
     return journal, await use(agent, lambda engine: engine.run("root", "go", journal=journal))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D15", "replay:D4")
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_replay_ends_as_recorded_or_names_both_endings(shape: str) -> None:

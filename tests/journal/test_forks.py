@@ -42,6 +42,8 @@ def recorded(fresh_world):
 # --- forks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D11", "reliability:R2")
 def test_run_forked_at_any_effect_reaches_the_same_end(recorded, fresh_world):
     expected, journal = recorded

@@ -353,6 +353,8 @@ WAYS |= {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:GN16", "reliability:GN38")
 @pytest.mark.parametrize("way", WAYS)
 def test_long_values_end_a_run_equally_with_any_journal(way: str, tmp_path: Path) -> None:
@@ -416,6 +418,8 @@ def make_case(place: str, act: Callable[[], Any]) -> Callable[[], dict[str, Any]
     return lambda: {"agents": lambda _: [fits]} if place == "output with a schema" else PLACES[place](act)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:GN16", "reliability:GN38")
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

@@ -85,6 +85,8 @@ def two_open(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- descriptors ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @ON_LINUX
 @pytest.mark.spec("reliability:HP5", "reliability:R10")
 @pytest.mark.parametrize("store", ["file", "sqlite"])

@@ -114,6 +114,8 @@ def told(result: Any) -> Any:
     return result.status, {**output, "dice": None} if isinstance(output, dict) else output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R1", "reliability:R2", "replay:J32")
 @pytest.mark.parametrize("name", NAMES)
 def test_run_continues_from_what_survives_a_power_cut(name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
@@ -222,6 +224,8 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.startswith("runs.db")}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.usefixtures("synced_database")
 @pytest.mark.spec("reliability:JR39", "reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)

@@ -151,6 +151,8 @@ def test_record_read_again_counts_once(tmp_path: Path) -> None:
         assert all(len(history.outcome(one).value.text) == 2_500_000 for one in history.results.values())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J54")
 def test_long_run_that_drops_messages_each_step_is_readable(tmp_path: Path, small_limit: None) -> None:
     """Its requests name pieces of earlier ones that name pieces of earlier ones, and none of them has many messages."""

@@ -60,6 +60,8 @@ def whole(fresh_world):
     return journal.lines(), stream
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF11")
 def test_resumed_run_reports_whole_steps_after_any_cut(fresh_world, whole):
     lines, first = whole

@@ -290,6 +290,8 @@ def test_old_content_with_a_wrong_hash_is_not_written(root):
     assert "new" == (root / "plain").read_text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_file_over_4_mib_is_reported_as_not_undoable(root):
     (root / "fits").write_bytes(b"x" * (4 * MIB))
     (root / "large").write_bytes(b"x" * (4 * MIB + 1))

@@ -189,6 +189,8 @@ def become_somebody_else(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(folder / "another-state"))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(("by_model", "in_doubt"), [(True, "retry"), (False, "fail")])
 def test_unknown_journal_performs_no_recorded_call(
     by_model: bool, in_doubt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -74,6 +74,8 @@ def count(_ctx: StepContext) -> Steps[int]:
     return (yield from Perform.idempotent(abs, -1))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR09")
 def test_failed_writer_rejects_every_record(tmp_path: Path) -> None:
     writer = FileJournal(tmp_path / "run.jsonl", sync="write").writer()

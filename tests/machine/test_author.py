@@ -147,6 +147,8 @@ def test_endless_handler_is_ended_by_its_action_limit(asked):
     assert len(played.leaves) <= 21
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:G47", "generator-contract:G46", "requirements:X50")
 def test_action_limit_counts_parallel_once_and_text_blocks_each():
     def handler(ctx):

@@ -154,6 +154,8 @@ def plain_bytes(value: Any) -> Any:
     return {**{k: plain_bytes(v) for k, v in value.items()}, **signed}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G10", "requirements:B14", "reliability:TL09", "ecosystem:EC57", "ecosystem:EC88")
 @given(messages=histories, how=settings, tail=st.lists(users, max_size=1))
 def test_any_transcript_encodes_to_a_request_the_sdk_types_accept(messages, how, tail):
@@ -162,6 +164,8 @@ def test_any_transcript_encodes_to_a_request_the_sdk_types_accept(messages, how,
         check(name, ModelRequest(model, "Be good.", Transcript(messages), (TOOL,), settings=how, tail=tail))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     "requirements:A15", "providers:PV56", "providers:PV60", "providers:PV65", "providers:PV66", "providers:PV67"
 )

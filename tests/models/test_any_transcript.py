@@ -24,6 +24,8 @@ def fresh(message: Any) -> Any:
     return attrs.evolve(message)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G10", "providers:PV35", "providers:PV37", "reliability:MP49", "reliability:MP60")
 @pytest.mark.spec("ecosystem:EC81", "ecosystem:EC82", "ecosystem:EC86", "ecosystem:EC91")
 @given(histories, settings, st.lists(users, max_size=1))
@@ -141,6 +143,8 @@ def here(part: Any) -> Any:
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G10")
 @given(histories, settings)
 def test_memoised_encoding_equals_encoding_from_scratch(messages, how):

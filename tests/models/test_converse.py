@@ -177,6 +177,8 @@ def check_conversation(messages: list[dict[str, Any]], model: str) -> None:
     assert all(re.fullmatch(r"[a-z0-9()\[\]-]+(?: [a-z0-9()\[\]-]+)*", name) for name in names)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV133", "requirements:G10", "ecosystem:EC82")
 @limits(max_examples=60)
 @given(

@@ -326,6 +326,8 @@ def of_anthropic(data: dict[str, Any]) -> Any:
     return {}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
 def test_every_known_anthropic_event_member_is_read_or_kept():
     from anthropic.types.beta import BetaRawMessageStreamEvent

@@ -88,6 +88,8 @@ def as_ours(part: Any) -> Any:
     return attrs.evolve(part, provider_data={"provider": NAME, "model": MODEL, "id": "same", "step": step})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV138", "requirements:G10", "ecosystem:EC82")
 @given(histories, st.lists(users, max_size=1))
 def test_any_transcript_is_a_valid_interactions_request(messages, tail):
@@ -113,6 +115,8 @@ def test_any_transcript_is_a_valid_interactions_request(messages, tail):
             assert step["content"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_sdk_client_and_provider_exchange_identical_requests_and_replies():
     """Both ways in which our bytes go out; and google-genai, given the body in its own words."""
     from google import genai

@@ -44,6 +44,8 @@ WAYS: dict[str, Callable[[str, dict[str, Any]], ModelReply]] = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
 @pytest.mark.parametrize("name", FOUR)
 def test_every_known_reply_member_is_read_kept_or_listed(name) -> None:
@@ -53,6 +55,8 @@ def test_every_known_reply_member_is_read_kept_or_listed(name) -> None:
     assert set() == lost_by(lambda body: to_json(at_once(name, body)), kind, *path)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP58", "reliability:MP59")
 @pytest.mark.parametrize("name", FOUR)
 def test_any_reply_decodes_the_same_streamed_and_whole(name) -> None:
@@ -87,6 +91,8 @@ def test_every_known_stop_reason_is_mapped() -> None:
 # --- what no SDK knows yet --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP59")
 @pytest.mark.parametrize("came", WAYS)
 @pytest.mark.parametrize("name", FOUR)

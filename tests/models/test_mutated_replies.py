@@ -286,6 +286,8 @@ async def mutate(wire, count: int, seed: str) -> dict[str, int]:
     return told
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
 @pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_mutated_reply_is_a_reply_or_a_model_error(wire):
@@ -343,6 +345,8 @@ async def test_non_object_arguments_are_an_input_error(arguments):
     assert json.dumps(arguments, separators=(",", ":")) == call.raw_input
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R22", "reliability:MP30")
 @pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_odd_usage_figures_become_unknown_and_keep_the_reply(wire):

@@ -58,6 +58,8 @@ def price_of_the_library(provider: str, model: str, usage: Usage, at: datetime) 
         return None
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G17")
 def test_cost_equals_the_price_library_in_every_tier_and_time() -> None:
     random, now = Random(7), datetime(2026, 11, 1, tzinfo=UTC)

@@ -82,6 +82,8 @@ async def refusal(wire, status, *body, **headers):
         return await failure(wire.make(url), wire.request(), stream=status == 500)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R23", "reliability:MP27")
 @EACH_REFUSAL
 async def test_gigabyte_refusal_is_quoted_only_at_its_start(wire, status):

@@ -291,6 +291,8 @@ def test_a_key_is_in_no_text_that_python_makes():
 HEAVY = ("anthropic", "openai", "google.genai", "httpx2", "genai_prices", "pydantic")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC216", "requirements:G18")
 def test_importing_the_models_and_checking_a_model_loads_no_sdk():
     code = f"""

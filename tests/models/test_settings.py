@@ -56,6 +56,8 @@ def test_openai_cache_lifetime_is_sent_or_reported_dropped(name, model, cache, o
     assert "prompt_cache_breakpoint" not in json.dumps(got)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV66")
 @settings(max_examples=60)
 @given(st.sampled_from(["5m", "1h"]), st.data())

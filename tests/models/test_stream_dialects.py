@@ -204,6 +204,8 @@ def check(sent: list[bytes], wanted: list[tuple[str, Any]], dialect: Dialect) ->
     assert check_shown(deltas, [name for name, _ in wanted]) == [given for _, given in wanted]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC116", "reliability:MP49")
 @given(calls, dialects, st.data())
 def test_calls_come_out_exactly_or_the_stream_is_refused(wanted, dialect, data):

@@ -194,6 +194,8 @@ def in_pieces(path: str, value: Any, cut: int) -> list[dict[str, Any]]:
     return [{"jsonPath": path, kind: value}]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G5")
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.integers(0, 8), st.integers(1, 4))
 def test_any_arguments_are_the_same_in_pieces_as_at_once(arguments, cut, together):

@@ -101,6 +101,8 @@ async def test_recorded_exchange_is_sent_unchanged_and_decodes_as_expected(wire,
         assert figures == USED.get(wire, (25, 12, 5, 0))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G1", "requirements:G4")
 @pytest.mark.parametrize(("wire", "scene"), [(wire, scene) for wire in WIRES for scene in EXPECTED])
 async def test_a_stream_gives_the_same_reply_as_one_piece(wire, scene):

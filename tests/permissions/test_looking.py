@@ -210,6 +210,8 @@ def test_read_only_commands_show_no_withheld_file(repository: Path, cwd: str | N
     assert {} == {c: text for c, text in {**listed, **shown}.items() if any(canary in text for canary in CANARIES)}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70")
 def test_listings_omit_withheld_names_and_keep_the_rest(repository: Path) -> None:
@@ -235,6 +237,8 @@ SEARCHES = ("find", "ls -R", "rg -l hit")
 STARTS = ["src//", ".//src", "src/.", "./.", "src/./deep//"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize(("cwd", "starts"), [(None, STARTS), ("desk", ["src//", "./.", "src/./deep//"])])
 def test_no_spelling_of_a_folder_makes_a_search_leak(tmp_path: Path, starts: list[str], cwd: str | None) -> None:
@@ -254,6 +258,8 @@ def test_no_spelling_of_a_folder_makes_a_search_leak(tmp_path: Path, starts: lis
         assert "open.txt" in searched or "a roundabout way" in searched, start
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70")
 def test_a_listing_hides_no_namesake_of_a_withheld_file(tmp_path: Path) -> None:
     for name in ("secrets", "docs", "src"):
@@ -317,6 +323,8 @@ def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: 
     assert (glob != "sub/**") == ({"rg beta", "git diff"} <= set(said))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70", "reliability:PM14")
 def test_files_that_a_model_wrote_as_a_repository_lead_nowhere(repository: Path) -> None:

@@ -253,6 +253,8 @@ def test_an_approval_of_one_file_covers_no_other(other: str) -> None:
     assert Call.from_request(more).matches(more, "allow")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM47")
 def test_a_text_too_long_to_analyse_is_asked_about() -> None:
     many = " ".join(f"word{n}" for n in range(25_000))
@@ -394,6 +396,8 @@ def test_emphasis_that_matches_an_existing_file_is_judged(desk: Path) -> None:
         (desk / "id_key").unlink()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM47")
 def test_a_pattern_over_links_that_lead_back_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs/a").mkdir(parents=True)

@@ -302,6 +302,8 @@ PIECES = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM08", "reliability:PM52")
 @pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
 def test_no_allowed_random_script_runs_the_denied_program(programs: Path, tmp_path: Path) -> None:

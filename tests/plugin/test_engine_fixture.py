@@ -77,6 +77,8 @@ def sdk() -> None:
     import openai.resources.chat.completions  # noqa: F401
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y4", "replay:C20", "replay:C22", "replay:C27", "replay:Y11")  # fmt: skip
 @pytest.mark.anyio
 async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_path, monkeypatch):
@@ -146,6 +148,8 @@ def engine_test(asked: int, fixtures: str = "stepengine_engine", options: str = 
     return ENGINE.replace("FIXTURES", fixtures).replace("OPTIONS", options).replace("ASKED", str(asked))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y5", "replay:Y17", "replay:Y11", "replay:C27", "replay:C43")
 def test_the_engine_fixture_uses_its_cassette_and_fixed_random_values(run, pytester, monkeypatch):
     """

@@ -71,6 +71,8 @@ def test_local(tmp_path):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y1", "replay:Y10")
 def test_unrelated_tests_are_unblocked_unless_all_are_requested(run):
     run(PLAIN).assert_outcomes(passed=2)
@@ -117,6 +119,8 @@ def test_a_live_test_runs_on_request_and_leaves_no_recording(run, pytester, monk
 ONE = "\ndef test_one(cassette):\n    assert [{'to': 'a'}] == ask(cassette, 'a')\n"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:M1", "replay:M5", "replay:M6", "replay:Y1", "replay:Y11")
 def test_recording_in_ci_needs_allow_live(run, monkeypatch, pytester):
     monkeypatch.setenv("CI", "1")

@@ -46,6 +46,8 @@ def test_a_run_is_recorded_once_and_repeated_afterwards(run, pytester, agent_tes
     assert not file.exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y8", "replay:D1")
 def test_a_divergence_fails_with_place_field_and_commands(run, pytester, agent_test):
     run(agent_test(1), "--stepengine-record=once")
@@ -72,6 +74,8 @@ def test_a_divergence_fails_with_place_field_and_commands(run, pytester, agent_t
     assert first == (pytester.path / FILE).read_bytes()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D15", "replay:Y8")
 def test_a_different_end_fails_the_test_with_both_ends(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
@@ -89,6 +93,8 @@ def test_a_different_end_fails_the_test_with_both_ends(run, agent_test):
     run(over).assert_outcomes(passed=1)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:M4", "replay:D10", "replay:Y9")
 def test_extend_rerecords_changed_effects_but_keeps_failed_tests_record(run, pytester, agent_test):
     file = pytester.path / FILE
@@ -108,6 +114,8 @@ def test_extend_rerecords_changed_effects_but_keeps_failed_tests_record(run, pyt
     run(asked.replace("LIVE = 1", "LIVE = 0").replace('["a"]', "[]")).assert_outcomes(passed=1)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:M3")
 def test_mode_new_records_missing_effects_but_no_changed_ones(run, pytester, agent_test):
     file = pytester.path / FILE
@@ -143,6 +151,8 @@ def test_one(journal):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y3")
 def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
     refused = run(agent_test(2, TWICE.replace("SECOND", "journal")), "--stepengine-record=once")
@@ -157,6 +167,8 @@ def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
     only.stdout.fnmatch_lines(["*did not run the journal journals/test_it/test_one.second.jsonl*"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y9", "replay:K8", "replay:C5")
 def test_an_interrupted_or_leaking_test_keeps_the_old_record(run, pytester, agent_test):
     file = pytester.path / FILE
@@ -173,6 +185,8 @@ def test_an_interrupted_or_leaking_test_keeps_the_old_record(run, pytester, agen
     assert first == file.read_bytes()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y6", "replay:Y1", "replay:K10")
 def test_redaction_rules_come_from_mark_and_ini_file(run, pytester, agent_test):
     pytester.makeini("[pytest]\nstepengine_redact =\n    t-[0-9]+\n")

@@ -109,6 +109,8 @@ class TestAll:
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y7")
 def test_recordings_have_portable_and_unique_file_names(run, pytester):
     """

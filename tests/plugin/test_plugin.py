@@ -45,6 +45,8 @@ def test_differing_and_unused_interactions_fail_the_test(run):
     run("\n@pytest.mark.stepengine(allow_unused=True)\ndef test_one(cassette):\n    pass\n").assert_outcomes(passed=1)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:M3", "replay:M4", "replay:M7", "replay:Y9", "replay:M1")
 def test_record_modes_keep_drop_and_replace_interactions(run, pytester):
     def held():
@@ -66,6 +68,8 @@ def test_record_modes_keep_drop_and_replace_interactions(run, pytester):
     assert ["d", "e"] == held()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:M5", "replay:M6")
 def test_marks_and_environment_choose_the_record_mode(run, monkeypatch):
     marked = "\n@pytest.mark.stepengine(record='none')" + ONE.lstrip("\n").join(["\n", ""])

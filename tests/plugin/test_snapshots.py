@@ -178,6 +178,8 @@ def test_one(way, run_snapshot):
     suite(body.replace("a:c", "a:b")).assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:F20", "replay:F32", "requirements:P5")
 def test_a_recorded_run_and_its_replay_have_one_transcript(suite: Any) -> None:
     body = """

@@ -151,6 +151,8 @@ def test_one(cassette):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y8", "replay:C14")
 def test_a_swallowed_cassette_miss_still_fails_the_test(run):
     run(

@@ -52,6 +52,8 @@ def offered(model: ScriptedModel, call: int = 0) -> tuple[list[str], tuple[Any, 
     return [spec.name for spec in request.tools], request.settings.server_tools
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG29")
 async def test_provider_run_programs_get_tools_and_others_get_run_code() -> None:
     result, model = await ran(buyer(CLAUDE), tool_call("price", {"item": "tea"}), text("end"))

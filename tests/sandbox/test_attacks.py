@@ -166,6 +166,8 @@ async def test_no_attack_reaches_the_host(group: str, sandbox: MontySandbox) -> 
     assert [] == wrong
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("attack", [one for one in attacks.ATTACKS if one.group == "chance"], ids=lambda one: one.id)
 async def test_time_and_chance_seen_by_a_handler_replay_equal(attack: Any, sandbox: MontySandbox) -> None:

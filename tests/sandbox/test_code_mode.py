@@ -286,6 +286,8 @@ async def test_a_run_that_is_stopped_ends_its_program_at_once() -> None:
     assert RunStatus.CANCELLED is result.status
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG25")
 async def test_programs_that_wait_hold_no_worker() -> None:
     waiting, all_wait = Counter[int](), asyncio.Event()

@@ -116,6 +116,8 @@ def accept(value: Any) -> str:
     return "taken"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG44")
 @pytest.mark.parametrize("value", LARGE)
 async def test_too_many_calls_that_begin_together_end_the_program(value: str, sandbox: MontySandbox) -> None:
@@ -133,6 +135,8 @@ async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox
     assert ["done"] * 4 == await answers_of(*[code] * 4, tools=[echo], limits=LIMITS, sandbox=sandbox)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG44")
 @pytest.mark.parametrize(
     "value", ["[10**4_000] * 20_000", "[b'a' * 1_000_000] * 20", "{10**4_000: [b'a' * 9_000_000]}"]

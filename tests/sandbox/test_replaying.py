@@ -411,6 +411,8 @@ async def test_a_program_that_meets_another_answer_continues_with_it(sandbox: Wa
     assert 1 == len(sandbox.fed)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26")
 async def test_forged_turns_are_refused_or_ignored(sandbox: Watched) -> None:
     agent, journal = shopper(sandbox), MemoryJournal()

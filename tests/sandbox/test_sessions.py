@@ -186,6 +186,8 @@ def test_forked_children_are_refused_once_a_program_has_run() -> None:
     assert ("", ["2", "2", refused, refused]) == (done.stderr, done.stdout.splitlines())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG25")
 def test_a_forked_child_closing_a_session_ends_no_parent_turn(one: MontySandbox) -> None:
     session = opened(one)

@@ -94,6 +94,8 @@ def in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("agent_id", [one for one in PURE if one in NOT_WHOLE])
 def test_a_bundled_agent_has_an_equal_journal_in_the_sandbox(agent_id: str, tmp_path: Path) -> None:

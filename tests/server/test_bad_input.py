@@ -514,6 +514,8 @@ def read(made: socket.socket) -> bytes:
     return got
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_stalled_readers_block_no_run_and_miss_no_event_unreported(house: House) -> None:
     with house.client("anna") as client, ExitStack() as stack:
         run = started(client, "talker")

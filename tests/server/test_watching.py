@@ -210,6 +210,8 @@ def houses(tmp_path: Path) -> Iterator[list[House]]:
         yield [stack.enter_context(one.open()) for one in (first, copy(first))]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_reader_alternating_between_servers_sees_each_event_once(houses: list[House]) -> None:
     clients = [one.client() for one in houses]
     run = started(clients[0], "booker")

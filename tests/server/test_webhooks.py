@@ -213,6 +213,8 @@ def test_standardwebhooks_signatures_are_accepted(house: House) -> None:
     assert [401] * len(refused) == [one.status_code for one in refused]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV13")
 def test_unsigned_requests_get_identical_answers_for_any_address(house: House) -> None:
     with house.client() as client:

@@ -77,6 +77,8 @@ def test_journals_in_files_and_databases_keep_the_promises(make: Any, tmp_path: 
     check_journal(partial(make, tmp_path))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J52")
 def test_the_smallest_store_keeps_the_promises() -> None:
     check_journal(make_of(Bytes), processes=False)
@@ -172,6 +174,8 @@ def losing(folder: Path, name: str) -> Journal:
     return LosesUncommitted(folder / f"{name}.jsonl")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_store_that_commits_late_fails_the_conformance_kit(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="broken promise 'killed'"):
         check_journal(partial(losing, tmp_path), only="killed")

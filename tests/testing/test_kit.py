@@ -23,6 +23,8 @@ def test_every_public_name_is_there_and_no_other():
         stepengine.testing.run_everything
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_the_kit_stays_light():
     heavy = (
         "pydantic", "httpx2", "yaml", "anthropic", "openai", "google", "google.genai", "stepengine.engine", "genai_prices", "pytest", "vcr",

@@ -67,6 +67,8 @@ def told_apart(request: RecordedRequest) -> Any:
     return request.method, path, sorted(pairs, key=lambda pair: pair[0]), sorted(request.headers), body
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C8")
 @given(REQUESTS, REQUESTS)
 def test_requests_that_a_server_tells_apart_never_match(one: RecordedRequest, other: RecordedRequest) -> None:

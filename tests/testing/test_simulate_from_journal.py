@@ -86,6 +86,8 @@ def says_paid_only_when(state: Any, events: Any) -> None:
     assert pays_before_it_says_so(state, events), "it says paid, and nothing was paid"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG83")
 def test_a_correct_agent_survives_every_fault_at_each_effect() -> None:
     """
@@ -120,6 +122,8 @@ def test_the_world_repeats_the_recorded_answers() -> None:
     assert recorded.value.output == outputs[-1]  # type: ignore[union-attr]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG83")
 @pytest.mark.parametrize(
     ("flaw", "kind"), [({"careless": True}, {"failure", "timeout"}), ({"obedient": False}, {"other_answer"})]

@@ -78,6 +78,8 @@ async def test_external_agent_call_returns_its_text_and_replays_without_it(proje
     assert ["You said: hello"] == again.unwrap()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF120")
 async def test_external_agents_run_in_parallel_background_and_by_spawn(project: Path) -> None:
     one, two = led(project, "plain", name="one"), led(project, "chatty", name="two")
@@ -129,6 +131,8 @@ async def test_present_person_is_asked_while_the_program_waits(project: Path) ->
     assert "The tests: y. The edit: y." == result.unwrap()["text"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF121", "interfaces:IF122")
 async def test_suspended_run_ends_the_program_and_resumes_its_session(project: Path, tmp_path: Path) -> None:
     journal, kept = tmp_path / "run.jsonl", tmp_path / "kept"
@@ -146,6 +150,8 @@ async def test_suspended_run_ends_the_program_and_resumes_its_session(project: P
     assert result.unwrap() == again.unwrap()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF122")
 async def test_external_session_continues_by_params_or_state(project: Path, tmp_path: Path) -> None:
     agent = led(project, "kept", tmp_path / "kept")
@@ -170,6 +176,8 @@ async def test_tokens_and_cost_of_the_program_are_counted(project: Path) -> None
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF124")
 async def test_program_files_are_confined_to_the_workspace(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
@@ -214,6 +222,8 @@ async def test_files_are_read_and_written_by_line_ends(project: Path) -> None:
     assert file.read_bytes() == b"second\nnew\nthird\r\n"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF124")
 async def test_commands_run_in_the_workspace_if_rules_allow_them(project: Path) -> None:
     code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
@@ -240,6 +250,8 @@ async def test_commands_run_in_the_workspace_if_rules_allow_them(project: Path) 
     assert ["allow", "deny", "allow", "allow", "allow"] == decided
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 @pytest.mark.spec("interfaces:IF124", "reliability:WS7")
 async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, tmp_path: Path) -> None:
@@ -489,6 +501,8 @@ async def allowed_requests(project: Path, policy: Policy) -> tuple[set[str], set
     return read, {name for name, done in zip(WRITES, answers[4:], strict=True) if done}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("policy", "read", "written"),
     [
@@ -598,6 +612,8 @@ async def test_command_permission_excludes_other_folders_and_variables(
     assert judged == len([event for event in started if event.tool_name == "other_execute"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF124")
 async def test_command_rule_does_not_allow_added_variables(project: Path) -> None:
     (project / "git").write_text("#!/bin/sh\necho > made\n")

@@ -220,6 +220,8 @@ def test_non_json_number_is_refused(said: str) -> None:
     assert {"action": "decline"} == answered(form({"type": kind}), *[said] * 3)[0]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(
     fields=st.dictionaries(st.text(max_size=3), json_values(), max_size=3) | json_values(),
     field=st.dictionaries(st.sampled_from(["type", "enum", "oneOf", "items", "title"]), json_values()),

@@ -363,6 +363,8 @@ def giving(*content: Any, **more: Any) -> Foreign:
     return Foreign(described("look", **extra), answers={"look": types.CallToolResult(content=list(content), **more)})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC10")
 async def test_a_model_is_shown_a_part_of_a_large_result() -> None:
     """
@@ -377,6 +379,8 @@ async def test_a_model_is_shown_a_part_of_a_large_result() -> None:
     assert "9,900 more parts were left out" in many.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC10")
 async def test_media_of_any_size_do_not_end_the_run(tmp_path: Any) -> None:
     """All media of a result are in one record of the journal."""
@@ -437,6 +441,8 @@ async def test_media_are_shown_once_and_never_as_text() -> None:
     assert PIXEL not in alone.text + more.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(
     value=st.dictionaries(st.text(max_size=5), json_values(), min_size=2, max_size=4),
     others=st.lists(st.text(min_size=1, max_size=9), max_size=2),
@@ -515,6 +521,8 @@ async def test_backtracking_pattern_in_an_output_schema_costs_no_time() -> None:
 # --- many tools -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF65")
 async def test_many_tools_are_deferred_searched_and_judged_by_name(near: Any) -> None:
     model = ScriptedModel(
@@ -560,6 +568,8 @@ async def test_prompt_flood_offers_the_first_and_no_unsafe_names() -> None:
     assert ["\\\\x1b[2J" in left_out[1], "bbb" in left_out[2], len(left_out)] == [True, True, 3]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_tool_search_uses_the_first_fifty_words(near: Any) -> None:
     """
     Each is looked for in the text of every tool, while everything else waits.

@@ -152,6 +152,8 @@ def samples(report: Any) -> list[Any]:
     return [sample for case in report["cases"] for sample in case["samples"]]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG63", "evaluation:JG65")
 def test_evaluation_excludes_samples_that_lost_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

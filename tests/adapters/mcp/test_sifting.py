@@ -47,6 +47,8 @@ def is_taken(tools: Any, version: str) -> bool:
     return True
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(tools=st.lists(GOOD | ODD_ONES, max_size=5), version=st.sampled_from(["2025-06-18", "2025-11-25", "2026-07-28"]))
 @pytest.mark.spec("interfaces:IF62")
 def test_list_repair_keeps_valid_tools_and_explains_the_rest(tools: list[Any], version: str) -> None:

@@ -68,6 +68,8 @@ async def test_oversized_message_ends_the_connection_not_the_run(
     assert "it sent a message of more than 16 MiB" in text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF60")
 async def test_endless_tool_list_is_read_to_its_limit(odd: Any, agent: Any) -> None:
     model = ScriptedModel(["ok"])
