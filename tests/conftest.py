@@ -207,15 +207,18 @@ def import_in_turns(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
     """
-    Make no tests that the fast suite would make only to leave them out: thousands, in each worker. A test that is named is made.
+    Make no tests that the fast suite, or the gate's smoke tests, would make only to leave them out: thousands, in each worker. A
+    test that is named is made.
     """
     if not name.startswith("test_") or not inspect.isfunction(obj):
         return None
     config = collector.config
-    if not FAST.fullmatch(config.option.markexpr) or any("::" in arg for arg in config.args):
+    asked = config.option.markexpr
+    if any("::" in arg for arg in config.args) or not (asked == "smoke" or FAST.fullmatch(asked)):
         return None
     markers = {marker.name for marker in (*getattr(obj, "pytestmark", ()), *collector.iter_markers())}
-    return None if markers.isdisjoint(LEFT_OUT) else []
+    is_wanted = "smoke" in markers if asked == "smoke" else markers.isdisjoint(LEFT_OUT)
+    return None if is_wanted else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -522,6 +525,10 @@ def threads() -> Iterator[str]:
 
 
 def children() -> Iterator[str]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # mostly there is none, and to ask for that is cheap
+        return
     for task in listed("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children", "rb") as file:  # noqa: PTH123

@@ -340,6 +340,8 @@ def paths_without_line() -> Iterator[str]:
                 yield f"{name} {one.opts[-1]}"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_path_of_a_command_is_in_the_table() -> None:
     assert [] == [*paths_without_line()]
 
@@ -630,6 +632,8 @@ def list_path_takers() -> Iterator[str]:
                         yield called
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_public_name_that_takes_a_path_is_called() -> None:
     called = {name.partition(" ")[0] for name in METHODS}
     names = {re.sub(r"_sync$|(?<=\.)start_", "", name) for name in list_path_takers()}
@@ -686,6 +690,8 @@ evaluation = Evaluation(name="e", cases=[Case("one", "Go")], agents={"a": agent}
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("name", ["results.json", "report.html"])
 def test_results_replace_no_third_party_file(foreign: Foreign, name: str) -> None:
@@ -704,6 +710,8 @@ def test_results_replace_no_third_party_file(foreign: Foreign, name: str) -> Non
     assert [0, 0] == codes
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR49")
 def test_files_of_stores_are_recognized_after_writing(tmp_path: Path) -> None:
     """

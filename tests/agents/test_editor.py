@@ -173,6 +173,8 @@ def test_a_spent_step_budget_ends_the_repairs(project: Path) -> None:
     assert "return (" in (project / "shop.py").read_text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("content", ["a." * 101, "x = \n" * 40_001], ids=["dots", "length"])
 def test_files_that_parse_too_slowly_are_not_checked(project: Path, content: str) -> None:

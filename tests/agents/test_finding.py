@@ -159,6 +159,8 @@ def test_a_short_output_is_returned_without_a_model(project: Path, what: dict[st
     assert [] == model.calls
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B29")
 @pytest.mark.parametrize(("count", "requests"), [(2_000, 0), (2_001, 1)])
 def test_a_long_output_is_summarized_only_on_request(project: Path, count: int, requests: int) -> None:

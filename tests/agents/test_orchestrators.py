@@ -126,6 +126,8 @@ def test_base2_reminds_its_model_of_open_todos_once(project: Path) -> None:
     assert "- Write it" in model.calls[2].messages[-1].text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B1")
 def test_an_unchecked_edit_is_sent_back_once_by_the_handler(project: Path) -> None:
     """
@@ -176,6 +178,8 @@ def test_a_check_with_a_summarized_output_counts(project: Path) -> None:
     assert "All is well." == result.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B1")
 def test_an_edit_by_a_helper_needs_a_later_check(project: Path) -> None:
     both = [{"agent_type": "editor", "prompt": "Free!"}, {"agent_type": "basher", "params": {"command": ["ls"]}}]

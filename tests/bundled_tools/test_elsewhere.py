@@ -119,6 +119,8 @@ async def test_local_keys_and_variables_never_reach_the_workspace(root: Path, mo
     assert "of here" not in own["stdout"] + worker["stdout"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS4")
 async def test_allowed_variables_have_the_values_of_the_workspace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKS_WITH", "here")
@@ -227,6 +229,8 @@ async def lose_connection(place: Workspace, root: Path) -> None:
     os.kill(worker_of(place), signal.SIGKILL)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS5")
 async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
     with there(root) as place:
@@ -325,6 +329,8 @@ async def test_many_calls_at_once_share_a_connection(root: Path) -> None:
 # --- undo, hooks, definitions ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS1", "reliability:WS8")
 async def test_undo_of_a_remote_run_restores_the_remote_files(root: Path, tmp_path: Path) -> None:
     def handler(ctx: Any) -> Iterator[Any]:
@@ -345,6 +351,8 @@ async def test_undo_of_a_remote_run_restores_the_remote_files(root: Path, tmp_pa
     assert not (root / "new").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_change_hooks_run_in_the_workspace(root: Path) -> None:
     with there(root) as place:
         hook = FileChangeHook("names", ["cat", "a.txt"], pattern="**/*.txt")
@@ -459,6 +467,8 @@ async def test_container_workspaces_start_with_the_documented_command_lines(
     assert expected[program] == words
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:WS5")
 async def test_an_ended_container_is_not_replaced_by_an_empty_one(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

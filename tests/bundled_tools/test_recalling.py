@@ -192,6 +192,8 @@ def test_recall_is_the_same_after_crash_replay_and_fork(world: World, share: flo
     assert removed_messages(result.state) == removed_messages(from_json(to_json(result.state)))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:DM21")
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=25), st.data())

@@ -290,6 +290,8 @@ def escaping(name: str, then: str = "") -> list[str]:
     return [sys.executable, "-c", code, name]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH03")
 @pytest.mark.usefixtures("soon")
@@ -317,6 +319,8 @@ async def test_a_process_without_session_and_environment_ends_with_its_command(
     assert not elsewhere.running([pid])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH03")
 async def test_commands_leave_signal_settings_of_the_embedding_process_unchanged(root: Path) -> None:
@@ -410,6 +414,8 @@ async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
 # --- what it prints -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SH05", "reliability:HP5")
 async def test_a_flood_on_both_streams_is_cut_and_killed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "COMMAND_OUTPUT_BYTES", 4_000_000)
@@ -452,6 +458,8 @@ async def test_output_becomes_plain_text(root: Path) -> None:
     assert expected == pieces.text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SH05", "reliability:R23")
 @pytest.mark.parametrize("opener", ["\x9d", "\x1b[0;", "\x1b "])
 async def test_escapes_that_never_end_hide_no_output(root: Path, opener: str) -> None:
@@ -492,6 +500,8 @@ async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
 # --- what it sees ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:HP2", "reliability:SC14")
 async def test_a_command_sees_only_the_variables_of_the_list(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,6 +541,8 @@ async def test_a_secret_is_passed_on_only_when_that_is_meant(root: Path, monkeyp
     assert [] == [name for name in names if f"{name}=canary" not in lines]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:HP3", "reliability:HP2", "reliability:SH04")
 async def test_a_command_has_neither_input_nor_terminal_but_own_session(
@@ -562,6 +574,8 @@ async def test_a_command_has_neither_input_nor_terminal_but_own_session(
     assert tty.data["exit_code"] == 1
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:HP3")
 async def test_a_command_runs_in_its_folder_even_if_replaced_since(root: Path, tmp_path: Path) -> None:
@@ -588,6 +602,8 @@ async def test_a_command_inherits_no_descriptors(root: Path) -> None:
     assert out == "['0', '1', '2', '3']\n"  # 3 is the listing itself
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("generator-contract:T15", "reliability:HP3", "reliability:SH12")
 async def test_core_dumps_are_off_and_configured_limits_are_enforced(root: Path) -> None:
@@ -615,6 +631,8 @@ async def test_core_dumps_are_off_and_configured_limits_are_enforced(root: Path)
             shell_tools(root, limits=limits)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_a_broken_pipe_ends_a_program_as_usual(root: Path) -> None:
     assert await Sh(root, shell="bash").out("yes | head -n 1") == "y\n"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as below a `nohup`
@@ -628,6 +646,8 @@ async def test_a_broken_pipe_ends_a_program_as_usual(root: Path) -> None:
     assert mask & own == 0
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:HP3")
 async def test_a_command_works_below_the_root_only(root: Path, tmp_path: Path) -> None:
     (root / "inside").symlink_to("sub")
@@ -643,6 +663,8 @@ async def test_a_command_works_below_the_root_only(root: Path, tmp_path: Path) -
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:HP2", "reliability:PM09")
 async def test_a_program_in_the_root_is_not_found_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("bin", "."):
@@ -660,6 +682,8 @@ async def test_a_program_in_the_root_is_not_found_by_name(root: Path, monkeypatc
     assert await sh.out(["./git"]) == "planted\n"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_home_is_a_private_folder_unless_home_is_real(root: Path, elsewhere: Any) -> None:
     sh, real = Sh(root, shell="bash"), Sh(root, shell="bash", home="real")
 
@@ -699,6 +723,8 @@ async def test_a_system_that_stays_full_is_a_clear_error(root: Path, monkeypatch
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SH14", "reliability:SH01")
 async def test_a_background_job_is_checked_and_stopped_by_its_id(root: Path, belongings: RunResources) -> None:
     sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
@@ -729,6 +755,8 @@ async def test_a_background_job_is_checked_and_stopped_by_its_id(root: Path, bel
     assert (await sh(["test", "-e", file])).data["exit_code"] == 1
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH14", "reliability:HP5")
 async def test_jobs_are_stopped_counted_and_end_with_their_run(

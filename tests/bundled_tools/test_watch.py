@@ -52,6 +52,8 @@ def said(request):
     return "\n".join([str(message) for message in request.messages])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT11")
 async def test_a_model_is_notified_once_when_a_file_appears(tmp_path):
     there, clock = tmp_path / "there", Clock(waits=True)
@@ -164,6 +166,8 @@ def found(request):
     return id
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT11")
 async def test_a_watch_ends_with_its_run_during_a_command(tmp_path, nothing_survives):
     begun = tmp_path / "begun"

@@ -58,6 +58,8 @@ PAGE = """<!doctype html><html><head><title> A  &amp; B </title><meta name="Desc
     pass</code></pre><ul><li>one<li>two</ul></main><footer>HIDDEN</footer></body></html>"""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "reliability:NW12")
 async def test_a_page_becomes_markdown_without_hidden_content(there: Site) -> None:
     there.answers = {"/a/page": answer(PAGE, "text/html; charset=utf-8"), "/old": redirect("/a/page")}
@@ -131,6 +133,8 @@ async def test_a_text_is_found_behind_comments(comments: bytes) -> None:
     assert page.text.endswith("plain <html>")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:NW12")
 @pytest.mark.parametrize("start", [b"", b" \n", b"<!-- a --><!--b-->\n<!---->"])
 async def test_html_is_seen_behind_comments(start: bytes) -> None:

@@ -71,6 +71,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shop"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X121")
 @pytest.mark.parametrize("name", ["web_search", "write_file", "run_terminal_command"])
 def test_own_tool_named_like_a_bundled_one_needs_no_option(folder: Path, name: str) -> None:
@@ -83,6 +85,8 @@ def test_own_tool_named_like_a_bundled_one_needs_no_option(folder: Path, name: s
     assert 0 == evaluated.exit_code, evaluated.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X121")
 def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
     (folder / "agents").mkdir()
@@ -106,6 +110,8 @@ def test_server_asks_about_changing_tools_bundled_or_own(folder: Path) -> None:
     assert (0, "noted\n") == (replayed.exit_code, replayed.stdout), replayed.stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X121")
 def test_served_file_with_own_models_asks_about_changing_tools(folder: Path) -> None:
     models = "\nfrom stepengine.testing import ScriptedModel\nmodels = ScriptedModel([])\n"
@@ -119,6 +125,8 @@ def test_served_file_with_own_models_asks_about_changing_tools(folder: Path) -> 
     assert ("completed", "noted") == (done["status"], done["output"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X121")
 @pytest.mark.parametrize(("text", "name", "tool"), [(WRITER, "own", "note"), (BUNDLED, "bundled", "write_file")])
 def test_changing_tool_waits_with_a_journal_and_is_rejected_without(

@@ -45,6 +45,8 @@ def chaos(body: str, *words: str, code: Exit = Exit.COMPLETED) -> Result:
     return said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:K19")
 def test_chaos_runs_an_agent_with_faults_and_performs_nothing() -> None:
     said = chaos("pass", "-n", "10").stdout
@@ -91,6 +93,8 @@ def test_chaos_rejects_invalid_options(words: tuple[str, ...], part: str) -> Non
     assert part in " ".join(chaos("pass", *words, code=Exit.USAGE).stderr.split())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_only_the_kinds_that_were_named_happen() -> None:
     told = json.loads(chaos("pass", "--faults", "crash, crash_after", "-n", "20", "--json").stdout)
 

@@ -149,6 +149,8 @@ def test_unknown_chat_command_is_not_sent_and_double_slash_is(chats: Any) -> Non
     assert Path("a.txt").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF78", "interfaces:IF83")
 def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     result, model = chats(
@@ -205,6 +207,8 @@ def test_diff_shows_written_files_during_the_turn(chats: Any) -> None:
 WORDS = st.text("ab/.", min_size=1, max_size=150)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
 def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, folder: str, width: int) -> None:
     after = ["87 % of context left", "$0.0123"]
@@ -216,6 +220,8 @@ def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, f
     assert line.endswith(" | ".join(after)) or width < 110
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> None:
     for waiting, line in ((["one", "/clear", "//two"], "one\n//two"), (["/clear", "/todos"], "/todos")):
         for to_line in (True, False):
@@ -291,6 +297,8 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
     assert "said" == asyncio.run(without.next())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF67", "requirements:X55", "interfaces:IF77")
 def test_resume_continues_the_last_conversation_of_the_folder(chats: Any) -> None:
     none, _ = chats(typed="", options=("--resume",))
@@ -357,6 +365,8 @@ def test_other_agent_or_cleared_chat_starts_without_history(chats: Any, folder: 
     ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF77")
 def test_resume_continues_a_conversation_by_its_run_name(chats: Any) -> None:
     chats(text("One."), typed="first\n")
@@ -410,6 +420,8 @@ def test_debug_names_the_journal_of_the_last_turn(chats: Any) -> None:
     assert f"look into it with: stepengine debug {list_recorded_runs()[0].journal}" in result.stdout.replace("\n", " ")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF82")
 def test_undo_restores_files_after_confirmation_and_informs_the_agent(chats: Any) -> None:
     change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
@@ -440,6 +452,8 @@ def test_undo_lists_and_keeps_files_changed_since_the_turn(
     assert ("mine\n", "color\n") == (Path("b.txt").read_text(), Path("a.txt").read_text())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF79")
 def test_model_command_rejects_unknown_providers_and_shows_the_price(
     chats: Any, monkeypatch: pytest.MonkeyPatch
@@ -472,6 +486,8 @@ def test_agents_command_shows_a_tree(chats: Any) -> None:
     ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF77")
 def test_resume_shows_the_last_twenty_messages_of_a_conversation(chats: Any) -> None:
     chats(*[text(f"reply {n}") for n in range(12)], typed="\n".join([f"said {n}" for n in range(12)]))
@@ -597,6 +613,8 @@ def test_resume_lists_conversations_and_continues_the_chosen_one(chats: Any, fol
     assert [5, 1, 1] == sorted([ids.count(one) for one in set(ids)], reverse=True)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF77", "interfaces:IF78")
 @pytest.mark.parametrize("typed", ["/resume 1\nmore\n", "more\n"], ids=["of the chat", "at its start"])
 def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Path, typed: str) -> None:

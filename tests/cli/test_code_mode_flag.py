@@ -86,6 +86,8 @@ def program(code: str) -> Any:
     return tool_call("run_code", {"code": code})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG31")
 def test_code_mode_makes_twenty_calls_in_one_step(folder: Path, command: Any) -> None:
     ran, model = command(
@@ -134,6 +136,8 @@ def test_missing_extra_is_reported_before_a_model_call(
     assert not model.calls
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG31")
 def test_resumed_chat_stays_in_code_mode(folder: Path, command: Any) -> None:
     said, model = command(

@@ -538,6 +538,8 @@ def test_always_lasts_for_the_rest_of_the_chat(at_terminal: Callable[..., int], 
     assert "colour\n" == (folder / "b.txt").read_text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF78", "requirements:X60")
 def test_all_edits_accepts_edits_but_asks_about_commands(
     at_terminal: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
@@ -565,6 +567,8 @@ def test_all_edits_accepts_edits_but_asks_about_commands(
     assert "commands are still asked about" in capsys.readouterr().out
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF78")
 @pytest.mark.parametrize("between", [[], ["/mode default"]], ids=["of the engine", "of the policy"])
 def test_forgotten_permission_is_asked_about_again(

@@ -74,6 +74,8 @@ def hinted(result: Result, after: str) -> list[str]:
     return shlex.split(line.partition("stepengine resume")[2])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R3", "reliability:R2", "replay:Y18", "replay:J31")
 @pytest.mark.parametrize(("answer", "code", "paid"), [("yes", 3, "2;"), ("no", 1, "")])
 def test_hints_after_a_crash_lead_to_the_open_question(cut_off: str, answer: str, code: int, paid: str) -> None:

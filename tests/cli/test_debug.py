@@ -136,6 +136,8 @@ def objects(folder: Path, *commands: str, way: str = "fork") -> list[dict[str, A
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG20", "evaluation:JG21", "evaluation:JG34", "evaluation:JG87")
 @pytest.mark.parametrize("way", WAYS)
 def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: Path, way: str) -> None:
@@ -188,6 +190,8 @@ def test_until_finds_lines_tools_and_expressions_both_ways(folder: Path, way: st
     assert "never held: 5 positions were looked at" in never["error"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG23")
 def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
     found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way="paused")
@@ -201,6 +205,8 @@ def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
     assert "the run 7 has nothing after this; `out` follows all runs again" == after["error"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG24", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
 @pytest.mark.parametrize("way", WAYS)
 def test_printing_an_expression_changes_nothing_and_shows_no_secret(folder: Path, way: str) -> None:
@@ -270,6 +276,8 @@ def test_where_hooks_request_and_diff_describe_the_position(folder: Path, way: s
     assert "1" == still["text"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("provenance:PV13")
 def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
     write(
@@ -308,6 +316,8 @@ def test_results_and_failures_are_shown_in_full(folder: Path) -> None:
     assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG5")
 @pytest.mark.parametrize("way", WAYS)
 def test_fork_with_another_result_becomes_current_until_parent(folder: Path, way: str) -> None:

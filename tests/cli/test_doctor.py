@@ -50,6 +50,8 @@ def wrong(*arguments: str) -> list[dict[str, Any]]:
     return [one for one in found(*arguments) if one["state"] == "wrong"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_doctor_without_findings_exits_with_0_and_writes_nothing(tmp_path: Path) -> None:
     result = doctor()
 
@@ -67,6 +69,8 @@ def test_doctor_without_findings_exits_with_0_and_writes_nothing(tmp_path: Path)
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_doctor_reports_set_keys_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
 
@@ -121,6 +125,8 @@ def test_doctor_names_the_place_of_each_problem(somewhere: Path, monkeypatch: py
     assert "STEPENGINE_MODLE is set, and nothing reads it" in notes
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_folder_of_runs_that_others_may_write_is_wrong(tmp_path: Path) -> None:
     runs = tmp_path / "state/runs"
     runs.mkdir(parents=True)
@@ -148,6 +154,8 @@ def asked() -> Iterator[tuple[str, list[dict[str, str]]]]:
         yield f"{address}/v1", headers
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_reach_asks_each_usable_provider_without_its_key(
     asked: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +173,8 @@ def test_reach_asks_each_usable_provider_without_its_key(
     assert not [name for sent in headers for name in sent if name.lower() in ("authorization", "x-api-key")]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_doctor_sends_no_request_without_reach(
     asked: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +209,8 @@ agents = [AgentDefinition(name, tools=[pay, export, count, add, *followup_tools(
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70")
 def test_doctor_lists_once_own_tools_that_declare_no_files(somewhere: Path) -> None:
     (somewhere / "agents").mkdir()

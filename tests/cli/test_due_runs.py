@@ -89,6 +89,8 @@ def make_due(run: str, where: Path) -> None:
         index.put_off(run, datetime.now(UTC) - timedelta(days=1))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT20")
 def test_suspended_run_tells_its_wait_and_how_to_continue() -> None:
     first = command("run", "waits", "-q", code=3)
@@ -119,6 +121,8 @@ def test_resume_now_wakes_a_sleeping_run() -> None:
     assert "completed" in command("runs").stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT2")
 def test_message_is_posted_once_and_makes_its_run_due() -> None:
     stem = suspended("waits")
@@ -149,6 +153,8 @@ def test_send_hint_works_for_any_journal_name() -> None:
     assert ["send", "my run's.jsonl", "--topic", "go", "35"] == words
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT21")
 def test_resume_due_reports_runs_as_json() -> None:
     for agent in ("naps", "waits", "fails"):
@@ -166,6 +172,8 @@ def test_resume_due_reports_runs_as_json() -> None:
     assert {"naps": "suspended", "waits": "suspended", "fails": "failed"} == told
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT21")
 def test_resume_due_takes_a_database_and_its_agents(work: Path) -> None:
     """

@@ -39,6 +39,8 @@ def run(*words: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("provenance:PV10")
 def test_command_from_a_file_is_denied_only_with_the_guard(folder: Path) -> None:
     code, said, errors = run("run", "reader.py", "--shell", "--write", "--guard", "injection", "--no-journal")

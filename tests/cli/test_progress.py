@@ -256,6 +256,8 @@ def work_of(number: int) -> list[ev.Event]:
     ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_many_children_are_one_line_with_their_failures() -> None:
     events: list[ev.Event] = [spawned(number, 200) for number in range(200)]
     for number in range(200):

@@ -114,6 +114,8 @@ def test_state_folder_follows_variable_then_xdg_then_home() -> None:
     assert runs_folder({}) is None
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X55", "interfaces:IF96")
 def test_resume_takes_a_name_or_last_and_the_recorded_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stem = asked("one")
@@ -230,6 +232,8 @@ def test_own_journal_is_listed_and_stays_in_its_place(work: Path) -> None:
     assert "one: yes\n" == command("replay", stem, "-q").stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF96")
 def test_runs_lists_files_and_folders_of_any_store(work: Path) -> None:
     Path("kept/deep").mkdir(parents=True)
@@ -269,6 +273,8 @@ def test_runs_filters_by_folder_all_and_waiting(tmp_path: Path, monkeypatch: pyt
     assert 2 == len(json.loads(command("runs", "--all", "--json").stdout))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D11", "interfaces:IF95")
 def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     stem = asked("one")
@@ -285,6 +291,8 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     assert "one: no\n" == command("replay", fork, "-q").stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF98")
 def test_oldest_ended_runs_are_removed_and_resumable_ones_kept() -> None:
     user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")

@@ -36,6 +36,8 @@ def test_a_line_is_one_line_of_bounded_length() -> None:
     assert "..." == truncate_text("abcd", 3)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:UI01", "ecosystem:EC141")
 @given(
     st.recursive(

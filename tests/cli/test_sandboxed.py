@@ -63,6 +63,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG40")
 def test_sandboxed_file_runs_resumes_and_replays_without_import(folder: Path) -> None:
     ran = typed("run", "sandboxed:./asker.py", "one two", "--journal", "run.jsonl")

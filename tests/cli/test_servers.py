@@ -129,6 +129,8 @@ def test_child_with_its_own_model_uses_its_own_provider() -> None:
     assert "the child: It is five." in both.stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X56")
 def test_resumed_run_uses_the_same_server_and_models() -> None:
     Path("asks.py").write_text(
@@ -150,6 +152,8 @@ def test_resumed_run_uses_the_same_server_and_models() -> None:
     assert "ANTHROPIC_API_KEY" in given.stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:K3", "requirements:G17")
 def test_cost_limit_on_a_local_model_suggests_the_price_option() -> None:
     with serving(ChatServer()) as url:

@@ -35,6 +35,8 @@ def load(home, *, user="", project="", name="stepengine.toml", config=None, **en
 PLACES = ("user", "project", "config", "environment")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF103", "interfaces:IF102")
 @given(st.sets(st.sampled_from(PLACES)))
 def test_nearest_settings_place_wins_for_each_value(tmp_path_factory, places):

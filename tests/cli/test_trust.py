@@ -733,6 +733,8 @@ def test_foreign_journal_with_a_started_call_is_not_imported(payer: Place) -> No
     assert asked not in payer.type(*words, "--trust-journal").stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X72")
 def test_trust_journal_accepts_recorded_approvals(payer: Place) -> None:
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-journal", "-q", code=3)

@@ -42,6 +42,8 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR44", "reliability:JR45", "reliability:JR46", "reliability:JR48")
 @pytest.mark.parametrize("journal", ["run.jsonl", "runs.db#one"])
 def test_signed_run_resumes_with_its_key_and_verifies(key: Path, journal: str):
@@ -63,6 +65,8 @@ def test_signed_run_resumes_with_its_key_and_verifies(key: Path, journal: str):
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR45")
 def test_altered_and_unsigned_records_exit_with_1(key: Path):
     public = f"{key}.pub"

@@ -52,6 +52,8 @@ def texts(view: Any) -> dict[str, str]:
 sizes = st.lists(st.integers(0, 70) | st.integers(110, 900), max_size=12)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:I15")
 @given(sizes, st.integers(0, 3_000), st.sampled_from([0.0, 0.25, 0.5, 0.99]), st.booleans())
 def test_output_cache_trims_oldest_seen_outputs_first(

@@ -203,6 +203,8 @@ def test_nothing_to_summarise_calls_no_model(messages: Any) -> None:
     assert ([], None) == (asked, change)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:I9")
 @given(
     st.lists(st.sampled_from(["prompt", "say", "call", "pending"]), max_size=12),
@@ -451,6 +453,8 @@ async def test_replay_uses_recorded_context_length() -> None:
         assert journal.lines() == again.journal.lines()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J11")
 async def test_resumed_run_keeps_its_original_context_length() -> None:
     def handle(ctx: Any) -> Any:

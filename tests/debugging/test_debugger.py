@@ -67,6 +67,8 @@ def debugger(journal: MemoryJournal, agent: Any = AGENT) -> Any:
     return debug(Engine([agent], models=ScriptedModel([])), journal)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG6", "evaluation:JG3", "evaluation:JG35")
 def test_moving_to_a_position_gives_the_same_moment_from_anywhere(journal: MemoryJournal) -> None:
     """

@@ -70,6 +70,8 @@ def typed(*words: str) -> Result:
     return CliRunner().invoke(app, ["show", "--html", *words])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG11", "evaluation:JG41", "evaluation:JG12")
 def test_page_is_written_next_to_the_journal_without_overwriting(recorded: Path) -> None:
     first = typed("run.jsonl")
@@ -98,6 +100,8 @@ def test_page_and_terminal_options_cannot_be_combined(recorded: Path) -> None:
     assert not (recorded / "run.html").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG41")
 def test_page_is_private_and_keeps_the_mode_when_overwritten(recorded: Path) -> None:
     page = recorded / "run.html"
@@ -127,6 +131,8 @@ def test_page_never_overwrites_the_journal_it_shows(recorded: Path) -> None:
     assert before == (recorded / "run.jsonl").read_bytes() == (recorded / "old.html").read_bytes()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG41", "evaluation:JG12")
 def test_omissions_are_reported_and_strict_exits_with_5(recorded: Path) -> None:
     without = typed("run.jsonl", "--no-code", "-o", "a.html")
@@ -188,6 +194,8 @@ def test_force_shows_the_records_before_damage_and_reports_its_place(recorded: P
     assert [True, False] == ["reply" in row for row in page["steps"] if row["kind"] == "model"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG43", "evaluation:JG12")
 def test_page_over_max_size_exits_with_1_and_writes_nothing(recorded: Path) -> None:
     def make(number: int) -> Any:
@@ -295,6 +303,8 @@ def test_completing_the_last_line_is_no_change_for_the_page(tmp_path: Path) -> N
     assert {"after": page["follow"]} == following.changes_after(page["follow"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize("step", [1, 700])
 def test_incremental_page_updates_equal_a_page_rendered_at_the_end(step: int, tmp_path: Path) -> None:

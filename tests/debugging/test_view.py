@@ -448,6 +448,8 @@ def test_handler_lines_end_at_divergence_with_a_message(reviewer: Journal) -> No
     assert len(data["steps"]) > len(data["locals"]) > 1
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG41")
 def test_handler_lines_come_from_the_engine_that_replays_the_run(reviewer: Journal) -> None:
     other = attrs.evolve(REVIEWER, system_prompt="Something else.")

@@ -384,6 +384,8 @@ def calls_given(ctx: StepContext) -> Steps[Any]:
     return [alone.tool_result.text, [each.text for each in both.value]]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG7", "durable:U48")
 async def test_tool_added_by_a_hook_cannot_run_in_parallel(db: str):
     agent = AgentDefinition("given", tools=[note], hooks=Hooks(pre_run=[given]), handle_steps=calls_given)

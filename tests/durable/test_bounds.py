@@ -260,6 +260,8 @@ def test_invalid_options_are_rejected_before_connecting():
             DurableEngine(**{"db": "postgresql://host/x", **wrong})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:U27", "durable:UC2")
 async def test_same_run_id_is_the_same_run(db: str):
     async with engine([DEEPER], db) as worker:

@@ -17,6 +17,8 @@ from stepengine.journal.questions import in_doubt
 from .shared import worker_of
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_truncated_journal_keeps_only_started_effects_in_doubt() -> None:
     """And what was asked for together with it and before it: that may have begun too."""
 

@@ -115,6 +115,8 @@ async def test_run_continues_in_process_from_the_database(db: str, tmp_path: Pat
     assert sorted([*before, "a after", "b after", "last"]) == sorted(DONE)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:U42")
 async def test_finished_run_cannot_be_moved(db: str):
     journal = MemoryJournal()

@@ -198,6 +198,8 @@ async def test_message_for_another_agent_waits_for_the_answer(db: str):
     assert "a table | hello" == result.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_duplicate_submission_is_one_turn(db: str):
     async with await Operator.connect(db) as one, await Operator.connect(db) as two:
         ids = [f"m{n}" for n in range(8)]
@@ -335,6 +337,8 @@ async def test_cleanup_keeps_the_state_a_session_continues_from(db: str):
     assert (0, 0) == (gone.turns, len(gone.messages))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SS05")
 async def test_session_ids_are_opaque(db: str):
     ids = ["a", "A", "a%", "a_", "a'b", 'a"b', "a/../b", "{}", "x" * 1000, "\u00e4", "a\u0308", "\U0001f600"]
@@ -528,6 +532,8 @@ async def test_unstorable_request_raises_our_data_error(db: str):
             await operator.run("a\0")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_concurrent_retries_happen_once(db: str):
     async with await Operator.connect(db) as one, await Operator.connect(db) as two:
         run = await one.submit("chat", "a")

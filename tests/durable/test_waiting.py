@@ -308,6 +308,8 @@ async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Worke
     assert result.output == again.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT36")
 async def test_scheduled_time_starts_one_run_across_schedulers(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

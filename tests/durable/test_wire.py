@@ -56,6 +56,8 @@ OPTIONAL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.sets(st.sampled_from(sorted(OPTIONAL))))
 def test_run_request_round_trips(names: set[str]) -> None:
     order = Order(root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names})

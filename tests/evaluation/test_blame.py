@@ -92,6 +92,8 @@ async def test_the_spoilt_step_is_found_in_18_of_20_runs() -> None:
     assert named >= right
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
 @pytest.mark.parametrize("spoilt", [1, 3, 6])
 async def test_without_noise_blame_names_the_last_helpful_step(spoilt: int) -> None:
@@ -110,6 +112,8 @@ async def test_without_noise_blame_names_the_last_helpful_step(spoilt: int) -> N
     assert len(work.done) == report.performed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG77", "evaluation:JG8")
 async def test_unmeasurable_steps_are_named_with_the_missing_tool() -> None:
     """
@@ -183,6 +187,8 @@ async def test_the_estimate_of_a_long_run_grows_with_k() -> None:
     assert Decimal("0.01") * calls == pytest.approx(cost, rel=Decimal("0.01"))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG79")
 async def test_always_passing_and_always_failing_runs_have_no_blame() -> None:
     """
@@ -313,6 +319,8 @@ def test_the_blame_command_names_the_step_and_its_exit_code(folder: Any) -> None
     assert not Path("looked.txt").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
 def test_a_spent_budget_leaves_a_partial_blame_and_exit_code(folder: Any) -> None:
     """

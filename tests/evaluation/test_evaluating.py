@@ -307,6 +307,8 @@ def test_a_failed_run_scores_zero_and_provider_errors_are_excluded(folder: Any) 
     assert (0.8, 10, 1) == (row["mean"], row["samples"], row["errors"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG66", "evaluation:JG12", "evaluation:JG95")
 def test_the_budget_ends_an_evaluation_after_whole_blocks(greeting: Any) -> None:
     greeting.type("eval", "greeting.py", "--out", "o", "--budget", "0.010", "--seed", "1", code=4)
@@ -380,6 +382,8 @@ def test_wrong_usage_is_one_message(greeting: Any, words: tuple[str, ...], part:
     assert part in greeting.type("eval", *words, code=2).stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG60")
 def test_an_evaluation_in_yaml_needs_no_function(folder: Any) -> None:
     folder.write(
@@ -480,6 +484,8 @@ def test_a_changed_check_asks_no_model_and_divergence_is_reported(folder: Any) -
     folder.type("eval", "looking.py", "--recheck", "a", code=5)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG62")
 def test_a_recheck_of_files_is_correct_or_unknown(fixing: Any) -> None:
     """
@@ -585,6 +591,8 @@ def test_the_report_is_escaped_linked_and_without_secret(folder: Any) -> None:
         assert key not in run
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG65")
 def test_ctrl_c_exits_with_130_and_keeps_finished_samples(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -51,6 +51,8 @@ def test_a_changed_tool_text_is_reported_for_ten_runs(ten: Any) -> None:
     assert not Path("looked.txt").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG72", "evaluation:JG73", "evaluation:JG74")
 def test_the_text_reports_changes_with_an_interval_and_noise(ten: Any) -> None:
     """
@@ -138,6 +140,8 @@ def test_without_a_difference_no_model_is_asked(ten: Any) -> None:
     assert ("0", None) == (report["spent"], report["stopped"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG73")
 def test_mostly_unknown_results_are_reported_first(ten: Any) -> None:
     """
@@ -240,6 +244,8 @@ def test_the_cost_range_is_shown_and_needs_consent(ten: Any, monkeypatch: pytest
     assert "" == refused.stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
 def test_a_spent_budget_leaves_a_partial_report(ten: Any) -> None:
     """
@@ -257,6 +263,8 @@ def test_a_spent_budget_leaves_a_partial_report(ten: Any) -> None:
     assert 0 < sum(len(one["samples"]) for one in report["journals"]) < 10
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG13")
 def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> None:
     """
@@ -303,6 +311,8 @@ def test_a_comment_about_many_runs_is_cut_below_65000_characters(ten: Any) -> No
     assert "more | | | | |" in said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG11", "evaluation:JG119", "evaluation:JG12")
 def test_an_unreadable_journal_is_reported_beside_the_rest(ten: Any) -> None:
     """

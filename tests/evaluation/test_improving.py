@@ -367,6 +367,8 @@ def test_unusable_answers_end_the_search_early(greeting: Any, body: str, said: s
     assert len(Path("asked.txt").read_text().splitlines()) == 7
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG144")
 def test_an_agent_that_passes_everything_is_left_as_it_is(greeting: Any) -> None:
     greeting.write("greeter.py", GREETER.replace("Greet people.", "Greet people by name."))
@@ -761,6 +763,8 @@ def test_a_version_equals_the_agent_of_its_file(
     assert ["after.py", "mine.py"] == sorted([path.name for path in folder.iterdir() if path.suffix == ".py"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG141")
 @settings(max_examples=10)  # each loads a file
 @given(text=TEXTS)

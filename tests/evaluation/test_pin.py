@@ -143,6 +143,8 @@ def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     assert "said '''x\\x00\\x1b[2J \\" in names["__doc__"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG81")
 def test_a_repair_that_needs_new_replies_says_which(clerk: Any) -> None:
     """

@@ -78,6 +78,8 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG91", "evaluation:JG93")
 @given(differences=VALUES)
 def test_the_p_value_and_the_interval_are_of_one_method(differences: list[float]) -> None:

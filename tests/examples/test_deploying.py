@@ -54,6 +54,8 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     return {"command": names[1:], **context.params}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_compose_and_units_have_workers_watcher_and_database() -> None:
     commands = [parsed(line[1:])["command"] for line in LINES]
 

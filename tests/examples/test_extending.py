@@ -77,6 +77,8 @@ def test_the_session_store_passes_its_contract_checks(load: Callable[[str], Modu
     check_sessions(partial(load("session_store").TableSessions, tmp_path))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC232")
 def test_the_tool_source_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("tool_source")
@@ -88,6 +90,8 @@ def test_the_tool_source_passes_its_contract_checks(load: Callable[[str], Module
         check_tool_source(make, "weather", {"city": "Oslo"})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT38")
 def test_the_surface_passes_its_contract_checks(load: Callable[[str], ModuleType]) -> None:
     example = load("surface")

@@ -44,6 +44,8 @@ async def asked(wire: Wire, *answers: Any, stream: bool = True) -> tuple[Any, li
     return reply, server.requests
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP25")
 async def test_a_stream_may_arrive_bytewise_with_any_line_ends(wire):
     body = b": keep-alive\n\n" + b"".join(wire.stream(*BOTH)).replace(b"\r\n", b"\n")

@@ -525,6 +525,8 @@ def boto(server: CloudServer) -> Any:
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV131", "providers:PV133")
 async def test_boto3_sends_and_reads_the_same_as_we_do(server):
     """The same body from both, in one piece and as a stream: path, JSON and reply are equal; the server checks both signatures."""
@@ -776,6 +778,8 @@ async def test_a_token_in_the_environment_wins_over_a_key(model, server, monkeyp
     assert f"Bearer {ENTRA}" == server.asked_for[0].headers["authorization"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV96")
 async def test_azure_identity_provides_entra_tokens_where_configured(server, nothing, monkeypatch):
     """The source is Microsoft's own; only the credentials behind it are ours, since theirs speak to TLS hosts alone."""
@@ -1039,6 +1043,8 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
 # --- prices and the rest --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV78", "reliability:MP03")
 async def test_a_cloud_reply_is_priced_by_the_clouds_own_list(server, account):
     from stepengine.models.pricing import cost_of

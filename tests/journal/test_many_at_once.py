@@ -104,6 +104,8 @@ def test_more_runs_than_descriptors_complete(tmp_path: Path, store: str) -> None
     assert [] == list(tmp_path.glob(".*"))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @ON_LINUX
 @FORKS
 @pytest.mark.usefixtures("two_open")
@@ -182,6 +184,8 @@ def test_too_many_open_files_error_names_ulimit(tmp_path: Path, kind: str, monke
 # --- one connection ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R1", "reliability:JR39")
 def test_runs_that_are_ready_at_once_share_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, connected = [], Database._connected

@@ -140,6 +140,8 @@ def test_run_continues_from_what_survives_a_power_cut(name: str, case: Callable[
     assert in_doubt > 2
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR08", "reliability:JR09", "reliability:JR10")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(

@@ -218,6 +218,8 @@ def test_unknown_journal_performs_no_recorded_call(
     assert suspended >= 4
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(("store", "by_model", "step"), [("file", False, 3), ("sqlite", True, 9)])
 def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, step: int, tmp_path: Path) -> None:
     for cut in killed_everywhere(store, tmp_path, by_model=by_model, step=step):
@@ -254,6 +256,8 @@ def test_person_decides_each_call_of_an_unknown_journal(
     assert asked_in_all
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_trusted_unknown_journal_resumes_without_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = list(killed_everywhere("file", tmp_path, by_model=True, at_calls=True))
     become_somebody_else(monkeypatch, tmp_path)
@@ -417,6 +421,8 @@ def test_grandchild_from_an_unknown_journal_needs_approval(tmp_path: Path, monke
         assert [] == sent, lines[count - 1]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("said", "way"),
     [("yes", "spawn_agents"), ("no", "start_agents"), (None, "start_agents")],

@@ -284,6 +284,8 @@ def test_a_listing_hides_no_namesake_of_a_withheld_file(tmp_path: Path) -> None:
     assert "README.md" in stdout_of(listed)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70")
 def test_a_search_of_one_folder_ignores_withheld_files_below(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
@@ -309,6 +311,8 @@ def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command
     assert [] == [canary for canary in CANARIES if canary in text]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("glob", ["sub/b.py", "sub/**", "**/b.py"])
 def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: str) -> None:

@@ -197,6 +197,8 @@ def _listed(text: str, given: dict[str, Any]) -> str:
     return "" if DENIED in said or "is kept from tools" in text or "Denied by" in text else text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70")
 def test_without_the_rule_the_same_calls_show_the_file(root: Path) -> None:
     tools = [*file_tools(root), *search_tools(root)]

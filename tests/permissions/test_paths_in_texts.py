@@ -173,6 +173,8 @@ def test_declared_paths_of_a_server_are_the_only_ones_judged(served: Any) -> Non
     assert ["Denied by the rule", "'link/plan.txt' is"] == [text[:18] for text in denied]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM47")
 def test_most_spellings_reach_the_file_without_rules(desk: Path) -> None:
     """Else the test above proves nothing."""

@@ -177,6 +177,8 @@ def test_the_engine_fixture_uses_its_cassette_and_fixed_random_values(run, pytes
     changed.stdout.fnmatch_lines(["*CassetteMiss*", "*nearest: interaction 0*", '*"go"*"stop"*'])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y5")
 def test_the_engine_fixture_needs_no_cassette_with_a_journal(run, pytester, monkeypatch):
     both = {"fixtures": "stepengine_engine, journal", "options": ", journal=journal"}

@@ -101,6 +101,8 @@ def test_plain():
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y6", "replay:Y11", "replay:C27")
 def test_a_live_test_runs_on_request_and_leaves_no_recording(run, pytester, monkeypatch):
     """

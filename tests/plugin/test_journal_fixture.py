@@ -220,6 +220,8 @@ def test_one(journal):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y6", "replay:D15")
 def test_allow_unused_lets_a_run_end_before_its_record(run, agent_test):
     strict, lenient = [SHORTER.replace("MARK", mark) for mark in ("", "allow_unused=True")]

@@ -78,6 +78,8 @@ def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
     run(alone).stdout.no_fnmatch_line("*no test owns*")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y12", "replay:Y7")
 @pytest.mark.parametrize("setting", ["recorded", "{rootdir}/recorded"])
 def test_recordings_of_deleted_modules_are_orphans_too(run, pytester, setting):

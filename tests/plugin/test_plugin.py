@@ -18,6 +18,8 @@ ONE = "\ndef test_one(cassette):\n    assert [{'to': 'a'}] == ask(cassette, 'a')
 FILE = Path("cassettes/test_it/test_one.yaml")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y7", "replay:M1", "replay:M2")
 def test_a_cassette_is_recorded_once_and_replayed_by_default(run, pytester):
     missing = run(ONE)
@@ -31,6 +33,8 @@ def test_a_cassette_is_recorded_once_and_replayed_by_default(run, pytester):
     assert first == (pytester.path / FILE).read_bytes()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y8", "replay:M1")
 def test_differing_and_unused_interactions_fail_the_test(run):
     run(ONE, "--stepengine-record=once")

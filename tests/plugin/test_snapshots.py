@@ -126,6 +126,8 @@ def test_it(run_snapshot):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:F9", "replay:F23")
 def test_filters_and_matchers_see_the_run_as_plain_data(suite: Any) -> None:
     suite(FILTERED.replace("COST", "'0.5'"), "--snapshot-update").assert_outcomes(passed=1)

@@ -61,6 +61,8 @@ def test_the_command_in_a_message_makes_the_test_pass(run, pytester, before, aft
     run(body.replace("BODIES", after)).assert_outcomes(passed=1)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y17")
 def test_recorded_files_are_always_reported_and_replays_with_v(run):
     recorded = run(ONE, "--stepengine-record=once")
@@ -72,6 +74,8 @@ def test_recorded_files_are_always_reported_and_replays_with_v(run):
     ])  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y17")
 def test_recording_reports_its_cost_and_replay_the_savings(run, agent_test):
     priced = (
@@ -87,6 +91,8 @@ def test_recording_reports_its_cost_and_replay_the_savings(run, agent_test):
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y1", "replay:C14")
 def test_the_full_diff_shows_everything_that_differs(run):
     long = "x" * 2_000
@@ -234,6 +240,8 @@ def test_bare():
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["test_named", "test_bare"])
 def test_a_failed_gate_shows_the_whole_report(run, name):
     failed = run(GATE, "-k", name)

@@ -115,6 +115,8 @@ async def test_a_slow_check_ends_and_makes_no_other_program_wait() -> None:
     assert (answer, is_slow) == ("4", True)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG21", "programs:PG43")
 @pytest.mark.parametrize("codes", [[SLOW], [SLOW, SLOW + "\n"]], ids=["one", "one that waits for a worker"])
 async def test_a_run_that_is_stopped_ends_its_check(codes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

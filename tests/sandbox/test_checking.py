@@ -276,6 +276,8 @@ def test_programs_beyond_a_size_or_depth_are_refused():
     assert problems("x = '\ud800'", STUBS)[0].text.startswith("a program is text")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG24")
 @given(st.one_of(st.text(), st.lists(st.sampled_from(CORPUS)).map("\n".join)), st.integers(0, 400), st.text(max_size=3))
 def test_any_text_yields_problems_in_order(text, place, put):

@@ -98,6 +98,8 @@ async def test_gathered_calls_run_concurrently_in_program_order() -> None:
     assert [0, 1, 2] == [journal.history().form(i)["input"]["n"] for i in calls]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG27")
 async def test_variables_last_until_restart_and_programs_run_one_by_one() -> None:
     agent = analyst(Ledger())
@@ -150,6 +152,8 @@ async def test_failures_of_calls_are_exceptions_a_program_can_catch() -> None:
     assert ledger.done["book tea"] == 0
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG23")
 async def test_a_permission_question_shows_the_program_with_its_waiting_line(tmp_path: Path) -> None:
     def said_of(given: Any) -> ToolPreview:
@@ -382,6 +386,8 @@ def test_a_checked_program_is_cached_per_functions_and_names(
     sandbox.close()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG20")
 async def test_functions_are_values_and_agents_take_params() -> None:
     class Topic(BaseModel):
@@ -401,6 +407,8 @@ async def test_functions_are_values_and_agents_take_params() -> None:
     assert ["30", "read of bees"] == outputs(result)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG20")
 async def test_over_thirty_functions_there_is_a_catalogue_that_programs_search() -> None:
     def made(n: int) -> Any:
@@ -438,6 +446,8 @@ async def test_a_program_that_cannot_succeed_is_refused_before_it_runs() -> None
     assert not ledger.done
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG25")
 async def test_calls_are_counted_by_program_and_not_by_session() -> None:
     codes = ["for n in range(10):\n    await price('a')\nn"] * 3
@@ -508,6 +518,8 @@ class Counting(MontySandbox):
         return session
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG27", "programs:PG28")
 def test_stepping_through_a_program_always_closes_its_session(tmp_path: Path) -> None:
     sandbox, ledger = Counting(), Ledger()
@@ -544,6 +556,8 @@ def test_stepping_through_a_program_always_closes_its_session(tmp_path: Path) ->
     sandbox.close()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG27")
 async def test_a_continued_run_says_that_its_variables_are_gone() -> None:
     agent = analyst(Ledger())

@@ -86,6 +86,8 @@ async def answers_of(*codes: str, tools: Any, journal: Any = None, **options: An
     return outputs(await run_programs(agent, *codes, journal=journal))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG44")
 @pytest.mark.parametrize(
     "code",
@@ -128,6 +130,8 @@ async def test_too_many_calls_that_begin_together_end_the_program(value: str, sa
     assert LARGE[value] in answer
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG44")
 async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox) -> None:
     code = "for n in range(15):\n    await echo('a' * 90_000)\n'done'"

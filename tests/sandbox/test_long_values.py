@@ -89,6 +89,8 @@ def takes(text: str) -> int:
     return len(text)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:GN38")
 @pytest.mark.parametrize("does", PROGRAMS)
 def test_program_with_long_values_leaves_a_run_that_continues(does: str, tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def cut_before(path: Path, copy: Path, kind: str, of: str, seq: int) -> Path:
 # --- a call that has its result ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26")
 async def test_without_the_sandbox_finished_runs_replay_and_others_are_refused(
     sandbox: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +201,8 @@ await finish(await price("tea"))
     assert [] == sandbox.fed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26")
 async def test_a_program_stopped_while_computing_replays_without_computing(sandbox: Watched) -> None:
     """A program that lost a race never ended, and a replay does not wait for its time limit either."""
@@ -321,6 +325,8 @@ async def test_irreproducible_variables_are_shown_nowhere_later(sandbox: Watched
     assert [{}, {}, {}] == shown
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26")
 async def test_only_a_fork_inside_a_program_runs_it_again(sandbox: Watched, tmp_path: Path) -> None:
     path, agent = tmp_path / "run.jsonl", shopper(sandbox)
@@ -385,6 +391,8 @@ async def test_redacted_values_are_no_difference_when_a_program_reruns(sandbox: 
     assert [one.result.text for one in whole.tool_calls] == [one.result.text for one in result.tool_calls]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26")
 async def test_a_program_that_meets_another_answer_continues_with_it(sandbox: Watched, tmp_path: Path) -> None:
     """A run is extended with a tool that takes its input otherwise: from that call on its program is run, not told from the record."""

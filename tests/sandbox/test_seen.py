@@ -118,6 +118,8 @@ SHOPPING = """
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG35")
 async def test_each_effect_of_a_program_records_its_line() -> None:
     """Calls, the question whether one may be made, children, questions and waits; what no program asks for has no line."""
@@ -326,6 +328,8 @@ async def test_the_debugger_shows_line_and_output_of_a_waiting_program() -> None
     ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG37")
 async def test_the_debugger_shows_variables_without_changing_the_run() -> None:
     """Not even the names of programs in errors, which the model reads: the walk goes on as it was recorded."""
@@ -417,6 +421,8 @@ def command(*words: object) -> Any:
     return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_debug_shows_variables_and_forks_inside_a_program(recorded: Path) -> None:
     """A fork in the middle of a program goes on with it."""
     agent = recorded.with_name("buyer.py")

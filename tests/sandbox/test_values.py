@@ -30,6 +30,8 @@ async def said(*codes: str, tools: Any = (echo,)) -> list[str]:
     return outputs(await run_programs(agent, *codes, journal=MemoryJournal()))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG27")
 async def test_a_failed_program_keeps_its_variables() -> None:
     found = await said("x = 1\n1 / 0", "x + 1", "y = await echo(2)\nawait echo()", "y = await echo(2)\n[][0]", "x + y")
@@ -99,6 +101,8 @@ async def test_an_overlong_sleep_is_an_error_at_its_line() -> None:
     assert ["asyncio.sleep takes seconds, from 0 to a hundred years, not 9223372036.854774"] == await said(code)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG21")
 async def test_a_program_receives_a_long_result_in_full() -> None:
     code = "found = await echo({'a': ['b' * 98] * 10_000})\n[len(found['a']), len(found['a'][-1])]"

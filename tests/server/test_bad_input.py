@@ -373,6 +373,8 @@ PATHS = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_unknown_path_gets_404_or_405(house: House) -> None:
     with house.client("root") as client:
         for path in PATHS:
@@ -455,6 +457,8 @@ EVENT_IDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_invalid_last_event_id_gets_422(house: House, beside: str) -> None:
     with house.client("bob") as client:
         done = ended(client, started(client, "quick"))["run_id"]
@@ -537,6 +541,8 @@ def events_of(told: bytes) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_reader_beyond_the_limit_gets_429(house: House) -> None:
     with house.client("anna") as client, ExitStack() as stack:
         run = started(client, "booker")

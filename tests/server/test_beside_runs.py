@@ -71,6 +71,8 @@ def test_undo_of_a_running_run_is_refused(house: House) -> None:
     assert (409, "under_way") == (refused.status_code, kind_of(refused))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_undo_without_known_folder_is_refused_without_its_path(
     tmp_path: Path,
 ) -> None:
@@ -101,6 +103,8 @@ def parent_steps(ctx: Any) -> Any:
     return "done"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV2")
 def test_cost_is_reported_by_agent_and_model(tmp_path: Path) -> None:
     agents = [AgentDefinition("parent", model=SONNET, handle_steps=parent_steps, spawnable_agents=["child"])]
@@ -146,6 +150,8 @@ def said(client: httpx2.Client, session: str, prompt: str = "Hello", agent: str 
     return str(ended(client, run)["run_id"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV2")
 @pytest.mark.parametrize("name", ["a/b c?d#e%2F", ".."])
 def test_session_is_listed_read_and_deleted_under_any_name(tmp_path: Path, name: str) -> None:
@@ -189,6 +195,8 @@ def test_invalid_session_id_gets_422(house: House, name: Any) -> None:
     assert answer.json()["issues"][0].startswith("session_id: ")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV2")
 def test_session_and_report_cursors_visit_each_entry_once(tmp_path: Path) -> None:
     house = House(tmp_path)

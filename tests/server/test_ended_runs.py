@@ -36,6 +36,8 @@ def eight_large_runs(client: httpx2.Client, agent: str) -> list[str]:
     return runs
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV16")
 def test_evicted_large_runs_are_read_from_their_journals(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []

@@ -60,6 +60,8 @@ def value(found: dict[Any, float], name: str, **labels: str) -> float:
     return found.get((name, frozenset(labels.items())), 0.0)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV14")
 def test_run_metrics_parse_as_openmetrics(house: House) -> None:
     before = scraped(house)

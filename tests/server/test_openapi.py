@@ -65,6 +65,8 @@ def test_openapi_document_is_valid(document: dict[str, Any]) -> None:
     assert "3.1.0" == document["openapi"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV1")
 def test_document_lists_exactly_the_routes_and_scopes(document: dict[str, Any]) -> None:
     there = {(one.path, one.method.lower(), one.name, one.scope) for one in OPERATIONS}
@@ -143,6 +145,8 @@ def test_matching_etag_gets_304(house: House, tags: str) -> None:
     assert 200 == other.status_code
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_document_names_its_mount_path() -> None:
     document = openapi.OpenApiDocument(OPERATIONS, version="1")
     root, mounted = [document.encode(base) for base in ("", '/a"b')]

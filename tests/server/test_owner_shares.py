@@ -46,6 +46,8 @@ def streams(client: httpx2.Client, run: str, count: int) -> Iterator[list[httpx2
 # --- the shares -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.integers(1, 60), st.floats(0, 0.9), st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=200))
 def test_owner_without_slot_gets_one_while_any_is_free(
     slots: int, reserve: float, acts: list[tuple[str, bool]]
@@ -97,6 +99,8 @@ STREAMED = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV34")
 def test_streams_above_an_owner_share_are_rejected_without_effect(house: House) -> None:
     with house.client() as client, house.client("bob") as other:
@@ -118,6 +122,8 @@ def test_streams_above_an_owner_share_are_rejected_without_effect(house: House) 
     assert (200, 200, 202) == (of_bob.status_code, of_bob_streamed, cancelled.status_code)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV34")
 def test_closed_stream_frees_its_slot(house: House) -> None:
     with house.client() as client:
@@ -155,6 +161,8 @@ def test_event_streams_above_their_quota_are_rejected(tmp_path: Path) -> None:
     assert "5" == refused.headers["retry-after"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF13")
 def test_waiting_runs_of_one_owner_leave_room_for_others(tmp_path: Path) -> None:
     with House(tmp_path, max_live=8).open() as house, house.client() as client, house.client("bob") as other:
@@ -169,6 +177,8 @@ def test_waiting_runs_of_one_owner_leave_room_for_others(tmp_path: Path) -> None
     assert 202 == of_bob.status_code
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF13")
 def test_starts_that_arrive_together_leave_the_share_of_others(tmp_path: Path) -> None:
     with House(tmp_path, max_live=4).open() as house, house.client() as client, house.client("bob") as other:
@@ -221,6 +231,8 @@ def test_runs_that_messages_resume_leave_the_share_of_others(tmp_path: Path) -> 
     assert {*runs} == {*first, *rest}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV34")
 def test_long_searches_of_one_owner_leave_threads_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed, is_there, may_go = Ledger.listed, threading.Event(), threading.Event()

@@ -36,6 +36,8 @@ def refused(answer: httpx2.Response) -> tuple[int, str, str]:
 OVER = "urn:stepengine:problem:quota_exceeded"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV32")
 def test_messages_and_starts_above_bytes_per_minute_are_rejected(tmp_path: Path) -> None:
     with House(tmp_path, quotas=Quotas(bytes_per_minute=100_000)).open() as house, house.client() as client:
@@ -144,6 +146,8 @@ def test_quotas_hold_for_runs_in_a_database(db: str, tmp_path: Path) -> None:
     assert third.json()["run_id"] == repeated.json()["run_id"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV32")
 def test_repeated_message_is_not_counted_again(tmp_path: Path) -> None:
     with House(tmp_path, quotas=Quotas(bytes_per_minute=100_000)).open() as house, house.client() as client:

@@ -178,6 +178,8 @@ def give_result(client: httpx2.Client, run: str, call: str) -> None:
 WHOLE = ["run_started", "tool_started", "tool_finished", "run_finished"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_watcher_after_restart_sees_earlier_events_and_one_end(tmp_path: Path) -> None:
     house = House(tmp_path)
     with house.open(), house.client() as client:
@@ -289,6 +291,8 @@ async def write_in_parts(path: Path, journal: MemoryJournal, following: Followed
             await following.read_history(ReaderPosition.parse(None))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     recorded(journal)

@@ -178,6 +178,8 @@ def test_an_invalid_cassette_is_refused_with_file_interaction_and_key(data, mess
         parse_cassette(data, "c.yaml")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_prefix_of_a_file_is_read_or_refused():
     data = dump_cassette([talk({"n": n}, {"ä": "b\n"}) for n in range(2)])
 
@@ -309,6 +311,8 @@ def test_written_files_read_back_equal_here_and_in_vcrpy(asked, answered):
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C1")
 @given(bodies, bodies)
 def test_files_of_plain_vcrpy_are_read_the_same(asked, answered):

@@ -84,6 +84,8 @@ def test_headers_that_only_sound_secret_stay():
     assert plain == Cleaner().response(RecordedResponse(200, "OK", plain)).headers
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K4")
 @given(st.lists(st.tuples(st.sampled_from([*HARMLESS, *NAMED_SECRETS]), st.text(min_size=1))))
 def test_query_values_are_replaced_if_their_names_are_secret(pairs):

@@ -64,6 +64,8 @@ def make_of(kind: type[Bytes]) -> Any:
     return partial(kind, {}, set())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J52")
 def test_journals_in_memory_keep_the_promises() -> None:
     journals: dict[str, MemoryJournal] = {}

@@ -124,6 +124,8 @@ PLACES = [
 ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C4", "replay:K4")
 @given(st.sampled_from(PLACES), ODD_JSON, st.sampled_from([JSON, "text/event-stream"]))
 def test_json_loses_nothing_but_its_secret(place: str, odd: str, kind: str) -> None:
@@ -242,6 +244,8 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K4")
 @given(st.lists(PIECES, max_size=25).map("".join), st.sampled_from([FORM, JSON, "text/plain", "text/event-stream"]))
 def test_a_recorded_body_is_clean_and_matches_itself(body: str, kind: str) -> None:

@@ -49,6 +49,8 @@ def matches(cassette: Cassette, request: RecordedRequest) -> bool:
     return True
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C8", "replay:K4")
 @pytest.mark.parametrize("place", ["query", "form", "json", "header"])
 def test_values_of_ordinary_names_are_recorded_as_they_are(place: str) -> None:

@@ -233,6 +233,8 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C2", "replay:C4")
 @settings(max_examples=25)  # each writes two files
 @given(

@@ -130,6 +130,8 @@ parts = st.one_of(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.lists(parts, max_size=5), st.integers(1, 9))
 def test_a_stream_gives_small_pieces_and_ends_with_the_reply(content, chunk):
     reply = ModelReply(content)

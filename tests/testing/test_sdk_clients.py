@@ -87,6 +87,8 @@ async def test_every_client_finds_its_recording_without_a_key(
     cassette.assert_all_used()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C22", "ecosystem:EC194")
 async def test_googles_async_client_stays_on_the_transport_despite_aiohttp(monkeypatch: pytest.MonkeyPatch) -> None:
     from google.genai import _api_client

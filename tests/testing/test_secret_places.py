@@ -154,6 +154,8 @@ PARTS = st.lists(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K4")
 @given(parts=PARTS, end=st.sampled_from([b"\r\n", b"\n"]), boundary=st.sampled_from(["b", "--b", "a+b (c)"]))
 def test_a_multipart_form_loses_its_secrets_and_nothing_else(parts: Any, end: bytes, boundary: str) -> None:

@@ -101,6 +101,8 @@ def test_an_order_dependent_handler_is_reported_with_both_orders():
     assert "they part at 3" in said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT24")
 def test_sent_messages_come_in_order_and_then_end():
     seen = []

@@ -154,6 +154,8 @@ def leaked(path: Path) -> set[str]:
     return {name for name, values in forms.items() if any(form in text for form in values)}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C42", "requirements:P5")
 def test_vcrpy_writes_secrets_by_default_and_none_with_our_settings(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -248,6 +248,8 @@ async def test_answer_for_another_run_answers_no_question_of_that_name(tmp_path:
     assert [second] == again
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV11")
 async def test_concurrent_turns_are_accepted_or_rejected_as_under_way(tmp_path: Path) -> None:
     painter = make_painter()
@@ -338,6 +340,8 @@ async def test_any_server_shows_and_answers_a_run_of_another_server(tmp_path: Pa
     assert "You said ['Dry.', 'Paint.', 'Thanks.']." == text_of(after)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF114", "studio:SV11")
 @pytest.mark.parametrize(
     "waiting",
@@ -372,6 +376,8 @@ async def test_page_reconnecting_to_a_resumed_run_has_all_calls(waiting: Any, tm
     assert 2 + len(waiting) == len(known_calls(events))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF114", "studio:SV11")
 async def test_an_answered_question_is_not_asked_before_the_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -417,6 +423,8 @@ def known_calls(events: list[dict[str, Any]]) -> dict[str, tuple[str, Any]]:
     return known
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV11")
 async def test_approval_answered_by_typing_continues_in_a_new_message(tmp_path: Path) -> None:
     painter = make_painter()

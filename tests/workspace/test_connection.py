@@ -271,6 +271,8 @@ def test_the_worker_answers_an_invalid_call_with_an_error(tmp_path: Path) -> Non
         assert [] == names(root)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(os.urandom(2_500_000))
     (tmp_path / "many").mkdir()
@@ -376,6 +378,8 @@ def test_a_command_with_an_invalid_name_cannot_be_executed(tmp_path: Path) -> No
 # --- threads that do things at the same time --------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_closed_workspace_is_reopened_for_roots_in_use(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:

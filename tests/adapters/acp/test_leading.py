@@ -63,6 +63,8 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF120")
 async def test_external_agent_call_returns_its_text_and_replays_without_it(project: Path, tmp_path: Path) -> None:
     journal, events = tmp_path / "run.jsonl", []
@@ -102,6 +104,8 @@ async def test_external_agents_run_in_parallel_background_and_by_spawn(project: 
     assert "You said: c" in model.calls[1].messages[-1].text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF121")
 async def test_permission_requests_of_the_program_are_judged_by_policy(project: Path) -> None:
     rules = [Rule.allow_command(["pytest"]), Rule.deny_tool("other_edit")]
@@ -118,6 +122,8 @@ async def test_permission_requests_of_the_program_are_judged_by_policy(project: 
     assert [("other_execute", "allow"), ("other_edit", "deny")] == decided
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF121")
 async def test_present_person_is_asked_while_the_program_waits(project: Path) -> None:
     engine = Engine([led(project, "asks")], permissions=Policy([Rule.allow_command(["pytest"])]))
@@ -166,6 +172,8 @@ async def test_external_session_continues_by_params_or_state(project: Path, tmp_
     assert ("session", True) == (refused.error.kind, "cannot go on with a session" in refused.error.message)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF123")
 async def test_tokens_and_cost_of_the_program_are_counted(project: Path) -> None:
     result = await Engine([leading(led(project, "spends"))]).run("boss")
@@ -207,6 +215,8 @@ async def test_program_files_are_confined_to_the_workspace(project: Path, tmp_pa
     ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF124", "reliability:FS16")
 async def test_files_are_read_and_written_by_line_ends(project: Path) -> None:
     """A page break and a line separator are characters of a line."""
@@ -270,6 +280,8 @@ async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, 
     assert (["False by me\n", *same], ["True by me\n", *same]) == (printed(inside), printed(outside))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF124")
 async def test_the_program_sees_no_keys_that_it_was_not_given(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "k1")
@@ -314,6 +326,8 @@ async def test_missing_program_or_folder_is_a_start_error(project: Path) -> None
         assert ("start", True) == (result.error.kind, words in result.error.message), result.error
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF125")
 @pytest.mark.parametrize("way", ["repeats", "plans"])
 async def test_what_a_program_repeats_is_kept_up_to_a_limit(
@@ -327,6 +341,8 @@ async def test_what_a_program_repeats_is_kept_up_to_a_limit(
     assert journal.stat().st_size < 100_000
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF125")
 async def test_invalid_protocol_messages_are_ignored(project: Path) -> None:
     result = await Engine([led(project, "odd")]).run("other")
@@ -334,6 +350,8 @@ async def test_invalid_protocol_messages_are_ignored(project: Path) -> None:
     assert "lone \ufffd <tool_call>{}</tool_call>" == result.unwrap()["text"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF126")
 @pytest.mark.parametrize("way", ["silent", "deaf"])
 async def test_cancelling_the_run_ends_the_program_and_its_children(
@@ -359,6 +377,8 @@ def open_descriptors() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 @pytest.mark.spec("interfaces:IF126")
 async def test_escaped_process_keeps_no_pipe_open(project: Path, tmp_path: Path) -> None:
@@ -543,6 +563,8 @@ async def test_person_sees_the_diff_before_a_write(project: Path) -> None:
     assert ("{}", "rate = 2\nname = 2\n") == (result.text.strip(), (project / "shop.py").read_text())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF124")
 async def test_just_allowed_file_is_not_asked_about_again(project: Path) -> None:
     (project / "link").symlink_to("shop.py")
@@ -571,6 +593,8 @@ async def answers_to(project: Path, policy: Policy, *asked: tuple[str, dict[str,
     return [json.loads(line) for line in result.text.splitlines()]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("policy", "kind"),
     [
@@ -589,6 +613,8 @@ async def test_a_permission_of_another_kind_lets_no_command_run(project: Path, p
     assert ("the command was not allowed", False) == (made, (project / "made").exists())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("more", "judged"),
     [({}, 1), ({"cwd": "PROJECT"}, 1), ({"cwd": "PROJECT/other"}, 2), ({"env": [{"name": "A", "value": "b"}]}, 2)],

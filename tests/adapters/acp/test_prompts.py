@@ -27,6 +27,8 @@ PNG = st.binary(max_size=20).map(lambda rest: b"\x89PNG\r\n\x1a\n" + rest)
 """Other bytes may be those of a sound, and an image with these is one."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.lists(PNG, max_size=4), st.text(max_size=20))
 @pytest.mark.spec("interfaces:IF47", "interfaces:IF49")
 def test_prompt_images_and_files_reach_the_model_and_are_replayed(

@@ -197,6 +197,8 @@ def test_declined_long_form_asks_only_once() -> None:
     assert ({"action": "decline"}, 1) == (answer, len(asked))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(options=st.lists(st.sampled_from(["a", "b", "a, b", "b, c", "c"]), unique=True, min_size=2), data=st.data())
 def test_option_containing_a_comma_is_one_choice(options: list[str], data: Any) -> None:
     chosen = data.draw(st.lists(st.sampled_from(options), unique=True, min_size=1, max_size=1))

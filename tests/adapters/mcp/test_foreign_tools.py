@@ -395,6 +395,8 @@ async def test_media_of_any_size_do_not_end_the_run(tmp_path: Any) -> None:
     assert "have at most 12,582,912 bytes" in recorded.tool_calls[0].result.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC10")
 @pytest.mark.parametrize("tool", ["mcp_read_srv", "mcp_prompt_srv"])
 async def test_media_of_resources_and_prompts_do_not_end_the_run(tool: str, tmp_path: Any) -> None:

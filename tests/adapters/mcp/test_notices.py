@@ -283,6 +283,8 @@ async def test_ended_change_stream_is_reopened(monkeypatch: pytest.MonkeyPatch) 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF65", "reliability:MC12")
 async def test_roots_are_given_only_when_the_caller_names_them(odd: Any) -> None:
     async def said(**options: Any) -> str:

@@ -122,6 +122,8 @@ async def test_journal_replays_without_server_and_package(odd: Any, agent: Any, 
     assert results(lived) == results(again)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF55")
 async def test_runs_at_once_share_one_server(near: Any, agent: Any) -> None:
     source = near()
@@ -280,6 +282,8 @@ async def test_unreadable_reply_is_an_immediate_error(mode: str, odd: Any, agent
     assert "its reply is not a message of the protocol" in said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
 @pytest.mark.parametrize(
     ("mode", "said"),

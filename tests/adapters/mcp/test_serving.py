@@ -245,6 +245,8 @@ async def test_client_without_elicitation_hears_of_declined_questions(mode: str)
     assert version("stepengine") == about.version
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_each_call_keeps_its_journal_in_a_named_folder(mode: str, tmp_path: Path) -> None:
@@ -269,6 +271,8 @@ async def test_uncreatable_journal_folder_is_an_error_result(tmp_path: Path) -> 
     assert "which cannot be made" in said(result)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_http_agents_require_the_token(mode: str) -> None:

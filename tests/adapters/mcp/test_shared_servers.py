@@ -78,6 +78,8 @@ async def test_closing_one_engine_leaves_the_shared_server_running(gated: Any, a
     assert process.returncode is not None
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_reused_engine_reopens_its_server(odd: Any, agent: Any) -> None:
     source = odd()
     one, other = [Engine([agent(source)], models=looks(2)) for _ in range(2)]
@@ -173,6 +175,8 @@ def test_evaluation_excludes_samples_that_lost_their_server(tmp_path: Path, monk
     assert ["journal"] == [s["reused"] for s in samples(again)]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "body",
     ["raise asyncio.CancelledError", 'return ToolResult.error("CancelledError")'],

@@ -39,12 +39,16 @@ async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]
     return [(one.result.status, one.result.text) for one in result.tool_calls]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC11")
 @pytest.mark.parametrize("mode", ["answers", "storm"])
 async def test_unsolicited_answers_and_notification_storms_are_ignored(odd: Any, agent: Any, mode: str) -> None:
     assert [("ok", "seen"), ("ok", "seen")] == await texts(odd(mode), agent, LOOK, LOOK)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC11")
 async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
@@ -56,6 +60,8 @@ async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, m
     assert "1999-01-01" in str(result.error)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC10", "reliability:MC05")
 async def test_oversized_message_ends_the_connection_not_the_run(
     odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
@@ -357,6 +363,8 @@ async def test_auth_function_receives_the_run_and_owners_get_separate_sessions(o
     assert {("1", "ann"), ("2", "bob")} == {(session, token.partition(" ")[0]) for _, session, token in OfUsers.seen}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF182")
 async def test_idle_owner_session_is_closed_and_reopened(
     of_users: str, agent: Any, monkeypatch: pytest.MonkeyPatch
@@ -435,6 +443,8 @@ class Mixed(Guarded):
             self._answer(message, self._reply(message) if number is None else wrong)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC09")
 async def test_simultaneous_calls_get_their_own_answers() -> None:
     calls = 6
@@ -574,6 +584,8 @@ class Unreadable(Guarded):
             self._answer(message, self._reply(message))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC05", "reliability:MC10")
 async def test_unreadable_http_reply_is_an_immediate_error_and_connection_stays(
     agent: Any, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,8 @@ ODD_TOOLS: dict[str, Any] = {
 """What is odd and can be used."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF62", "interfaces:IF61")
 async def test_invalid_tool_is_left_out_alone_with_a_reason(odd: Any, tmp_path: Path) -> None:
     wrong = [{**LOOK, "name": name, **change} for name, (change, _) in WRONG_TOOLS.items()]
@@ -142,6 +144,8 @@ RESULTS: dict[str, tuple[Any, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MC10", "interfaces:IF62")
 async def test_invalid_result_is_shown_as_far_as_readable(odd: Any, tmp_path: Path) -> None:
     """The call was carried out, so nobody is told that it failed because of the form of its result."""
@@ -157,6 +161,8 @@ async def test_invalid_result_is_shown_as_far_as_readable(odd: Any, tmp_path: Pa
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF62", "reliability:MC10")
 async def test_invalid_prompts_and_resources_are_left_out_alone(odd: Any, tmp_path: Path) -> None:
     ask = {"name": "ask"}
