@@ -30,6 +30,7 @@ from stepengine.workspace.atomic import replace_file, stat_target
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
+from tests.phrases import OUTSIDE_ROOT
 
 SECRET = "the secret beside the root"
 
@@ -88,7 +89,7 @@ async def test_a_path_that_leads_out_is_refused_by_every_tool(root: Path, path: 
     path = path.format(root=os.path.realpath(root), parent=os.path.realpath(root.parent))
     results = await attempts(registry(root), path)
 
-    assert [] == refused(results, "outside of the root")
+    assert [] == refused(results, OUTSIDE_ROOT)
     assert SECRET == (root.parent / "secret").read_text()
 
 
@@ -135,7 +136,7 @@ async def test_an_outside_link_is_refused_without_revealing_its_target(root: Pat
 
     results = await attempts(tools, "link")
     writes = {name: results.pop(name) for name in ("write_file", "str_replace")}
-    assert [] == refused(results, "'link' is outside of the root")
+    assert [] == refused(results, f"'link' is {OUTSIDE_ROOT}")
     assert ["'link' is a symbolic link; files are not written through links"] * 2 == [r.text for r in writes.values()]
     below = await attempts(tools, "link/x")
     assert [] == [name for name, r in below.items() if "link" not in r.text or SECRET in r.text]

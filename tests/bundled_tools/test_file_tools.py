@@ -30,6 +30,7 @@ from stepengine.tools.bundled.files.write_tools import make_write_tools
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.text import short_hash
+from tests.phrases import OUTSIDE_ROOT
 
 
 @pytest.fixture
@@ -550,7 +551,7 @@ async def test_a_file_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
         ("folder", "is a folder"),
         ("link", "is a symbolic link"),
         ("none", "does not exist"),
-        ("../a", "outside of the root"),
+        ("../a", OUTSIDE_ROOT),
         (".env", "secrets"),
     ):
         assert said in (await registry.execute("delete_file", {"path": path})).text

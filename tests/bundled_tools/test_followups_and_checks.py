@@ -14,6 +14,7 @@ from stepengine.events import FollowupsSuggested
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileChangeHook, change_hook_tools, followup_tools
+from tests.phrases import NOT_EXECUTED, OUTSIDE_ROOT
 
 SUGGESTED = [{"prompt": "Write tests.", "label": "Tests"}, {"prompt": "Write docs."}]
 
@@ -59,7 +60,7 @@ async def test_change_hooks_with_matching_patterns_run_in_order(tmp_path: Path) 
     types, tests, gone = result.data  # type: ignore[misc]
     assert ("types", "fine", 0) == (types["hook_name"], types["stdout"].strip(), types["exit_code"])
     assert ("tests", "sub", 3) == (tests["hook_name"], tests["stdout"].strip(), tests["exit_code"])
-    assert "could not be executed" in gone["error"]
+    assert NOT_EXECUTED in gone["error"]
     assert (
         []
         == (
@@ -68,7 +69,7 @@ async def test_change_hooks_with_matching_patterns_run_in_order(tmp_path: Path) 
             )
         ).data
     )
-    assert "outside of the root" in (await registry.execute("run_file_change_hooks", {"files": ["../x"]})).text
+    assert OUTSIDE_ROOT in (await registry.execute("run_file_change_hooks", {"files": ["../x"]})).text
     assert ("execute", False) == (tool_.spec.category, tool_.spec.annotations.read_only)
     assert {"files"} == set(tool_.spec.input_schema["properties"])
 

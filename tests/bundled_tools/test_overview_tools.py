@@ -15,6 +15,7 @@ from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.search.overview import rank_files
 from stepengine.tools.bundled.search.symbols import split_words, top_level_names
+from tests.phrases import OUTSIDE_ROOT
 
 PROJECT = {
     "README.md": "# shop",
@@ -111,7 +112,7 @@ async def test_paths_of_a_subtree_give_names_or_their_own_error(root: Path) -> N
     assert {"path": "src/shop.py", "type": "file", "variables": ["PriceList", "total"]} == file
     assert ("src/web", "cart.ts Cart addItem hidden\n") == (folder["path"], folder["printed_tree"])
     assert "'no' does not exist" == missing["error"]
-    assert "outside of the root" in outside["error"]
+    assert OUTSIDE_ROOT in outside["error"]
     assert "may hold secrets" in secret["error"]
 
 

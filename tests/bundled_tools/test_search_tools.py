@@ -19,6 +19,7 @@ from stepengine.tools.bundled.search import ripgrep as ripgrep_module
 from stepengine.tools.bundled.search.hits import SearchFlags
 from stepengine.tools.bundled.search.ripgrep import find_ripgrep
 from stepengine.workspace.patterns import GlobPattern, safe_columns
+from tests.phrases import OUTSIDE_ROOT
 
 HAS_RG = find_ripgrep(("nowhere",)) is not None
 ENGINES = [
@@ -163,7 +164,7 @@ async def test_neither_pattern_nor_folder_smuggles_anything(root: Path, prefer_p
         result = await search(root, prefer_python, **arguments)
         assert not (root / "ran").exists()
         assert (0, []) == (result.data["count"], result.data["matches"])
-    assert "outside of the root" in (await search(root, prefer_python, pattern="x", cwd="../")).text
+    assert OUTSIDE_ROOT in (await search(root, prefer_python, pattern="x", cwd="../")).text
 
 
 @pytest.mark.spec("reliability:PM26")

@@ -40,6 +40,7 @@ from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.shell.tools import FLOODED
 from stepengine.tools.context import RunResources
 from tests.forked_processes import Process
+from tests.phrases import NOT_EXECUTED
 from tests.waits import until, until_async
 
 from .processes import RUN_VARIABLE, running_with
@@ -184,7 +185,7 @@ async def test_a_program_that_cannot_execute_is_named_in_the_error(
     result = await Sh(root)(["./prog"])
 
     assert result.is_error
-    assert "'./prog' could not be executed" in result.text
+    assert f"'./prog' {NOT_EXECUTED}" in result.text
     assert said in result.text
     assert not (root / "canary").exists()
 

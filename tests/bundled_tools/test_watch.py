@@ -21,6 +21,7 @@ from stepengine.permissions import Path as PathRule
 from stepengine.permissions.commands import CommandForm
 from stepengine.testing import Clock, ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, shell_tools
+from tests.phrases import NOT_EXECUTED
 
 from .processes import RUN_VARIABLE, running_with
 
@@ -328,4 +329,4 @@ async def test_a_missing_program_ends_the_watch_with_an_error(tmp_path):
         result = await engine.run("lead", "go")
 
     assert result.text == "Sorry."
-    assert "could not be executed" in said(model.calls[-1])
+    assert NOT_EXECUTED in said(model.calls[-1])

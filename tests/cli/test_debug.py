@@ -25,6 +25,7 @@ from stepengine.testing import ScriptedModel, failure, text
 from tests import forked_processes
 from tests.cli.recordings import copy_recording, recording
 from tests.evaluation.runs import KEY
+from tests.phrases import FROM_RESULT
 
 from .terminal import Person, people
 
@@ -298,7 +299,7 @@ def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
     assert ["path go: from your request"] == mine
     assert ["path a1: written by the model; not in your request"] == handlers
     assert child[0].startswith("prompt <redacted:")
-    assert "from the result of read('a1') in step 2" in value
+    assert f"{FROM_RESULT} read('a1') in step 2" in value
     assert "no call with arguments waits here" in debug(tmp_path, "origins", way="paused").stdout
     assert KEY not in debug(tmp_path, "goto #7", "origins", way="paused").stdout
 

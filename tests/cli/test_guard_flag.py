@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.cli.app import app
 from stepengine.journal import FileJournal
+from tests.phrases import FROM_RESULT
 
 AGENT = """
 from stepengine import AgentDefinition, ToolCall
@@ -48,7 +49,7 @@ def test_command_from_a_file_is_denied_only_with_the_guard(folder: Path) -> None
     assert 0 == code, errors
     looked, done, text = json.loads(said)
     assert ("ok", "denied", False) == (looked, done, (folder / "owned").exists())
-    assert "The reason: command touch owned: from the result of read_files('mail.txt') in step 1" in text
+    assert f"The reason: command touch owned: {FROM_RESULT} read_files('mail.txt') in step 1" in text
 
     assert 0 == run("run", "reader.py", "--shell", "--write", "--no-journal")[0]
     assert (folder / "owned").exists()
@@ -70,10 +71,10 @@ def test_resumed_run_keeps_its_guard_and_explains_provenance(folder: Path) -> No
     assert 0 == run("replay", "run.jsonl", "--agent", "reader.py")[0]
     told = run("show", "run.jsonl", "--provenance")[1]
     assert "run_terminal_command (asked)\n  command" in told
-    assert "from the result of read_files('mail.txt') in step 1" in told
+    assert f"{FROM_RESULT} read_files('mail.txt') in step 1" in told
     found = run("show", "run.jsonl", "--provenance", "touch owned")[1]
     lines = found.strip().split("\n")
-    assert ["the run", "  from the result of read_files('mail.txt') in step 1 at [0].content"] == lines[:2]
+    assert ["the run", f"  {FROM_RESULT} read_files('mail.txt') in step 1 at [0].content"] == lines[:2]
     one = json.loads(run("show", "run.jsonl", "--provenance", "#0", "--json")[1])
     assert ["read_files"] == [call["name"] for call in one["calls"]]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import typed
+from tests.phrases import NO_KEY
 
 AGENT = """
 from stepengine import STEP_ALL, AgentDefinition, Ask, StepContext, Steps
@@ -58,7 +59,7 @@ def test_listed_run_resumes_with_its_script_from_any_folder(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path / "elsewhere")
 
     asked = typed("resume", name, "--answer", "q1=no", "--model", "anthropic/claude-haiku-4-5")
-    assert "there is no API key for 'anthropic'" in asked.stderr
+    assert f"there is {NO_KEY} 'anthropic'" in asked.stderr
 
     assert "one no two\n" == typed("resume", name, "--answer", "q1=no", "--quiet").stdout
 
@@ -144,7 +145,7 @@ def test_open_question_is_shown_before_the_missing_key(answers: list[str]) -> No
 
     refused = typed("resume", "run.jsonl", "--agent", "./asker.py", *answers)
 
-    question, key = "question q1 waits for an answer: Release it? (yes, no)", "there is no API key for 'anthropic'"
+    question, key = "question q1 waits for an answer: Release it? (yes, no)", f"there is {NO_KEY} 'anthropic'"
     assert 2 == refused.exit_code
     assert key in refused.stderr
     assert (not answers) == (question in refused.stderr)

@@ -23,6 +23,7 @@ from stepengine.tools.bundled import skill_tools
 from stepengine.workspace import skills
 from stepengine.workspace.guard import GUARD, CallGuard
 from stepengine.workspace.repository import ALL_BYTES, FILE_BYTES, read_project
+from tests.phrases import OUTSIDE_ROOT
 
 BOMB = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\ndescription: many\n"
 
@@ -243,7 +244,7 @@ def test_skill_reads_its_files_and_nothing_outside(tmp_path: Path) -> None:
     assert len(long) < 33_000
     assert "cut after" in long
     assert "KEY" not in out
-    assert "outside of the root" in out
+    assert OUTSIDE_ROOT in out
     assert "near to it: notes" in near
     assert [False, False, False, True, True] == [m.is_error for m in told]
 

@@ -20,6 +20,7 @@ from stepengine.data.choices import (
 )
 from stepengine.data.json import JsonDict
 from stepengine.data.questions import Answer, Question, answer_problem
+from tests.phrases import NO_OPTION
 
 
 def rule(name: str, match: dict[str, Any]) -> JsonDict:
@@ -110,7 +111,7 @@ def test_form_value_becomes_an_answer_or_a_reasoned_refusal() -> None:
     assert Answer(selected=("a", "b")) == answer_from_form(several, ["a", "b"])
     assert [Answer(declined=True)] * 2 == [answer_from_form(Question("q", "Why?"), value) for value in ("", None)]
     wrong = answer_from_form(COLOUR, "green")
-    assert (True, "the answer to 'q2' is 'green', which is none of its options: 'red', 'blue, dark'") == (
+    assert (True, f"the answer to 'q2' is 'green', which is {NO_OPTION}: 'red', 'blue, dark'") == (
         wrong.declined,
         wrong.reason,
     )

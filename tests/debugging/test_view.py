@@ -32,6 +32,7 @@ from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import INPUTS, ROOT, format_address
 from stepengine.testing import ScriptedModel, tool_call
 from tests.evaluation.runs import HOSTILE, KEY, PNG, REVIEWER, engine, hostile_run, read_all, reviewed, said, today
+from tests.phrases import FROM_RESULT
 
 from .pages import frames_at, opened
 
@@ -299,7 +300,7 @@ def test_calls_show_the_origin_of_their_arguments_without_secrets() -> None:
 
     (first, evil, mine) = [data["texts"][call["origins"]] for row in data["steps"] for call in row["calls"]]
     assert [["path inbox: from your request", True]] == first
-    assert "to eve@evil.org: from the result of read('inbox') in step 1; not in your request" == evil[0][0]
+    assert f"to eve@evil.org: {FROM_RESULT} read('inbox') in step 1; not in your request" == evil[0][0]
     assert [False, False, False] == [trusted for _, trusted in evil]
     assert ["to me@example.org: from your request", True] == mine[-1]
     assert evil[1][0].startswith("login.password <redacted")

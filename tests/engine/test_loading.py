@@ -12,6 +12,7 @@ from stepengine import Engine, load_agent, load_agents
 from stepengine.engine import list_agents
 from stepengine.engine.loader import load_folder
 from stepengine.errors import DefinitionError
+from tests.phrases import NO_AGENT
 
 AGENT = 'from stepengine import AgentDefinition\n\nagent = AgentDefinition("{id}", model="test/m")\n'
 
@@ -154,7 +155,7 @@ def test_broken_file_of_a_folder_drops_only_its_own_agents(folder):
         assert "named-differently" == load_agent("named-differently").id
     with pytest.warns(UserWarning, match="a_broken"):
         assert "editor" == load_agent("editor").id
-    with pytest.raises(DefinitionError, match=r"(?s)no agent has the id 'nobody'.*not read: .*a_broken.py"):
+    with pytest.raises(DefinitionError, match=rf"(?s){NO_AGENT} 'nobody'.*not read: .*a_broken.py"):
         load_agent("nobody")
     with pytest.raises(DefinitionError, match="a_broken"):
         load_agent("a-broken")

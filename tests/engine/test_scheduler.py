@@ -19,6 +19,7 @@ from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.sleepers import open_wake_index
 from tests.engine.clocks import NotingClock
+from tests.phrases import NOT_A_DATABASE
 from tests.waits import until_async
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -354,9 +355,7 @@ async def test_unusable_schedule_database_is_reported_and_retried(tmp_path: Path
     book.write_bytes(b"this is not a database, whatever it is called; " * 100)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path / place)
-        with pytest.raises(
-            JournalError, match="cannot be used to remember schedules: it is not a database of stepengine"
-        ):
+        with pytest.raises(JournalError, match=f"cannot be used to remember schedules: it is {NOT_A_DATABASE}"):
             await scheduler.tick(at("2026-05-01T00:00"))
         book.unlink()
         await ticked(scheduler, at("2026-05-01T00:00"))

@@ -35,6 +35,7 @@ from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
+from tests.phrases import NO_AGENT
 
 
 class Wanted(pydantic.BaseModel):
@@ -267,7 +268,7 @@ async def test_unregistered_publisher_id_selects_a_bundled_agent_or_is_refused(t
     for unknown in ("codebuff/nobody@0.0.1", "code-searcher@0.0.1"):
         with pytest.raises(DefinitionError, match="which no agent is called"):
             Engine([attrs.evolve(boss, spawnable_agents=(unknown,))], search_tools(tmp_path))
-    with pytest.raises(DefinitionError, match="no agent has the id 'codebuff/nobody@1'"):
+    with pytest.raises(DefinitionError, match=f"{NO_AGENT} 'codebuff/nobody@1'"):
         load_agent("codebuff/nobody@1")
 
 
@@ -510,7 +511,7 @@ async def test_engine_agent_can_be_looked_up_by_its_id():
     assert found["found"]
     assert ["echo-one", "typed", "crash"] == itself["agent"]["spawnable_agents"]
     assert not missing["found"]
-    assert "no agent has the id 'no_body'" in missing["error"]
+    assert f"{NO_AGENT} 'no_body'" in missing["error"]
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------

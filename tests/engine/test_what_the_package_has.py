@@ -12,6 +12,7 @@ from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import read_files
 from stepengine.tools.makers import MAKERS, python_for_tools
+from tests.phrases import NO_AGENT
 
 GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
 STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]"
@@ -89,4 +90,4 @@ def test_misspelt_agent_names_the_nearest_id_except_to_models():
             engine.run_sync("file-listr", "Go")
         told = engine.run_sync("lister").output
 
-    assert {"found": False, "error": "no agent has the id 'file-lister'; known are: 'lister'"} == told
+    assert {"found": False, "error": f"{NO_AGENT} 'file-lister'; known are: 'lister'"} == told

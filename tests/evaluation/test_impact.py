@@ -20,6 +20,7 @@ from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJou
 from stepengine.evaluation.samples import Course
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
+from tests.phrases import NO_AGENT
 
 
 @pytest.mark.deep
@@ -325,9 +326,7 @@ def test_an_unreadable_journal_is_reported_beside_the_rest(ten: Any) -> None:
     assert 10 == result.stdout.count('"class": "same"')
     assert "agent shop of agents/shop.py" in result.stderr
     told = ten.type("compare", "impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout
-    assert "c0.jsonl  not compared: its agent cannot be loaded: no agent has the id 'nobody'" in " ".join(
-        told.split("\n")
-    )
+    assert f"c0.jsonl  not compared: its agent cannot be loaded: {NO_AGENT} 'nobody'" in " ".join(told.split("\n"))
     assert (
         "bad.jsonl  not compared: its journal cannot be read: "
         in ten.type("compare", "impact", "journals", code=Exit.USAGE).stdout
@@ -335,7 +334,7 @@ def test_an_unreadable_journal_is_reported_beside_the_rest(ten: Any) -> None:
     marked = ten.type(
         "compare", "impact", "journals/c0.jsonl", "--agent", "nobody", "--markdown", code=Exit.USAGE
     ).stdout
-    assert "not compared: its agent cannot be loaded: no agent has the id" in marked
+    assert f"not compared: its agent cannot be loaded: {NO_AGENT}" in marked
 
 
 @attrs.frozen

@@ -29,6 +29,7 @@ from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel, text
+from tests.phrases import NO_AGENT
 
 ROOT = Path(__file__).resolve().parents[2]
 GREETER = """
@@ -487,7 +488,7 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
         "compare", "improve", "greeter.py", *typed, "--model", "anthropic/claude-of-nobody", code=Exit.USAGE
     ).stderr
 
-    assert "no agent has the id 'nobody'" in unknown
+    assert f"{NO_AGENT} 'nobody'" in unknown
     assert "'t/m'" in unserved
     assert "the price of 'anthropic/claude-of-nobody' is unknown" in " ".join(unpriced.split())
     assert not Path("o").exists()

@@ -68,6 +68,7 @@ from tests.faults.cloud_server import (
 )
 from tests.faults.scripts import TOOLS, anthropic_stream
 from tests.faults.server import Answer, json_answer
+from tests.phrases import NO_KEY
 
 COUNTERPARTS = (
     (
@@ -1117,7 +1118,7 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "elsewhere.test")
     FoundryProvider(**given).check(f"foundry/{SONNET}")
     monkeypatch.delenv("STEPENGINE_KEY_HOSTS")
-    with pytest.raises(MissingKey, match="there is no API key for 'foundry'"):
+    with pytest.raises(MissingKey, match=f"there is {NO_KEY} 'foundry'"):
         FoundryProvider(base_url="http://127.0.0.1:1/anthropic", key_env="NONE").check(f"foundry/{SONNET}")
 
 

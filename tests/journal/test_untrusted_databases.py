@@ -16,6 +16,7 @@ from stepengine.errors import JournalError
 from stepengine.journal import SqliteJournal
 from stepengine.testing import ScriptedModel, text
 from stepengine.workspace.file_formats import mark_own_database
+from tests.phrases import NOT_A_DATABASE
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT"
 LINES = "(run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
@@ -51,7 +52,7 @@ def test_foreign_schema_is_rejected_by_every_command(tmp_path: Path, command: st
     result = CliRunner().invoke(app, [*command.split(), f"{path}#r"])
 
     assert result.exit_code in (1, 2)
-    assert "is not a database of stepengine" in result.stderr
+    assert f"is {NOT_A_DATABASE}" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -71,7 +72,7 @@ def test_foreign_schema_is_rejected_by_every_command(tmp_path: Path, command: st
 def test_foreign_schema_is_rejected_by_every_method(tmp_path: Path, use: Callable[[SqliteJournal], object]) -> None:
     path = made(tmp_path / "runs.db", SCHEMAS["an endless view"])
 
-    with pytest.raises(JournalError, match="is not a database of stepengine"):
+    with pytest.raises(JournalError, match=f"is {NOT_A_DATABASE}"):
         use(SqliteJournal(path, "r"))
 
 

@@ -21,6 +21,7 @@ from stepengine.journal import FileJournal, SqliteJournal, wake_index
 from stepengine.journal.mailbox import LetterKind
 from stepengine.journal.wake_index import WAKING, Sleeping, WakeIndex
 from tests.journal.forked import FORKS, in_child
+from tests.phrases import NOT_A_DATABASE
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -208,7 +209,7 @@ def test_file_of_another_program_is_not_replaced_by_the_index(tmp_path: Path, co
     bench = Bench(tmp_path)
     bench.file.write_bytes(content)
 
-    with bench.index() as index, pytest.raises(JournalWriteFailed, match="is not a database of stepengine"):
+    with bench.index() as index, pytest.raises(JournalWriteFailed, match=f"is {NOT_A_DATABASE}"):
         index.all()
     assert (content, [bench.file]) == (bench.file.read_bytes(), [*tmp_path.iterdir()])
 

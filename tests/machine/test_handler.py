@@ -44,6 +44,7 @@ from tests.machine.world import (
     play_adding,
     reply,
 )
+from tests.phrases import UNAVAILABLE
 
 
 @pytest.mark.spec("generator-contract:G17", "generator-contract:G50")
@@ -206,9 +207,7 @@ def test_step_overrides_apply_to_one_step():
 
 def test_step_with_unavailable_tools_is_rejected_at_the_yield():
     def handler(ctx):
-        with pytest.raises(
-            ToolNotAvailable, match=r"'nope' is not available for agent 'tester'\. Available tools: add"
-        ):
+        with pytest.raises(ToolNotAvailable, match=rf"'nope' {UNAVAILABLE} 'tester'\. Available tools: add"):
             yield y.StepWith(tools=["nope"])
 
     assert play(agent(handler, tools=["add"]), tools=[ADD]).status is RunStatus.COMPLETED

@@ -39,6 +39,7 @@ from tests.machine.world import (
     reply,
     thought,
 )
+from tests.phrases import UNAVAILABLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -378,5 +379,5 @@ def test_full_step_has_one_fixed_order():
         "assistant: text[add c3][look c4][nope c5]",
         "tool c3 ok: 3",
         "tool c4 ok: 0",
-        "tool c5 error: Tool 'nope' is not available for agent 'tester'. Available tools: look, add.",
+        f"tool c5 error: Tool 'nope' {UNAVAILABLE} 'tester'. Available tools: look, add.",
     ]

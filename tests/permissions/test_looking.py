@@ -17,6 +17,7 @@ from stepengine import ToolCall
 from stepengine.permissions import Command, Policy, Rule, read_only_commands
 from stepengine.permissions.commands import CommandForm
 from stepengine.tools.bundled import shell_tools
+from tests.phrases import OUTSIDE_ROOT
 
 from .runs import run_calls
 
@@ -367,7 +368,7 @@ def test_read_only_commands_show_the_rest_and_report_omissions(repository: Path)
 def test_a_command_that_would_leak_is_refused_with_a_reason(repository: Path, command: str) -> None:
     (text,) = outcomes(repository, [command], None).values()
 
-    assert any(word in text for word in ("outside of the root", "may hold secrets", "only git understands")), text
+    assert any(word in text for word in (OUTSIDE_ROOT, "may hold secrets", "only git understands")), text
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

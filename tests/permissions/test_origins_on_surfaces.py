@@ -21,13 +21,14 @@ from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.server import Tokens, app
 from stepengine.testing import ScriptedModel, text, tool_call
+from tests.phrases import FROM_RESULT
 from tests.server.house import run_server
 from tests.waits import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("provenance:PV12")]
 RECIPIENT = "US133000000121212121212"
 FROM_BILL = f"recipient {RECIPIENT}: from the result of read_bill('bill.txt') in step 1; not in your request"
-FROM_USER = "amount 98.7: from your request and from the result of read_bill('bill.txt') in step 1"
+FROM_USER = f"amount 98.7: from your request and {FROM_RESULT} read_bill('bill.txt') in step 1"
 
 
 @tool

@@ -16,6 +16,7 @@ import stepengine.models.openai_chat
 from stepengine.testing import Cassette, CassetteFixture
 from stepengine.testing.cassette_files import RecordedRequest
 from stepengine.testing.transport import Clients
+from tests.phrases import NO_KEY
 
 pytest_plugins = ("pytester",)
 SHARED = (
@@ -155,7 +156,7 @@ def test_the_engine_fixture_uses_its_cassette_and_fixed_random_values(run, pytes
     """
     Recording needs the key; replaying needs none. Both use the address of the environment.
     """
-    run(engine_test(1), "--stepengine-record=once").stdout.fnmatch_lines(["*there is no API key for 'openai_chat'*"])
+    run(engine_test(1), "--stepengine-record=once").stdout.fnmatch_lines([f"*there is {NO_KEY} 'openai_chat'*"])
     monkeypatch.setenv("OPENAI_API_KEY", "live-key-of-somebody")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.test/v1")
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "elsewhere.test")

@@ -19,6 +19,7 @@ from stepengine.adapters.mcp import mcp_tools
 from stepengine.adapters.mcp.connection import OpenCall, ServerRequests
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
+from tests.phrases import OUTCOME_UNKNOWN
 
 from .foreign import Foreign, described, text
 
@@ -100,7 +101,7 @@ async def test_ended_legacy_server_asks_no_further_fields(near: Any, agent: Any,
         again = await engine.replay(path)
 
     assert RunStatus.COMPLETED is second.status
-    assert ["the MCP server 'small' does not wait for the answer any more; the outcome is unknown"] == texts(second)
+    assert [f"the MCP server 'small' does not wait for the answer any more; the {OUTCOME_UNKNOWN}"] == texts(second)
     assert texts(second) == texts(again)
 
 

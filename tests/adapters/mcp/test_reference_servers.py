@@ -17,6 +17,7 @@ from stepengine.adapters.mcp import mcp_tools
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
+from tests.phrases import OUTCOME_UNKNOWN
 
 from .peers import command, needs_npm
 
@@ -82,7 +83,7 @@ async def test_killed_everything_server_loses_one_call_and_the_run_replays(agent
         again = await engine.replay(journal)
 
     lost, echo = [one.result for one in lived.tool_calls]
-    assert "the connection to the MCP server 'ev' was lost; the outcome is unknown" == lost.text
+    assert f"the connection to the MCP server 'ev' was lost; the {OUTCOME_UNKNOWN}" == lost.text
     assert "Echo: again" == echo.text
     assert RunStatus.COMPLETED is again.status
     assert [one.result for one in lived.tool_calls] == [one.result for one in again.tool_calls]

@@ -21,6 +21,7 @@ from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
 from tests.loop_clock import put_clock_ahead
+from tests.phrases import OUTCOME_UNKNOWN
 
 COUNTERPARTS = (("pypi:mcp", "2.3.0", "works", "servers: tools, resources, prompts, elicitation, sampling, progress"),)
 
@@ -65,7 +66,7 @@ async def test_server_crash_loses_one_call_and_restarts(
         result = await engine.run("worker", "Go.")
         restarts = list(next(iter(source._connections.values()))._restarts.values())
 
-    lost = "the connection to the MCP server 'small' was lost; the outcome is unknown"
+    lost = f"the connection to the MCP server 'small' was lost; the {OUTCOME_UNKNOWN}"
     assert RunStatus.COMPLETED is result.status
     assert [("error", lost), *[("ok", "3")] * 3] == results(result)
     assert [1] == restarts
@@ -81,7 +82,7 @@ async def test_third_crash_in_a_run_removes_the_server(small: Any, agent: Any, m
     async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
         *lost, gone = results(await engine.run("worker", "Go."))
 
-    assert ["the outcome is unknown"] * 3 == [text[-22:] for _, text in lost]
+    assert [f"the {OUTCOME_UNKNOWN}"] * 3 == [text[-22:] for _, text in lost]
     assert "the MCP server 'small' is gone: it was started again 2 times in this run" in gone[1]
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from stepengine import Engine
 from stepengine.cli.app import app
 from stepengine.testing import ScriptedModel, tool_call
+from tests.phrases import OUTCOME_UNKNOWN
 
 from .test_servers import results
 
@@ -117,7 +118,7 @@ async def test_call_on_a_closed_connection_is_a_cut_off_error(
         await source.aclose()
         result = await running
 
-    lost = "the connection to the MCP server 'odd' was lost (it was closed during the call); the outcome is unknown"
+    lost = f"the connection to the MCP server 'odd' was lost (it was closed during the call); the {OUTCOME_UNKNOWN}"
     assert [("error", lost)] == results(result)
     assert [("cut_off", "odd")] == [(e.kind, e.target) for e in result.tool_calls[0].result.side_effects]
 
@@ -170,7 +171,7 @@ def test_evaluation_excludes_samples_that_lost_their_server(tmp_path: Path, monk
 
     assert ("error", False) == (lost["status"], lost["counts"])
     assert "not measured, 1 sample ended with an error of the provider, or of a server of tools" in told
-    assert "was cut off: the connection to the MCP server 'odd' was lost; the outcome is unknown" in told
+    assert f"was cut off: the connection to the MCP server 'odd' was lost; the {OUTCOME_UNKNOWN}" in told
     assert [("new", "completed", True)] == [(s["reused"], s["status"], s["counts"]) for s in samples(report)]
     assert ["journal"] == [s["reused"] for s in samples(again)]
 

@@ -24,6 +24,7 @@ from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall, T
 from stepengine.adapters.mcp import McpRun, mcp_tools
 from stepengine.errors import DefinitionError
 from stepengine.testing import ScriptedModel, tool_call
+from tests.phrases import OUTCOME_UNKNOWN
 from tests.servers import Quiet
 from tests.servers import served as web_server
 
@@ -515,7 +516,7 @@ async def test_http_server_crash_loses_one_call_and_recovers(served: Any, agent:
     assert RunStatus.COMPLETED is result.status
     assert ("ok", "3") == ended[0] == ended[2]
     assert "error" == ended[1][0]
-    assert "the outcome is unknown" in ended[1][1]
+    assert f"the {OUTCOME_UNKNOWN}" in ended[1][1]
 
 
 # --- replies that cannot be read ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 
 from tests import forked_processes
 from tests.debugging.browser import AXE, CHROMIUM, Browser, faults
+from tests.phrases import NO_KEY
 
 from .conftest import Page
 from .shop import Shop, save
@@ -114,7 +115,7 @@ def test_missing_key_is_named_on_the_start_page(chromium: Browser, project: Proj
         chromium.open(project.link)
         page = Page(chromium, project)  # type: ignore[arg-type]  # of the stage only its link is used
         page.go("#/start", "form")
-        page.says("This agent cannot be started yet: there is no API key for 'anthropic': set ANTHROPIC_API_KEY")
+        page.says(f"This agent cannot be started yet: there is {NO_KEY} 'anthropic': set ANTHROPIC_API_KEY")
         page.says("stepengine studio --script FILE")
         assert chromium.run("document.documentElement.scrollWidth <= innerWidth")
         assert AXE is None or not faults(chromium)
