@@ -178,3 +178,12 @@ def test_a_failing_inline_agent_is_logged_each_time(project: Path) -> None:
     assert "Agent context-pruner did not complete, the history stays as it was" in seen[0]
     assert "max_context_length" in seen[0]
     assert 1 == len(result.warnings)
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P32")
+def test_a_smaller_budget_keeps_fewer_assistant_messages(project: Path) -> None:
+    generous = prune(project, max_context_length=1_500).state.message_history[0].text
+    strict = prune(project, max_context_length=1_500, assistant_tool_budget=0).state.message_history[0].text
+
+    assert generous.count("apples") > strict.count("apples")
+    assert "What is this?" in strict

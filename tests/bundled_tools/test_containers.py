@@ -207,3 +207,17 @@ async def test_a_container_without_snapshots_refuses_one(make: Make, tmp_path: P
             place.snapshot("localhost/x:1")
     with pytest.raises(DefinitionError, match="cannot be given to"):
         make(keep=named()).snapshot("--all")
+
+
+@pytest.mark.spec("reliability:FS26", "reliability:WS1")
+def test_mounting_the_home_folder_as_root_needs_allow_wide_root(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    with make(mounts={tmp_path: "/workspace"}) as place:
+        with pytest.raises(DefinitionError, match="allow_wide_root"):
+            file_tools(place)
+        file_tools(place, allow_wide_root=True)
+    with make(mounts={tmp_path / "project": "/workspace"}) as place:
+        file_tools(place)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -174,3 +176,23 @@ async def test_a_folder_swapped_for_a_link_is_never_followed(place: Workspace, r
     assert SECRET not in "".join(seen)
     assert any("inside" in text for text in seen)
     assert not (root.parent / "made").exists()
+
+
+@pytest.mark.spec("reliability:WS7")
+@pytest.mark.parametrize("way", ["loopback", "an abstract socket", "a socket in a file"])
+async def test_no_program_talks_to_this_machine(way: str, place: Workspace, root: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET if way == "loopback" else socket.AF_UNIX) as server:
+        server.settimeout(0.2)
+        if way == "loopback":
+            server.bind(("127.0.0.1", 0))
+            reached = f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
+        else:
+            address = f"\\0stepengine-{os.getpid()}" if way == "an abstract socket" else str(tmp_path / "socket")
+            server.bind(address.replace("\\0", "\0"))
+            reached = f"socket.socket(socket.AF_UNIX).connect('{address}')"
+        server.listen()
+        said = await say(tools_of(place), python(f"import socket\n{reached}\nprint('it got through')"))
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+    assert '"stdout":"it got through' not in said

@@ -528,3 +528,40 @@ def test_replay_with_pdb_opens_at_the_divergence(terminal: Any, folder: Path) ->
     )
 
     assert (2, True) == (done.returncode, "needs a terminal" in done.stderr)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
+def test_fork_answers_on_a_copy_and_rejects_repeated_calls(folder: Path) -> None:
+    asked, answered, ended = objects(folder, "last", "fork --result yes", "print 1", "state")[0:3]
+    refused, live, unknown = objects(
+        folder, "goto 2", "fork --into a.jsonl", "fork --live --allow-repeat --into b.jsonl", "fork --nothing"
+    )[1:]
+
+    assert "Ship it?" == asked["asked"]
+    assert "completed" == answered["status"]
+    assert "1" == ended["text"]
+    assert "may happen again" in refused["error"]
+    assert "without a terminal nobody can approve it" in live["error"]
+    assert "fork takes no '--nothing'" in unknown["error"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("evaluation:JG36")
+def test_breakpoint_without_a_terminal_is_ignored_with_one_warning(folder: Path) -> None:
+    write(folder, extra="breakpoint()")
+    done = debug(folder, keys="next\nnext\nnext\np number\n")
+
+    assert (0, 1) == (done.returncode, done.stderr.count("breakpoint() is ignored"))
+    assert "1" == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("evaluation:JG22", "evaluation:JG30")
+def test_expression_that_changes_the_run_is_rejected_and_undone(folder: Path) -> None:
+    broken, still, went = objects(
+        folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
+    )
+
+    assert "changes the run, so it cannot be searched for" in broken["error"]
+    assert ("0", "#4") == (still["text"], went["address"])

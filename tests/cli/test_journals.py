@@ -683,3 +683,46 @@ def test_replay_waiting_without_names_checks_the_runs_of_the_folder(
     command("resume", "--last", "--answer", "q4=yes", "-q")
     assert "1 waiting: 1 can be resumed" in command("replay", "--waiting").stdout
     assert "1 waiting: 1 can be resumed" in command("replay", "--waiting", "--last").stdout
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("generator-contract:L42")
+def test_warnings_of_a_child_are_printed_by_each_command() -> None:
+    Path("lead.py").write_text("""
+from stepengine import AgentCall, AgentDefinition, Ask, ToolCall
+
+def note(ctx):
+    yield ToolCall("set_output", {"found": 1})
+
+def handle_steps(ctx):
+    yield from AgentCall(noting)
+    return (yield from Ask("Ship it?", key="ship"))
+
+noting = AgentDefinition("noting", tools=["set_output"], handle_steps=note)
+agent = AgentDefinition("lead", spawnable_agents=[noting], handle_steps=handle_steps)
+""")
+    said = "warning: run 0 (noting): agent 'noting' calls set_output"
+    runs = [
+        command("run", "lead.py", "go", "--journal", "lead.jsonl", "-q", code=3),
+        command("resume", "lead.jsonl", "--agent", "lead.py", "--answer", "ship=yes", "-q"),
+        command("replay", "lead.jsonl", "--agent", "lead.py", "-q"),
+    ]
+
+    assert [1, 1, 1] == [run.stderr.count(said) for run in runs]
+    assert 1 == command("show", "lead.jsonl").stdout.count(said)
+    (warning,) = json.loads(command("show", "lead.jsonl", "--json").stdout)["warnings"]
+    assert warning.startswith(said.removeprefix("warning: "))
+
+
+@pytest.mark.spec("replay:D16")
+def test_diverged_resume_keeps_the_list_of_runs(scripted: Any) -> None:
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    command("run", "desk", "go", "--model", "test/m", code=3)
+    listed = json.loads(command("runs", "--json").stdout)
+    assert "suspended" == listed[0]["status"]
+
+    command("resume", "--last", "--agent", edited("Ship it?", "Sink it?"), "--on-divergence", "stop", "-q", code=5)
+
+    assert listed == json.loads(command("runs", "--json").stdout)
+    assert "suspended" in command("show", "--last").stdout

@@ -15,8 +15,13 @@ from stepengine.errors import DefinitionError
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
+import zipfile
+
+from stepengine.engine import packages
 from stepengine.sandbox import MontySandbox, program_tool
 from tests.cli.command import typed
+
+from .test_packages import wheel_of
 
 # What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
 first = MontySandbox(1)
@@ -123,4 +128,29 @@ def test_sandboxed_folder_loads_without_import_and_skips_broken_files(folder: Pa
     assert load_agent("asker.py", sandboxed=True) is load_agent("sandboxed:asker.py")
     with pytest.raises(DefinitionError, match="is named by its file"):
         load_agent("asker", sandboxed=True)
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_sandboxed_installed_package_runs_without_import(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = {
+        "format": "stepengine.agents/1",
+        "agents": {"asker": {"tools": {"write_todos": "control"}}},
+        "hosts": [],
+    }
+    name = packages.FILE
+    files = {"acme_agents/asker.py": ASKER, f"acme_agents/{name}": json.dumps(declared)}
+    files["acme_agents/__init__.py"] = "open('imported', 'w')\n"
+    site = folder / "site"
+    wheel = wheel_of(folder, **files)
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(site)
+    monkeypatch.syspath_prepend(str(site))
+    (folder / "set.toml").write_text('sandboxed = ["acme-agents"]\n')
+
+    agreed = typed("agents", "agree", "acme-agents")
+    ran = typed("run", "acme/asker", "one", "--config", "set.toml", "--no-journal")
+
+    assert 0 == agreed.exit_code, agreed.output
+    assert 3 == ran.exit_code, ran.output
     assert not (folder / "imported").exists()

@@ -267,3 +267,36 @@ def test_model_for_an_unknown_agent_or_provider_is_rejected(boss: None) -> None:
     said = command("run", "names", "go", "--model", "ollama/llama3.2", code=2).stderr
     assert "'nowhere/x'" in said
     assert "--model ollama/llama3.2" in said
+
+
+@pytest.mark.spec("requirements:G23", "providers:PV109")
+def test_cloud_settings_apply_only_to_their_provider() -> None:
+    user(
+        'base_urls.bedrock = "https://mine.test"\nproviders.bedrock.key = { env = "MY_KEY" }\n'
+        'base_urls.vertex = "https://other.test"\nproviders.vertex.key = { env = "MY_TOKEN" }\n'
+        'providers.bedrock_mantle.key = { env = "NO_KEY" }\nproviders.foundry.key = { env = "MY_KEY" }\n'
+    )
+    given = {"MY_KEY": "canary-canary-1", "MY_TOKEN": "canary-canary-2", "AWS_REGION": "us-east-1"}
+    shown = command(
+        "agents", "models", "--json", **given, GOOGLE_CLOUD_PROJECT="mine", ANTHROPIC_FOUNDRY_RESOURCE="mine"
+    )
+    found = {entry["prefix"]: entry for entry in json.loads(shown.stdout)}
+
+    assert "canary" not in shown.output
+    assert ["https://mine.test", "https://other.test", "https://mine.services.ai.azure.com/anthropic"] == [
+        found[name]["base_url"] for name in ("bedrock", "vertex", "foundry")
+    ]
+    assert (
+        "cannot be used: MissingKey: there is no key for 'bedrock_mantle': set NO_KEY" in found["bedrock_mantle"]["key"]
+    )
+
+
+@pytest.mark.spec("requirements:X56", "interfaces:IF98")
+def test_model_settings_apply_to_new_runs_only(scripted: Any, boss: None) -> None:
+    user('models.helper = "set/helper"')
+    asked = ["own/boss", "set/helper", "own/boss", "named/here"]
+
+    assert asked == asks_for(scripted, "run", "boss", "go")
+    user('models.helper = "set/other"')
+    assert [] == asks_for(scripted, "replay", "--last")
+    assert ["a/all"] * 3 == asks_for(scripted, "run", "boss", "go", "--model", "a/all")[:3]

@@ -18,8 +18,10 @@ from stepengine import (
     Change,
     Hooks,
     RunStatus,
+    ToolContext,
     Usage,
     UserMessage,
+    tool,
 )
 from stepengine.cli import bench
 from stepengine.cli.app import app
@@ -336,3 +338,26 @@ async def test_engine_hooks_run_before_agent_hooks() -> None:
     for point in points:
         order = [line for line in seen if f" {point} " in line]
         assert [f"{who} {point} {n}" for who in ("engine", "agent") for n in (1, 2)] == order[:4]
+
+
+@pytest.mark.spec("requirements:E10")
+async def test_tool_reads_remaining_tokens_and_requests_truncation() -> None:
+    left: list[int | None] = []
+
+    @tool(in_thread=False)
+    def dump(ctx: ToolContext) -> str:
+        """
+        Say a lot.
+        """
+        left.append(ctx.remaining_tokens)
+        ctx.request_truncation(50)
+        return "x" * 5_000
+
+    model = ScriptedModel([tool_call("dump", {}, usage=Usage(1_500, 1)), text("done")])
+    result = await engine(model, 2_000).run(worker(Hooks(), tools=[dump]), "go")
+    said = result.state.message_history[2].text
+
+    assert [500] == left
+    assert said.startswith("x" * 10)
+    assert len(said) < 200
+    assert said == model.calls[1].messages[-1].text

@@ -357,3 +357,17 @@ def test_masks_measure_json_results() -> None:
 
 def _call(call_id: str) -> Any:
     return (ToolCallPart(call_id, "look", {}),)
+
+
+@pytest.mark.spec("requirements:I18", "generator-contract:L32")
+async def test_slash_prompts_have_no_special_meaning() -> None:
+    for hooks in RUNS.values():
+        provider = ScriptedModel([text("one"), text("two")])
+        async with Engine(models=provider) as engine:
+            first = await engine.run(agent(*hooks), "Look.")
+            second = await engine.run(agent(*hooks), "/compact", previous=first.state)
+
+        assert ["Look.", "Be thorough.", "one", "/compact", "Be thorough."] == [
+            m.text for m in provider.calls[1].messages
+        ]
+        assert 6 == len(second.state.message_history)

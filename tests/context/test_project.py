@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools.bundled import skill_tools
-from stepengine.workspace import skills
+from stepengine.workspace import skills, walk
 from stepengine.workspace.guard import GUARD, CallGuard
 from stepengine.workspace.repository import ALL_BYTES, FILE_BYTES, read_project
 from tests.phrases import OUTSIDE_ROOT
@@ -436,3 +437,24 @@ def test_denied_skills_and_names_of_denied_files_reach_no_prompt(tmp_path: Path,
 
     assert ("canary" in sent, "secrets" in sent) == (False, False)
     assert all(shown in sent for shown in ("open-one", "src/deep/AGENTS.md", "new.txt", "What the user wants."))
+
+
+@pytest.mark.spec("interfaces:IF91")
+def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A head can take a second; time is looked at after each of them.
+    """
+    seconds, take = [0.0], skills._add_skill
+    monkeypatch.setattr(walk, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+
+    def slowly(*given: Any) -> None:
+        seconds[0] += 0.9
+        take(*given)
+
+    monkeypatch.setattr(skills, "_add_skill", slowly)
+    for number in range(20):
+        skill(tmp_path, f"s{number:02}", "description: d\n")
+    found = skills.find_skills(tmp_path, user=False)
+
+    assert ["s00", "s01", "s02"] == list(found.skills)
+    assert ["not all folders of skills were looked at: stopped after 2 s"] == found.warnings

@@ -129,3 +129,29 @@ def test_from_messages_rejects_dicts_and_names_from_dicts() -> None:
 def test_unreadable_message_is_rejected_with_its_path(message: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"\$\[0\]"):
         AgentState.from_dicts([message])
+
+
+def test_file_part_is_read_as_a_document() -> None:
+    part = {"type": "file", "data": PNG, "mediaType": "application/pdf", "filename": "a.pdf"}
+    (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
+
+    assert ("application/pdf", "a.pdf", b"\x89PNG") == (
+        message.content[0].mime_type,
+        message.content[0].name,
+        message.content[0].data,
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        ("https://a.example/x.png", ("image/jpeg", "https://a.example/x.png")),
+        (PNG, ("image/jpeg", "")),
+    ],
+    ids=["address", "base64"],
+)
+def test_image_is_read_from_url_data_url_or_base64(image: str, kind: tuple[str, str]) -> None:
+    part = {"type": "image", "image": image, "mediaType": "image/jpeg"}
+    (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
+
+    assert kind == (message.content[0].mime_type, message.content[0].url or "")

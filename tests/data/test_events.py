@@ -101,3 +101,10 @@ def test_unstorable_values_in_events_are_shown_as_text() -> None:
     json.dumps([shown, finished], allow_nan=False).encode()
     with pytest.raises(DataError):
         LogLine(level="info", message="m", data={"a": object()})
+
+
+def test_events_are_frozen_and_take_json_only() -> None:
+    with pytest.raises(AttributeError):
+        ToolStarted(tool_name="t").tool_name = "u"  # type: ignore[misc]
+    with pytest.raises(DataError):
+        LogLine(level="info", message="m", data={"a": object()})

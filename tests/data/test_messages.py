@@ -249,3 +249,11 @@ def test_the_estimate_of_a_state_counts_view_prompt_and_tools() -> None:
     )
 
     assert (8 + 2) + 2 + (2 + 1) == state.context_tokens
+
+
+def test_parts_are_hashable_values() -> None:
+    for part in PARTS:
+        assert copy.copy(part) == copy.deepcopy(part) == part
+        assert hash(part) == hash(copy.deepcopy(part))
+        with pytest.raises(AttributeError):
+            part.surprise = 1  # type: ignore[union-attr]

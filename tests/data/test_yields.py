@@ -318,3 +318,13 @@ def test_step_result_attribute_error_hints_at_yield_from() -> None:
     assert result.__eq__(None) is NotImplemented
     assert result != None  # noqa: E711 - how `None` compares is what is asked
     assert result is not None
+
+
+def test_yieldables_are_values() -> None:
+    for name, (yieldable, _, _) in UNPACKED.items():
+        fields = [a.name for a in attrs.fields(type(yieldable))] if attrs.has(type(yieldable)) else ["value"]
+        for field in fields:
+            with pytest.raises(AttributeError):
+                setattr(yieldable, field, None)
+        assert copy.copy(yieldable) == yieldable, name
+        assert hash(yieldable) == hash(copy.copy(yieldable)), name

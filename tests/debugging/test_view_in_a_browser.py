@@ -16,18 +16,18 @@ from urllib.parse import quote
 
 import pytest
 
-from stepengine import Ask, ToolCall
+from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait
 from stepengine.data.messages import TextPart
 from stepengine.debugging import render_run
 from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.debugging.viewer.rendering import load_stored_history
-from stepengine.journal import FileJournal, Journal
+from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.recorded_requests import RecordedRequests
 from tests.evaluation.runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
 from .browser import AXE, CHROMIUM, Browser, browser, faults
-from .pages import opened
+from .pages import frames_at, opened
 
 pytestmark = [
     pytest.mark.deep,
@@ -630,3 +630,94 @@ def test_rows_and_charts_have_accessible_names_and_a_table(page: Any, reviewer: 
         "[...document.querySelectorAll('button, #list .row, #tree li, summary')].filter(n => n.offsetParent).map(n => n.getBoundingClientRect().height)"
     )
     assert min(sizes) >= 24
+
+
+@pytest.mark.spec("evaluation:JG41", "evaluation:JG46")
+def test_handler_tab_shows_line_variables_and_changes_between_steps(page: Any, reviewer: Journal) -> None:
+    text = render_run(reviewer, agent=engine([]))
+    data = opened(text)
+    number = next(n for n, row in enumerate(data["steps"]) if row["kind"] == "model" and row["n"] == 2)
+    frame = frames_at(data, number)[0]
+    chromium = page(text, "#step=2&tab=handler")
+    here = text_of(chromium, "#panel [aria-current=true]")
+    shown = dict(
+        zip(
+            *[
+                chromium.run(f"[...document.querySelectorAll('#panel .members > {tag}')].map(n => n.textContent)")
+                for tag in ("dt", "dd")
+            ],
+            strict=True,
+        )
+    )
+    chromium.press("5")
+    settled(chromium)
+    changed = text_of(chromium, "#panel")
+
+    assert f"{frame['line']}        yield STEP" == here
+    assert frame["values"] == shown
+    assert "findings = []" in changed
+    assert "+ findings = [" in changed
+    assert "count_messagespre_step" in changed
+    assert "+ 4 added" in changed
+
+
+PAINTED = """(() => {
+    const canvas = document.querySelector('#lane'), {width, height} = canvas, scale = width / canvas.clientWidth;
+    const drawn = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+    const there = (part, lane) => drawn[4 * (Math.round((lane * 20 + 13) * scale) * width + Math.round(part * width)) + 3] > 0;
+    return [0.25, 0.9].map(part => [0, 1, 2, 3].map(lane => there(part, lane)));
+})()"""
+
+
+def beside_each_other() -> Journal:
+    """
+    Two children in the background at the same time, one of which fails, and then a third.
+    """
+
+    def child(ctx: Any) -> Any:
+        yield from Sleep(0.2)
+        if ctx.params["fails"]:
+            msg = "no page"
+            raise ValueError(msg)
+        return "done"
+
+    def lead(ctx: Any) -> Any:
+        kids = [AgentCall("kid", prompt, params={"fails": prompt == "two"}) for prompt in ("one", "two", "three")]
+        yield from Wait(*(yield from Start(*kids[:2])))
+        yield from kids[2]
+
+    kid = AgentDefinition("kid", handle_steps=child)
+    journal = MemoryJournal()
+    Engine([AgentDefinition("lead", handle_steps=lead, spawnable_agents=[kid])]).run_sync("lead", "go", journal=journal)
+    return journal
+
+
+@pytest.mark.spec("waiting:WT3")
+def test_concurrent_children_are_drawn_in_parallel_lanes(page: Any) -> None:
+    journal = beside_each_other()
+    chromium = page(render_run(journal))
+
+    assert ["leadgo", "kidone", "kidtwo", "kidthree"] == chromium.run(
+        "[...document.querySelectorAll('#names li')].map(li => li.textContent)"
+    )
+    assert [["", "", "bad", ""]] == [
+        chromium.run("[...document.querySelectorAll('#names li')].map(li => li.className.replace('here', '').trim())")
+    ]
+    assert [[True, True, True, False], [True, False, False, True]] == chromium.run(PAINTED)
+    chromium.run(
+        "(() => { const c = document.querySelector('#lane'), b = c.getBoundingClientRect();"
+        " c.dispatchEvent(new MouseEvent('click', {clientX: b.left + b.width / 4, clientY: b.top + 50})); })()"
+    )
+    settled(chromium)
+    assert "kidtwo" == text_of(chromium, "#names .here")
+    assert chromium.run(f"{PICKED}.textContent").startswith("1#")
+
+    chromium.run("document.querySelector('#agent-3').click()")
+    settled(chromium)
+    assert "kidthree" == text_of(chromium, "#names")
+    chromium.run("document.querySelector('#twin').open = true")
+    chromium.wait("document.querySelectorAll('#table table').length == 2")
+    assert "failed" in text_of(chromium, "#table")
+    assert chromium.run(
+        "document.querySelector('#context').offsetParent === null"
+    )  # no model was asked, so nothing is charted

@@ -4,29 +4,35 @@ Tools that yield in durable runs: a body alone is part of its caller's run, seve
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import attrs
 import pytest
 
 from stepengine import (
+    STEP,
     AgentCall,
     AgentDefinition,
     Ask,
     Change,
     Engine,
     Hooks,
+    Limits,
+    ModelSettings,
     Parallel,
     RunStatus,
     StepContext,
     Steps,
     ToolCall,
+    Usage,
     call,
     tool,
 )
-from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.journal.pending_items import open_questions
+from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool
 
@@ -430,3 +436,185 @@ async def test_agent_tool_runs_as_its_own_workflow(db: str):
         outputs = [(await worker.run(agent, "")).output for agent in (alone, in_a_body)]
 
     assert ["said", "said"] == outputs
+
+
+def asker_steps(ctx: StepContext) -> Steps[Any]:
+    return (yield from Ask("How many?"))
+
+
+ASKER = AgentDefinition("asker", handle_steps=asker_steps)
+
+
+@tool
+def asked_here() -> Steps[str]:
+    """Ask."""
+    return str((yield from Ask("Here?")))
+
+
+def hears(ctx: StepContext) -> Steps[Any]:
+    yield from call(asked_here)
+    first = yield STEP
+    yield from AgentCall("asker", "")
+    second = yield STEP
+    yield from Parallel(ToolCall("asked_here", {}), ToolCall("note", {"name": "beside"}))
+    third = yield STEP
+    return [first.text, second.text, third.text]
+
+
+HEARS = AgentDefinition(
+    "hears", model="test/model", tools=[asked_here, note], spawnable_agents=[ASKER], handle_steps=hears
+)
+
+
+def repeated(request: Any) -> ModelReply:
+    """Say what the user has said."""
+    return ModelReply(" | ".join([message.text for message in request.messages if message.role == "user"]))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
+async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
+    said = ["left", "right", "straight on"]
+    async with worker_of([HEARS], db, models=ScriptedModel([repeated] * 9)) as worker:
+        result = await worker.run(HEARS, "go")
+        run = result.journal
+        for word in said:
+            await worker.operator.say(run, word)
+
+            async def is_there():
+                return any(each.tree is not None and each.tree.inboxes.root for each in worker._process.runs)
+
+            await until(is_there)
+            result = await worker.resume(run, answers={result.pending_questions[0].id: "yes"})
+        exported = await worker.export(run)
+    replayed = await Engine([HEARS], models=ScriptedModel([])).replay(exported)
+
+    assert ["go | left", "go | left | right", "go | left | right | straight on"] == result.output
+    assert result.output == replayed.output
+    assert result.state.message_history == replayed.state.message_history
+
+
+SCRIBE = AgentDefinition("scribe", model="test/model", settings=ModelSettings(max_tokens=96))
+
+
+@tool(uses=[SCRIBE])
+def many_notes(count: int) -> Steps[int]:
+    """
+    Let notes be written.
+
+    Args:
+        count: How many.
+    """
+    written = 0
+    with contextlib.suppress(LimitExceeded):
+        for number in range(count):
+            answer = yield AgentCall("scribe", f"Note {number}")
+            written += answer.value.status is RunStatus.COMPLETED
+    return written
+
+
+def priced(count: int) -> ScriptedModel:
+    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * count)
+
+
+def writes_alone(ctx: StepContext) -> Steps[Any]:
+    first = yield from call(many_notes, count=3)
+    second = yield from call(many_notes, count=3)
+    return [first, second]
+
+
+def writes_beside(ctx: StepContext) -> Steps[Any]:
+    told = yield from Parallel(ToolCall("many_notes", {"count": 3}), ToolCall("many_notes", {"count": 3}))
+    third = yield from call(many_notes, count=3)
+    return [*[int(each.text) for each in told], third]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("handler", [writes_alone, writes_beside])
+@pytest.mark.spec("programs:PG7", "programs:PG3", "durable:U23")
+async def test_children_of_bodies_share_the_callers_budget(db: str, handler: Any):
+    agent = AgentDefinition("writing", tools=[many_notes], handle_steps=handler)
+    async with worker_of([agent], db, models=priced(99), pricing=None) as worker:
+        poor = await worker.run(agent, "", limits=Limits(max_tokens=450))
+        few = await worker.run(agent, "", limits=Limits(max_total_children=4))
+        rich = await worker.run(agent, "")
+
+    assert poor.usage.total_tokens <= 450
+    assert 0 < sum(poor.output) < 6
+    assert sum(each for each in rich.output) == 3 * len(rich.output)
+    assert 300 * len(rich.output) == rich.usage.total_tokens
+    assert 4 == sum(few.output) == len(few.children)
+
+
+def cuts_others(ctx: StepContext) -> Steps[Any]:
+    told = yield Parallel(ToolCall("waits_long", {}), ToolCall("fails_at_once", {}), fail_fast=True)
+    return [[each.status, each.text] for each in told.value]
+
+
+@tool
+def fails_at_once() -> Steps[str]:
+    """Fail."""
+    yield from call(note, name="begun")
+    raise ValueError("no")
+
+
+@tool
+def waits_long() -> Steps[str]:
+    """Wait for somebody."""
+    try:
+        yield from Ask("Will anybody say?")
+    finally:
+        DONE.append("closed")
+    return "never"
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7")
+async def test_failed_body_cancels_its_siblings(db: str):
+    agent = AgentDefinition("cutter", tools=[waits_long, fails_at_once, note], handle_steps=cuts_others)
+    DONE.clear()
+    async with worker_of([agent], db) as worker:
+        # A look between the failure and the end of the other body finds a question that waits.
+        result = await worker.result(await worker.submit(agent, ""), waits=True)
+        states = {view.id.partition("/")[2]: view.state for view in await worker.operator.tree(result.journal)}
+        exported = await worker.export(result.journal)
+    replayed = await Engine([agent]).replay(exported)
+
+    assert ["cancelled", "error"] == [status for status, _ in result.output]
+    assert "ValueError: no" == result.output[1][1]
+    assert result.output == replayed.output
+    assert {"": "SUCCESS", "0": "CANCELLED", "1": "SUCCESS"} == states
+    assert "begun" in DONE
+
+
+def waits_in_bodies(ctx: StepContext) -> Steps[Any]:
+    yield Parallel(ToolCall("waits_long", {}), ToolCall("waits_long", {}))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U5")
+async def test_cancelled_run_ends_its_bodies(db: str):
+    agent = AgentDefinition("patient", tools=[waits_long, note], handle_steps=waits_in_bodies)
+    async with worker_of([agent], db) as worker:
+        waiting = await worker.run(agent, "")
+        ended = await worker.operator.cancel(waiting.journal)
+        states = {view.state for view in await worker.operator.tree(waiting.journal)}
+
+    assert 2 == len(waiting.pending_questions)
+    assert {waiting.journal, f"{waiting.journal}/0", f"{waiting.journal}/1"} == set(ended)
+    assert {"CANCELLED"} == states
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U44")
+async def test_events_of_bodies_can_be_followed_elsewhere(db: str):
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        run = await worker.submit(BOTH, "", answers=answers)
+        followed = [event async for event in worker.events(run)]
+        result = await worker.result(run)
+
+    shown = [event.tool_name for event in followed if type(event).__name__ == "ToolStarted"]
+    assert 2 == shown.count("release")
+    assert RunStatus.COMPLETED is result.status
+    assert result.output == followed[-1].result.output

@@ -82,3 +82,20 @@ async def test_durable_run_starts_children_of_several_calls(db: str) -> None:
         result = await worker.run(boss, "go")
 
     assert ["did 1", "did 2", "did 3"] == [one.result.text for one in result.tool_calls]
+
+
+BILLING = AgentDefinition("billing", model="billing/m", description="Writes bills.", system_prompt="You write bills.")
+
+
+DESK = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[BILLING])
+
+
+@pytest.mark.deep
+@pytest.mark.spec("generator-contract:L41")
+async def test_durable_session_continues_with_the_agent_it_was_handed_to(db: str) -> None:
+    billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
+    models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
+    async with worker_of([DESK], db, models=models) as worker:
+        said = [(await worker.run(DESK, word, session_id="s")).output for word in ("A bill.", "For tea.")]
+
+    assert ["What for?", "For tea: 12 euros."] == said

@@ -9,12 +9,17 @@ import logging
 from typing import Any
 
 import psycopg
+import pytest
 
+from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_name
 from stepengine.durable.indexes import create_indexes
+from stepengine.durable.steps import DurableRun
 from tests.cases import case
+
+from .shared import worker_of
 
 RUNS = """
 insert into dbos.workflow_status
@@ -85,3 +90,49 @@ async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
             await own.execute(f"drop role {name}")
         finally:
             await own.close()
+
+
+@tool(idempotent=True)
+async def slow(name: str) -> str:
+    """
+    Take longer than a look at the record does.
+
+    Args:
+        name: What.
+    """
+    await asyncio.sleep(0.3)
+    return name
+
+
+def many(ctx: StepContext):
+    for n in range(8):
+        yield from call(slow, str(n))
+    size = yield from Ask("Which?")
+    yield from call(slow, "last")
+    return size
+
+
+MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U13")
+async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pytest.MonkeyPatch):
+    """
+    Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
+    """
+    step = DurableRun.step
+
+    async def slowly(self: Any, name: str, *given: Any) -> Any:
+        await asyncio.sleep(1.5 if name.startswith("ask:") else 0)
+        return await step(self, name, *given)
+
+    monkeypatch.setattr(DurableRun, "step", slowly)
+    async with worker_of([MANY], db) as worker:
+        run = await worker.submit(MANY, "go")
+        async for event in worker.events(run):
+            if type(event).__name__ == "QuestionAsked":
+                await worker.answer(run, {"Which?": "this"})
+        result = await worker.result(run)
+
+    assert "this" == result.output

@@ -271,3 +271,23 @@ async def test_effect_numbers_follow_handler_order_and_polling_is_bounded(db: st
 def test_only_postgresql_urls_are_accepted(url: str):
     with pytest.raises(DefinitionError, match="starts with postgresql://"):
         engine([LEAF], url)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U43", "reliability:I4")
+@pytest.mark.parametrize("way", ["takeover", "retry"])
+async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: str, until):
+    provider = Slow()
+    async with engine([SAYS], db, provider) as worker:
+        run = await worker.submit(SAYS, "at once")
+        await asyncio.wait_for(provider.first.wait(), 30)
+    async with await Operator.connect(db) as operator:
+        if way == "retry":
+            await operator.cancel(run)
+            await operator.retry(run)
+        else:
+            await Upkeep(operator).takeover("worker-1")
+    async with engine([SAYS], db, provider, executor="worker-2") as worker:
+        after = await worker.result(run)
+
+    assert (20, True) == (after.usage.total_tokens, after.usage.at_least)

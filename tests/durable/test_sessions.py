@@ -10,6 +10,7 @@ import pytest
 
 from stepengine import (
     STEP,
+    AgentCall,
     AgentDefinition,
     Answer,
     Ask,
@@ -23,6 +24,7 @@ from stepengine import (
 )
 from stepengine.data.state import RunInfo, RunStatus
 from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.durable.database import open_connection
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
@@ -544,3 +546,56 @@ async def test_concurrent_retries_happen_once(db: str):
 
 
 """What is done once between two effects of a run."""
+
+
+def wiping(ctx: StepContext):
+    done = yield ToolCall("wipe", {"disk": ctx.prompt})
+    return done.tool_result.text
+
+
+WIPER = AgentDefinition("wiper", tools=[wipe], handle_steps=wiping)
+
+
+def around(ctx: StepContext):
+    before = yield from AgentCall("wiper", ctx.prompt)
+    after = yield from AgentCall("wiper", ctx.prompt)
+    return [before, after]
+
+
+AROUND = AgentDefinition("around", spawnable_agents=[WIPER], handle_steps=around)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:M11", "durable:U37")
+async def test_remembered_approval_in_a_child_applies_to_its_tree(db: str):
+    options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
+    async with engine([AROUND], db, **options) as worker:
+        asked = await worker.run(AROUND, "x", session_id="s")
+        first = await worker.resume(asked.journal, answers={asked.pending_questions[0].id: Answer(remember="session")})
+    async with engine([AROUND], db, executor="worker-2", **options) as worker:
+        second = await worker.run(AROUND, "x", session_id="s")
+
+    assert ["wiped x", "wiped x"] == first.output
+    assert ["wiped x", "wiped x"] == second.output
+
+
+@pytest.mark.deep
+async def test_frozen_session_lock_blocks_no_other_session(db: str):
+    lock = "select pg_advisory_lock(hashtextextended('stepengine-session:stepengine:' || %s, 0))"
+    async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
+        first = await operator.submit("chat", "a", info=RunInfo("frozen"), release="none")
+        await operator.submit("chat", "b", info=RunInfo("frozen"))
+        frozen = await open_connection(operator.url)
+        try:
+            await frozen.execute(lock, ("frozen",))
+            await operator.client.cancel_workflow_async(first)
+            waiting = asyncio.create_task(worker.submit(CHAT, "c", session_id="frozen"))
+            await asyncio.wait((waiting,), timeout=1.0)
+            results = [await asyncio.wait_for(worker.run(CHAT, word, session_id="other"), 50) for word in ("a", "b")]
+            assert not waiting.done()
+        finally:
+            await frozen.close()
+        last = await asyncio.wait_for(worker.result(await waiting), 50)
+
+    assert ["a", "a | b"] == [result.output for result in results]
+    assert "b | c" == last.output

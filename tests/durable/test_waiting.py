@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from stepengine import (
     AgentCall,
@@ -28,12 +31,13 @@ from stepengine import (
     Wait,
     call,
 )
+from stepengine.cli.app import app
 from stepengine.durable import DurableEngine, DurableScheduler, migrate
 from stepengine.errors import BadYield, InputError, JournalError
 from stepengine.testing import ScriptedModel
 
 from .killed import WORKER, Workers
-from .shared import note, worker_of
+from .shared import add, note, worker_of
 
 
 def receiving_steps(ctx: StepContext):
@@ -346,3 +350,84 @@ async def test_missing_schedule_tables_name_the_migrate_command(db: str):
         scheduler = DurableScheduler(engine, [Schedule("receiving", cron="* * * * *")])
         with pytest.raises(JournalError, match="stepengine deploy migrate"):
             await scheduler.tick(datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC))
+
+
+SCHEDULED = """
+from stepengine import AgentDefinition, Schedule
+
+
+def handle_steps(ctx):
+    yield from ()
+
+
+agent = AgentDefinition("receiving", handle_steps=handle_steps)
+schedule = Schedule(agent, cron="* * * * *", id="every-minute", prompt="scheduled")
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT30", "waiting:WT36")
+async def test_cli_lists_scheduled_runs_and_sends_messages(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    schedule = Schedule("receiving", cron="* * * * *", id="every-minute", prompt="scheduled")
+    await asyncio.to_thread(Path("agents.py").write_text, SCHEDULED)
+
+    async def typed(*words: str) -> Any:
+        shown = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--db", db, "--app", "shop"])
+        assert not shown.stderr.strip(), shown.stderr
+        return shown
+
+    async with worker_of([RECEIVING], db, app="shop") as engine:
+        await migrate(db)
+        scheduler = DurableScheduler(engine, [schedule])
+        noon = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
+        await scheduler.tick(noon)
+        await scheduler.tick(noon + timedelta(minutes=1))
+        await scheduler.finished()
+        run = "every-minute-20260101T120100Z"
+        (waits,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
+        assert (run, 0) == (waits["last"]["run"], waits["missed"])
+        assert waits["last"]["status"] in ("ENQUEUED", "PENDING")  # a worker has it, or is about to
+        posted = await typed("send", run, "--topic", "order", '{"n": 7}', "--id", "one")
+        assert (0, "one") == (posted.exit_code, posted.stdout.strip())
+        assert [{"n": 7}, None] == (await engine.result(run, waits=True)).output
+        (ended,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
+        assert "SUCCESS" == ended["last"]["status"]
+    with pytest.raises(AssertionError, match="give one of them"):
+        await typed("runs", "--schedules", "agents.py", "--runs", "runs")
+
+
+SECONDS = 8.0
+
+
+def sleeping_steps(ctx: StepContext):
+    before = yield from call(add, 1, 2)
+    woke = yield from Sleep(SECONDS)
+    after = yield from call(add, before, 1)
+    return [after, woke.isoformat()]
+
+
+SLEEPING = AgentDefinition("sleeping", tools=[add], handle_steps=sleeping_steps)
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("waiting:WT22")
+@pytest.mark.speed
+async def test_run_does_not_sleep_again_on_another_worker(db: str, until):
+    """
+    A run goes on, in another worker, when the time of its sleep is over.
+    """
+    # As long as it sleeps whoever sleeps again would be seen, however busy the machine is.
+    async with worker_of([SLEEPING], db) as engine:
+        run = await engine.submit("sleeping")
+        ((_, wait),) = await until(lambda: engine.operator.waits(run))
+    await asyncio.sleep(max(0.0, (wait.wakes_at - datetime.now(UTC)).total_seconds()) + 0.2)
+    async with worker_of([SLEEPING], db) as engine:
+        began = asyncio.get_running_loop().time()
+        result = await engine.result(run)
+        took = asyncio.get_running_loop().time() - began
+
+    assert 4 == result.output[0]
+    assert wait.wakes_at <= datetime.fromisoformat(result.output[1])
+    assert took < SECONDS, "it slept again"

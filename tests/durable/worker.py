@@ -25,6 +25,7 @@ from stepengine import (
     Sleep,
     Start,
     StepContext,
+    Steps,
     ToolAnnotations,
     ToolCall,
     Wait,
@@ -116,6 +117,56 @@ def steps(ctx: StepContext):
     }  # fmt: skip
 
 
+@tool(uses=[look])
+def twice(name: str) -> Steps[str]:
+    """
+    Look twice.
+
+    Args:
+        name: At what.
+    """
+    first = yield from call(look, f"{name}-first")
+    second = yield from call(look, f"{name}-second")
+    return f"{first} {second}"
+
+
+@tool(uses=[look, fire, twice])
+def prepare(name: str) -> Steps[str]:
+    """
+    Do what takes a few effects.
+
+    Args:
+        name: What for.
+    """
+    seen = yield from call(twice, f"{name}-inner")
+    try:
+        yield from call(fire, f"{name}-fire")
+        fired = "fired"
+    except UnknownOutcome:
+        fired = "unknown"
+    child = yield from AgentCall("child", f"{name}-child")
+    return f"{seen} {fired} {child[0]} {child[1]}"
+
+
+def yielding_steps(ctx: StepContext):
+    run = ctx.prompt
+    alone = yield from call(prepare, f"{run}-alone")
+    together = yield from Parallel(
+        ToolCall("prepare", {"name": f"{run}-a"}),
+        ToolCall("look", {"name": f"{run}-p"}),
+        ToolCall("twice", {"name": f"{run}-b"}),
+    )
+    yield from call(look, f"{run}-last")
+    return [alone, *[each.text for each in together]]
+
+
+def asking_steps(ctx: StepContext):
+    before = yield from call(look, f"{ctx.prompt}-before")
+    size = yield from Ask("How large?")
+    after = yield from call(look, f"{ctx.prompt}-after")
+    return [before, size, after]
+
+
 def talking_steps(ctx: StepContext):
     heard = [message.text for message in ctx.agent_state.message_history if message.role == "user"]
     yield from call(look, f"{ctx.prompt}-first")
@@ -163,10 +214,14 @@ def model() -> ScriptedModel:
 
 CHILD = AgentDefinition("child", tools=[look], handle_steps=child_steps)
 PARENT = AgentDefinition("parent", model="test/model", tools=[look, fire], spawnable_agents=[CHILD], handle_steps=steps)
+ASKING = AgentDefinition("asking", tools=[look], handle_steps=asking_steps)
 TALKING = AgentDefinition("talking", tools=[look], handle_steps=talking_steps)
+YIELDING = AgentDefinition(
+    "yielding", tools=[prepare, twice, look], spawnable_agents=[CHILD], handle_steps=yielding_steps
+)
 NIGHT = AgentDefinition("night", tools=[look, fire], handle_steps=night_steps)
 NIGHTLY = AgentDefinition("nightly", tools=[fire], spawnable_agents=[NIGHT], handle_steps=nightly_steps)
-AGENTS = [PARENT, TALKING, NIGHTLY]
+AGENTS = [PARENT, ASKING, TALKING, YIELDING, NIGHTLY]
 
 
 async def serve(db: str, executor: str) -> None:

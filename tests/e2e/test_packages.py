@@ -226,3 +226,67 @@ def change(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
+
+
+ASKER = """
+try:
+    open("imported", "w")
+except OSError:
+    pass
+
+from stepengine import AgentDefinition, Ask, StepContext, Steps, ToolCall
+
+
+def handle_steps(ctx: StepContext) -> Steps[str]:
+    yield ToolCall("write_todos", {"todos": [{"task": ctx.prompt, "completed": False}]})
+    colour = yield from Ask("Which colour?", ["red", "blue"])
+    return f"{ctx.prompt} in {colour}"
+
+
+agent = AgentDefinition("asker", tools=["write_todos"], handle_steps=handle_steps)
+"""
+
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "acme-agents"
+version = "1.0"
+
+[project.entry-points."stepengine.agents"]
+acme = "acme_agents"
+"""
+
+
+@pytest.mark.spec("packages:PK1", "packages:PK6", "packages:PK8")
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("engine")
+def test_a_third_party_package_runs_sandboxed_without_being_imported(index: str, tmp_path: Path) -> None:
+    if find_spec("pydantic_monty") is None:
+        pytest.skip("needs the extra 'programs'")
+    author = tmp_path / "author"
+    inside = author / "acme_agents"
+    inside.mkdir(parents=True)
+    (author / "pyproject.toml").write_text(PYPROJECT)
+    (inside / "__init__.py").write_text("open('imported', 'w').close()\n")
+    (inside / "asker.py").write_text(ASKER)
+    wants = {"format": "stepengine.agents/1", "agents": {"asker": {"tools": {"write_todos": "control"}}}, "hosts": []}
+    (inside / "stepengine-agents.json").write_text(json.dumps(wants))
+    ran(sys.executable, "-m", "build", "--no-isolation", cwd=author)
+    ran("uv", "publish", cwd=author, **to(index))
+
+    somebody = Somebody(tmp_path, index)
+    somebody.install("stepengine", "acme-agents")
+    (somebody.here / "set.toml").write_text('sandboxed = ["acme-agents"]\n')
+    somebody.types("agents", "agree", "acme-agents")
+    settings = ("--config", "set.toml")
+    somebody.types("run", "acme/asker", "a door", "--journal", "run.jsonl", *settings, code=3)
+    ended = somebody.types("resume", "run.jsonl", "--answer", "q0=red", *settings)
+    repeated = somebody.types("replay", "run.jsonl", *settings)
+
+    assert "a door in red" in ended
+    assert "a door in red" in repeated
+    assert not (somebody.here / "imported").exists()

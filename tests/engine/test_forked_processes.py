@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,8 +26,9 @@ import pytest
 from stepengine import AgentDefinition, Engine, RateLimit, RunStatus, call, tool
 from stepengine.engine import loop_thread
 from stepengine.engine import run as running
+from stepengine.errors import DataError
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.models import Models, OpenAIChatProvider
+from stepengine.models import Batched, Models, OpenAIChatProvider
 from stepengine.runtime import watchdog
 from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel, tool_call
@@ -496,3 +498,56 @@ def asked_over(path: Path, server: subprocess.Popen[str]) -> list[str]:
             return b"".join(iter(lambda: line.recv(4096), b"")).partition(b"\r\n\r\n")[2].decode().split()
         time.sleep(0.05)
     pytest.fail("nobody listens")
+
+
+@pytest.mark.deep
+async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
+    """Not even when it looks for garbage: what only the parent's event loop would go on with is none."""
+    ended: list[int] = []
+    arrived = asyncio.Event()
+
+    @tool
+    async def waits() -> str:
+        """Wait."""
+        try:
+            arrived.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(os.getpid())
+        return "never"
+
+    def child() -> list[int]:
+        gc.collect()
+        return ended
+
+    agent = AgentDefinition("waiter", tools=[waits], handle_steps=lambda ctx: (yield from call(waits)))
+    engine = Engine([agent], models=ScriptedModel([]))
+    engine.start("waiter")
+    await arrived.wait()
+    told = in_child(child)
+    with pytest.warns(ResourceWarning, match="nobody had asked"):
+        await engine.aclose()
+
+    assert [] == told
+    assert [os.getpid()] == ended
+
+
+def test_forked_child_learns_that_its_parent_holds_the_batch_file(tmp_path: Path) -> None:
+    class Batching(ScriptedModel):
+        def batch_member(self, request: Any) -> Any:
+            return {}
+
+    provider: Any = Batched(Batching([]), file=tmp_path / "batches.db")
+    provider._open_sent_calls()
+
+    def child() -> str:
+        try:
+            provider._open_sent_calls()
+        except DataError as error:
+            return error.message
+        return "opened"
+
+    told = in_child(child)
+    provider._out.close()
+
+    assert "another process uses it; give each process its own" in told

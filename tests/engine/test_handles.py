@@ -5,7 +5,9 @@ Handles, fit for a server: who comes late or comes back loses nothing, what is s
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
@@ -760,3 +762,92 @@ async def test_log_provider_is_called_only_for_methods_it_has():
         (0, ["user"]), ("say", "x"), ("say", "X"), (1, ["user", "assistant", "tool"]), RunStatus.COMPLETED,
         RunStatus.COMPLETED,
     ] == told_of  # fmt: skip
+
+
+@pytest.mark.spec("interfaces:IF6", "reliability:GN34", "interfaces:IF4")
+async def test_reader_behind_the_buffer_gets_the_size_of_the_gap():
+    def chatty(ctx):
+        for number in range(10_100):
+            ctx.notify("n", data=number)
+        yield Perform(turns)
+
+    async with Engine([plain(handle_steps=chatty, model=None)]).start("a", "go") as handle:
+        result = await handle.result()
+        late = await all_of(handle.events())
+        back = await all_of(handle.events(after=f"{handle.epoch}-7"))
+        in_time = await all_of(handle.events(after=late[1].id))
+
+    assert RunStatus.COMPLETED is result.status
+    assert [(EventsDropped, "buffer")] * 2 == [(type(e[0]), e[0].reason) for e in (late, back)]
+    assert late[1].index == late[0].count == back[0].count + 8
+    assert "" == late[0].id
+    assert 10_000 == len(late) - 1
+    assert [e.id for e in late[2:]] == [e.id for e in in_time]
+
+
+LONGER_TEXTS, A_THOUSAND, FIFTY_LONG = 20_000_000, 60_000_000, 6_000_000
+
+
+class Chatty(ScriptedModel):
+    """
+    A model that streams as much text as it is told, in small pieces.
+    """
+
+    def __init__(self, chars: int) -> None:
+        super().__init__([])
+        self.pieces = ["abcdefgh"] * (chars // 8)
+
+    async def stream(self, request):
+        for number, piece in enumerate(self.pieces):
+            yield TextChunk(piece)
+            if number % 16 == 0:
+                await asyncio.sleep(0)
+        yield ReplyDone(ModelReply("".join(self.pieces)))
+
+
+async def told(events) -> tuple[int, str]:
+    """
+    How much text a reader is shown, and the last event; nothing is kept.
+    """
+    chars, last = 0, ""
+    async with asyncio.timeout(60):
+        async for event in events:
+            chars += len(event.text) if isinstance(event, TextDelta) else 0
+            last = event.type
+    return chars, last
+
+
+async def crowd(handles: int, chars: int) -> int:
+    """
+    Run so many handles, each with a reader and one that is stuck; return the most bytes that were in use.
+    """
+    gc.collect()
+    tracemalloc.start()
+    async with Engine([plain()], models=Chatty(chars), pricing=None) as engine:
+        running = [engine.start("a", "go") for _ in range(handles)]
+        stuck = [handle.events() for handle in running]
+        for events in stuck:
+            await anext(events)
+        read = await asyncio.gather(*[told(handle.events()) for handle in running])
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        results = [await handle.result() for handle in running]
+        unstuck = [await told(events) for events in stuck]
+
+    assert {RunStatus.COMPLETED} == {result.status for result in results}
+    assert {(chars, "run_finished")} == {*read, *unstuck}
+    return most
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.memory
+@pytest.mark.spec("reliability:GN34", "interfaces:IF6", "interfaces:IF4")
+async def test_a_thousand_stuck_readers_need_no_more_for_longer_texts():
+    little, much, long = await crowd(1_000, 80), await crowd(1_000, 960), await crowd(50, 8_000)
+
+    # The texts alone are 4 MB more: in replies, transcripts, rings and what waits.
+    assert much - little < LONGER_TEXTS, (little, much)
+    assert much < A_THOUSAND, (little, much)
+    # A thousand pieces that wait one by one would be 10 MB.
+    assert long < FIFTY_LONG, long

@@ -16,6 +16,7 @@ from stepengine import (
     Engine,
     StepContext,
     ToolCall,
+    ToolContext,
     ToolMessage,
     ToolResult,
     call,
@@ -160,3 +161,20 @@ def test_a_text_that_imitates_a_note_is_cut() -> None:
 
     (shown,) = results_sent(model)
     assert len(shown) < 400
+
+
+@pytest.mark.spec("requirements:E10")
+def test_the_error_names_the_cut_made_by_the_tool() -> None:
+    @tool(in_thread=False)
+    def rows(ctx: ToolContext) -> list[int]:
+        """Count."""
+        ctx.request_truncation(10)
+        return list(range(100))
+
+    def handle(ctx: StepContext) -> Generator[Any, Any, None]:
+        yield from call(rows)
+
+    agent = AgentDefinition("a", tools=[rows], handle_steps=handle)
+    result = Engine([agent]).run_sync("a", "go")
+
+    assert "was cut by its own request_truncation()" in str(result.error)

@@ -25,9 +25,11 @@ from stepengine import (
     Perform,
     RunResult,
     RunStatus,
+    StepWith,
     TextPart,
     ToolCall,
     ToolCallPart,
+    UserMessage,
     Workspace,
     call,
     load_agent,
@@ -40,7 +42,7 @@ from stepengine.events import LogLine, Warned
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel
-from stepengine.tools.bundled import control_tools, spawn_tools
+from stepengine.tools.bundled import control_tools, read_files, spawn_tools
 
 
 class Budget(BaseModel):
@@ -426,3 +428,73 @@ def test_a_turn_that_a_thought_alone_ends_is_warned_about(is_alone: bool) -> Non
     assert RunStatus.COMPLETED is result.status
     said = [one for one in result.warnings if "the turn of agent 'thinker' ended after 'think_deeply' alone" in one]
     assert int(is_alone) == len(said)
+
+
+@pytest.mark.parametrize("method", ["append", "extend"])
+def test_discarded_longer_history_is_an_error_at_its_line(method: str) -> None:
+    def handler(ctx: Any) -> Any:
+        history, message = ctx.agent_state.message_history, UserMessage("x")
+        kept = history.append(message).extend([message])
+        assert len(kept) == len(history) + 2
+        if method == "append":
+            history.append(message)
+        history.extend([message])
+        yield STEP
+
+    result = run(handler)
+
+    assert f"TypeError: {method} returns a longer transcript" in str(result.error)
+    assert "add_message" in str(result.error)
+    assert ":" in result.error.where
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            lambda: StepWith(modle="x"),
+            "StepWith takes no 'modle'; did you mean 'model'? It takes: model, tools, tool_choice, settings",
+        ),
+        (
+            lambda: Ask("Which?", allow_other=True),
+            "Ask takes no 'allow_other'; did you mean 'allow_text'? It takes: question, options",
+        ),
+        (lambda: ToolCall("look", {}, include_tool_cal=False), "did you mean 'include_tool_call'?"),
+    ],
+    ids=["StepWith", "Ask", "ToolCall"],
+)
+def test_invalid_yieldable_argument_outside_a_handler_names_the_valid_one(wrong: Any, words: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        wrong()
+
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("slip", "said"),
+    [
+        (lambda _: call(read_files, ["a.py"]).data, "write `yield from` before it"),
+        (lambda _: call(read_files, ["a.py"])["content"], "write `yield from` before it"),
+        (lambda ctx: ctx.params.files, "write ['files']"),
+        (lambda ctx: ctx.message_history, "ctx.agent_state.message_history"),
+        (
+            lambda _: read_files.arguments(path="a.py"),
+            "read_files: missing a required argument: 'paths'; it takes: paths, ",
+        ),
+        (
+            lambda _: find.arguments(1, path="a.py"),
+            "find: missing a required argument: 'paths'; it takes: max_results, paths",
+        ),
+    ],
+    ids=["not yielded", "an item of it", "params", "the context", "a bundled tool", "an own tool"],
+)
+def test_beginner_mistake_is_reported_with_the_right_code(slip: Any, said: str) -> None:
+    def handler(ctx: Any) -> Any:
+        slip(ctx)
+        yield STEP
+
+    result = run(handler)
+
+    assert result.status is RunStatus.FAILED
+    assert said in str(result.error)
+    assert Path(__file__).name in result.error.where

@@ -832,3 +832,26 @@ def test_hook_that_keeps_changing_an_approved_input_ends_in_deny(world):
     assert [] == world.done
     assert (10, ["deny"]) == (len(person.asked), [decision for _, decision, _ in world.decided()])
     assert "a hook makes another one of it" in shown(world.model)[1][0][1]
+
+
+def test_permission_cleared_during_a_run_is_asked_for_again(world):
+    class Clearing(Person):
+        def ask(self, question):
+            if question.tool_name == "get":
+                engine.forget("s")
+            return super().ask(question)
+
+    person = Clearing(put=ANY_PUT, get=True)
+    with world.engine([*puts(1, 2), GET, *puts(3), text("ok")], Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go", session_id="s")
+
+    assert [("put", {"x": 1}), ("get", {"x": 2}), ("put", {"x": 3})] == person.asked
+
+
+@pytest.mark.spec("requirements:X3")
+def test_no_always_silences_a_hook_that_asks(world):
+    hooks = Hooks(pre_tool=[lambda ctx, call: Decision.ask("Sure?")])
+    person = Person(put=ALWAYS)
+    world.run([*puts(1, 2), text("ok")], Policy(), hooks=hooks, interactor=person)
+
+    assert 2 == len(person.asked)

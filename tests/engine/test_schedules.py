@@ -308,3 +308,14 @@ def test_newest_times_of_a_dense_but_rare_line_are_found(cron: str, last: str) -
     end = datetime.fromisoformat(last).replace(tzinfo=UTC)
     assert (MAX_TIMES, end) == (len(newest), newest[-1])
     assert all(b - a == MINUTE for a, b in pairwise(newest))
+
+
+@pytest.mark.speed
+@pytest.mark.spec("waiting:WT25")
+@UNUSABLE
+def test_invalid_schedule_is_refused_within_a_second(given: dict[str, object], told: str) -> None:
+    started = time.process_time()
+    with pytest.raises(DefinitionError, match=told):
+        Schedule("a", **{"cron": "0 7 * * 1-5", **given})
+
+    assert 1.0 > time.process_time() - started

@@ -40,6 +40,7 @@ from stepengine.errors import (
     DefinitionError,
     InputError,
     ReplayDivergence,
+    SessionConflict,
     SessionError,
 )
 from stepengine.events import RunFinished, TextDelta
@@ -827,3 +828,35 @@ async def test_conversations_of_children_become_sessions_on_request(tmp_path):
     assert ["completed"] * 3 == [session.info.status for session in (*children, grandchild)]
     plain = await Engine([boss], models=ScriptedModel([reply] * 6), sessions=store).run(boss, "Go.", session_id="y")
     assert (True, ()) == (plain.session_saved, store.load("y").info.child_session_ids)
+
+
+@pytest.mark.spec("requirements:X58", "requirements:K5")
+async def test_waiting_session_continues_after_an_edit_when_allowed(store):
+    def agent(system):
+        def handler(ctx):
+            yield STEP
+            answer = yield from Ask("How many?")
+            turn = yield STEP
+            return f"{answer}: {turn.agent_state.message_history[-1].text}"
+
+        return attrs.evolve(BOT, system_prompt=system, handle_steps=handler)
+
+    first, later = ScriptedModel([text("hi")]), ScriptedModel([text("fine")])
+    await Engine([agent("a")], models=first, sessions=store).run("bot", "A table.", session_id="x")
+    engine = Engine([agent("b")], models=later, sessions=store)
+    result = await engine.run("bot", "4", session_id="x", on_divergence="keep")
+
+    assert (RunStatus.COMPLETED, "4: fine", True) == (result.status, result.output, result.session_saved)
+    assert ["b"] == [request.system_prompt for request in later.calls]
+
+
+@pytest.mark.spec("requirements:B1")
+async def test_loaded_session_is_unchanged_by_its_continuing_run(store):
+    engine = Engine([BOT], models=ScriptedModel([text("a"), text("b")]), sessions=store)
+    await engine.run(BOT, "x", session_id="x")
+    loaded = store.load("x")
+    await engine.run(BOT, "y", session_id="x")
+
+    assert (1, 2) == (loaded.version, len(loaded.messages))
+    with pytest.raises(SessionConflict):
+        store.save(loaded)

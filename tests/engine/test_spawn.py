@@ -670,3 +670,18 @@ async def test_bare_id_selects_a_bundled_agent_unless_engine_has_one(tmp_path):
 def echoed(value):
     yield from ()
     return value
+
+
+@pytest.mark.spec("requirements:J17", "reliability:SP12")
+async def test_agent_tool_output_that_is_no_json_is_an_error():
+    def strange(ctx):
+        return {"deep": [object()]}
+        yield
+
+    tool = agent_tool(AgentDefinition("strange", handle_steps=strange))
+    scripted = ScriptedModel([tool_call("strange", {}), text("end")])
+    made = AgentDefinition("boss", model="test/m", tools=[tool])
+    result = (await Engine([made], models=scripted).run("boss", "go")).tool_calls[0].result
+
+    assert result.is_error
+    assert "output.deep[0]" in result.text

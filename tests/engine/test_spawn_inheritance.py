@@ -4,6 +4,7 @@ What a child takes over from its parent, and what an inline child leaves in its 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
@@ -25,9 +26,12 @@ from stepengine import (
 )
 from stepengine.data.definition import InputSchema
 from stepengine.journal import MemoryJournal
+from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import spawn_tools
 from tests.engine.sums import add
+from tests.faults.scripts import WIRES
+from tests.faults.server import fault_server, json_answer
 
 
 @tool(in_thread=False)
@@ -498,3 +502,67 @@ async def test_inherited_history_is_followed_by_a_note_of_own_agents():
 
     (note,) = [m.text for m in work.messages if NOTE in m.text]
     assert ("- other: Knows." in note, "- kid" in note) == (True, False)
+
+
+def shared(bodies: list[bytes]) -> bytes:
+    """
+    Return the bytes with which all bodies begin.
+    """
+    first, last = min(bodies), max(bodies)
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:length]
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("generator-contract:L18", "generator-contract:L15", "requirements:J8")
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+async def test_ten_inheriting_siblings_send_the_parents_request_as_prefix(wire):
+    entries = [{"agent_type": f"kid-{i}", "prompt": f"part {i}"} for i in range(10)]
+    kids = [
+        agent(
+            f"kid-{i}",
+            model=None,
+            tools=[own_tool],
+            instructions_prompt=f"Be kid {i}.",
+            include_message_history=True,
+            inherit_parent_system_prompt=True,
+        )
+        for i in range(10)
+    ]
+    calls = [("add", '{"a": 1, "b": 2}'), ("spawn_agents", json.dumps({"agents": entries}))]
+    boss = agent(
+        "boss",
+        model=wire.model,
+        system_prompt="You are the boss. " * 50,
+        tools=[add, *spawn_tools()],
+        spawnable_agents=kids,
+    )
+    answers = [wire.reply("First I add.", calls[:1], "tool_use"), wire.reply("Now I ask.", calls[1:], "tool_use")]
+    answers += [wire.reply("done", [], "end_turn")]
+    async with fault_server(*[json_answer(a) for a in answers]) as server:
+        engine = Engine([boss], models=Models({wire.name: wire.make(server.url)}), pricing=None)
+        async with engine:
+            result = await engine.run("boss", "go")
+    bodies = [body for _, body in server.requests]
+    parent, siblings = bodies[1], bodies[2:12]
+    common = shared(siblings)
+
+    assert (RunStatus.COMPLETED, 13) == (result.status, len(bodies))
+    assert all(e["status"] == "completed" for e in result.tool_calls[1].result.data)
+    assert 10 == len(set(siblings))
+    if wire.name == "anthropic":
+        closing = b'"}]}]}'
+        assert parent.endswith(closing)
+        assert common.startswith(parent[: -len(closing)])
+        assert b"Now I ask." in common
+        assert b"spawn_agents" in common
+        assert b"own_tool" not in common
+    else:
+        members = [json.loads(body) for body in [parent, *siblings]]
+        listed = next(n for n in ("input", "messages", "contents") if n in members[0])
+        for member in members[1:]:
+            assert member[listed][: len(members[0][listed])] == members[0][listed]
+            assert {k: v for k, v in member.items() if k != listed} == {
+                k: v for k, v in members[0].items() if k != listed
+            }

@@ -19,6 +19,7 @@ from stepengine import (
     Limits,
     ModelSettings,
     Parallel,
+    Perform,
     RunStatus,
     ToolCall,
     Usage,
@@ -27,9 +28,11 @@ from stepengine import (
 from stepengine.data.estimate import estimate_tokens
 from stepengine.errors import ChildError, LimitExceeded
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
+from stepengine.journal import MemoryJournal, check
 from stepengine.models import ModelReply, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import agent_tool, spawn_tools, task_tool
+from tests.loop_clock import put_clock_ahead
 
 
 def quick(ctx):
@@ -206,3 +209,66 @@ async def test_childs_last_text_reaches_its_parent_with_the_spent_limit(kid, rep
         assert is_error
         assert why in told
         assert "Found half." in told
+
+
+@pytest.mark.spec("generator-contract:G46")
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [*[(asked, "root") for asked in ("step", "turn", "perform", "child", "children")], ("turn", "middle")],
+)
+async def test_time_limit_takes_effect_when_blocking_code_returns(asked, where, monkeypatch):
+    after = []
+
+    def blocking(*_: Any) -> str:
+        """
+        Take longer than the run may, while the loop does not turn, and with it no timer of the run.
+        """
+        put_clock_ahead(monkeypatch, 6_000)
+        return "x"
+
+    async def blocking_later() -> str:
+        return blocking()
+
+    def leaf(ctx):
+        yield STEP
+        after.append("leaf")
+        yield STEP
+
+    def handle(ctx):
+        try:
+            if asked == "step":
+                yield STEP
+            elif asked == "perform":
+                yield Perform(blocking_later)
+            else:
+                yield Parallel([AgentCall("leaf", "go")] * (1 if asked == "child" else 3))
+            yield Perform(after.append, "more")
+        finally:
+            after.append("closed")
+
+    late = Limits(max_seconds=3_000)
+    kid = AgentDefinition("leaf", handle_steps=leaf)
+    inner = AgentDefinition(
+        "inner",
+        handle_steps=None if asked == "turn" else handle,
+        spawnable_agents=[] if asked == "turn" else [kid],
+        limits=late if where == "middle" else None,
+    )
+
+    def outer(ctx):
+        child = yield AgentCall("inner", "go")
+        return [child.value.status.value, child.value.error.kind]
+
+    root = AgentDefinition("root", model="test/m", handle_steps=outer, spawnable_agents=[inner])
+    engine = Engine([root], models=ScriptedModel([blocking] * 10))
+    journal = MemoryJournal()
+    result = await engine.run("root", journal=journal, limits=late if where == "root" else None)
+
+    assert after == (["closed"] if asked != "turn" else [])
+    if where == "middle":
+        assert ["failed", "seconds"] == result.unwrap()
+    else:
+        assert (RunStatus.FAILED, "seconds") == (result.status, result.error.kind)
+    assert () == check(journal).problems
+    replayed = await Engine([root], models=ScriptedModel([])).replay(journal)
+    assert (result.status, result.output, result.error) == (replayed.status, replayed.output, replayed.error)

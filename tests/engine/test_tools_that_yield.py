@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -772,3 +773,56 @@ async def test_nested_effects_appear_between_start_and_end_of_a_call(tmp_path: P
     assert shown[0] == ("ToolStarted", "", "release")
     assert shown[1:3] == [("ToolStarted", "1", "note"), ("ToolFinished", "1", "note")]
     assert shown[-1] == ("ToolFinished", "", "release")
+
+
+def agent_with_a_slip() -> Steps[Any]:
+    """Do it."""
+    return (yield from AgentCall("wrter", "x"))
+
+
+def call_in_parallel() -> Steps[Any]:
+    """Do it."""
+    return (yield from Parallel(call(settle, "a")))  # type: ignore[call-overload]
+
+
+def end_of_the_turn() -> Steps[Any]:
+    """Do it."""
+    yield ToolCall("end_turn")
+
+
+def returned_step_result() -> Steps[Any]:
+    """Do it."""
+    return (yield ToolCall("settle", {"order": "a"}))
+
+
+def step_of_a_model() -> Steps[Any]:
+    """Do it."""
+    yield STEP
+
+
+def text_on_the_way() -> Steps[Any]:
+    """Do it."""
+    yield "half of it"  # type: ignore[misc]
+
+
+SLIPS: dict[Any, str] = {
+    call_in_parallel: "write ToolCall(name, {...})",
+    text_on_the_way: "Its result is what it returns",
+    step_of_a_model: "let an agent do it, with AgentCall(...)",
+    end_of_the_turn: "is about a conversation",
+    returned_step_result: "For the value itself write `yield from`",
+    agent_with_a_slip: "did you mean 'writer'?",
+}
+
+
+@pytest.mark.spec("programs:PG1")
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.__name__)
+async def test_mistake_in_a_yielding_tool_is_a_stable_explained_error(
+    slip: Any,
+) -> None:
+    warned = pytest.warns(SourceWarning, match="'writer'") if slip is agent_with_a_slip else contextlib.nullcontext()
+    with warned:
+        (said,) = results(await called(tool(uses=[settle, WRITER])(slip)))
+    assert SLIPS[slip] in said
+    assert " at 0x" not in said
+    assert str(Path(__file__).parent) not in said

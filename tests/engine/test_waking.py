@@ -47,7 +47,7 @@ from stepengine.errors import (
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, run_end, send_message
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import FileMailbox, Letter
-from stepengine.journal.pending_items import find_waits
+from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
 from stepengine.runtime.mail import Message
@@ -968,3 +968,83 @@ async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journ
         result = await engine.resume(journal)
 
     assert [1, 2] == result.output
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_archived_and_damaged_runs_are_left_out_of_the_index(tmp_path: Path) -> None:
+    async with Engine([agent(sleeps)]) as engine:
+        await engine.run("napper", journal=tmp_path / "a.jsonl")
+    content = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "a.before-1.jsonl").write_bytes(content)
+    (tmp_path / "b.jsonl").write_bytes(content[:100] + b"x" + content[100:])
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    (tmp_path / "d.jsonl").mkdir()
+
+    assert ["a.jsonl"] == [one.run for one in find_sleeping_runs(tmp_path)]
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.deep
+async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
+    tmp_path: Path,
+) -> None:
+    """
+    The first handle keeps its question open; in the second run it was left open while a sleep of the same tree goes on.
+    """
+
+    def both(ctx: Any) -> Any:
+        answer, _ = yield from Parallel(Ask("Ship it?", options=["yes", "no"]), Sleep(seconds=2))
+        return str(answer)
+
+    one, two = FileJournal(tmp_path / "1.jsonl"), FileJournal(tmp_path / "2.jsonl")
+    async with Engine([agent(asks), agent(both, "both")]) as engine:
+        async with engine.start("napper", journal=one, wait_for_answers=None) as handle:
+            await until(lambda: handle.questions)
+            await asyncio.to_thread(
+                one.mailbox().post, Letter(kind="answer", topic=handle.questions[0].id, value="perhaps")
+            )
+            with pytest.raises(TimeoutError):  # that is not an option
+                await asyncio.wait_for(handle.wait(), 1.5)
+            letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
+            await asyncio.to_thread(one.mailbox().post, letter)
+            result = await asyncio.wait_for(handle.result(), 50)
+        async with engine.start("both", journal=two) as handle:
+            await until(lambda: two.is_there() and open_questions(two.history()))
+            await asyncio.to_thread(two.mailbox().post, Letter(kind="answer", topic="q0", value="no"))
+            suspended = await handle.result()
+        gone_on = await engine.resume(two)
+
+    assert "yes" == str(result.output)
+    assert any("was left out" in warning for warning in result.warnings)
+    assert RunStatus.SUSPENDED is suspended.status
+    assert any("answer" == i.input.get("type") for i in two.history().inputs)
+    assert RunStatus.COMPLETED is gone_on.status
+    assert "no" in str(gone_on.output)
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
+async def test_answer_read_during_suspension_makes_the_run_due(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_entry, box = run_end.find_wake_entry, journal.mailbox()
+
+    def disturbed(run: JournaledRun, *given: Any) -> Any:
+        (question,) = open_questions(journal.history())
+        box.post(Letter(kind="answer", topic=question, value="yes"))
+        box.post(Letter(kind="message", topic="go", value=1, path="7"))
+        run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
+        return find_entry(run, *given)
+
+    place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
+    indexed(place)
+    monkeypatch.setattr(run_end, "find_wake_entry", disturbed)
+    async with Engine([agent(asks)]) as engine:
+        await engine.run("napper", journal=journal)
+        monkeypatch.undo()
+        with open_wake_index(place) as index:
+            due = [one.run for one in index.due(datetime.now(UTC))]
+        result = await engine.resume(journal)
+
+    assert 1 == len(due)
+    assert RunStatus.COMPLETED is result.status

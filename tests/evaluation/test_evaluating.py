@@ -707,3 +707,25 @@ def test_evaluation_prints_nothing_and_shares_no_import_with_testing(package: st
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [getattr(node, "module", None) or "", *[alias.name for alias in node.names]]
                 assert not any(f"stepengine.{other}" in module for module in modules), file
+
+
+@pytest.mark.spec("evaluation:JG67", "evaluation:JG94")
+def test_the_p_value_agrees_with_the_interval_and_the_gate(greeted: Any) -> None:
+    """
+    With several looks at once the p value for all of them stands behind, under its own name.
+    """
+    checks = 'agents={"old": greeter("Greet people.")'
+    greeted.write(
+        "greeting.py",
+        GREETING.replace(checks, f"checks=[max_steps(2)],\n    {checks}").replace(
+            "contains\n", "contains, max_steps\n"
+        ),
+    )
+
+    said = greeted.type("eval", "greeting.py", "-q", "--recheck", "o", "--gate", "new.pass - old.pass > 0").stdout
+
+    (pair,) = [pair for pair in results("o")["pairs"] if pair["check"] == "pass"]
+    assert pair["low"] > 0
+    assert (0.024, 0.072) == pytest.approx((pair["p"], pair["p_adjusted"]), abs=1e-3)
+    assert "(+0.10 to +1.00), p 0.024, for 3 comparisons at once 0.072; " in " ".join(said.split())
+    assert "gate new.pass - old.pass > 0: holds" in said

@@ -850,3 +850,22 @@ async def test_a_running_call_counts_with_its_highest_cost(tmp_path: Path) -> No
         await book.buy("page", "key", call, most=Decimal("0.5"), price=lambda usage: None)
 
         assert (["0.5"], Decimal("0.2")) == ([str(cost) for cost in seen], book.spent)
+
+
+@pytest.mark.spec("evaluation:JG143", "evaluation:JG146")
+@pytest.mark.deep
+def test_a_search_ended_by_an_error_restarts_with_bought_replies(greeting: Any) -> None:
+    """
+    Such as that of somebody who resumed its journal by itself, where nobody brought the cases.
+    """
+    whole = improve(greeting, "--budget", "1", "--seed", "1")
+    asked, journal = Path("asked.txt").read_text(), Path("o/improver.jsonl")
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:12]))
+    greeting.type("resume", "o/improver.jsonl", code=Exit.FAILED)
+    made = improve(greeting, "--continue", "o")
+
+    assert without_places(whole) == without_places(made)
+    assert whole["spent"] == made["spent"]
+    assert asked == Path("asked.txt").read_text()
+    assert Path("o/improver.before-1.jsonl").is_file()

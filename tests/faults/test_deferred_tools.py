@@ -21,6 +21,7 @@ from stepengine import (
     UserMessage,
     tool,
 )
+from stepengine.data.estimate import tool_tokens
 from stepengine.data.messages import OpaquePart, ToolReferencePart, ToolResult
 from stepengine.models import (
     AnthropicProvider,
@@ -354,3 +355,7 @@ async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
     assert [] == server.refused
     shown = [tool for tool in server.bodies[0]["tools"] if "defer_loading" not in tool]
     assert "get_exchange_rate" in json.dumps(shown)
+
+
+def test_the_prompt_estimate_leaves_out_deferred_tools():
+    assert tool_tokens([one.spec for one in HIDDEN]) * 10 < tool_tokens([one.spec for one in shelf(40)])

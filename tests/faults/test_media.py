@@ -13,10 +13,12 @@ import pytest
 from stepengine import (
     AgentDefinition,
     AgentState,
+    Complete,
     DocumentPart,
     Engine,
     ImagePart,
     ModelSettings,
+    Perform,
     TextPart,
     UserMessage,
 )
@@ -24,6 +26,7 @@ from stepengine.data.messages import AssistantMessage
 from stepengine.data.models import TextChunk
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, InputError, ModelError
+from stepengine.journal import MemoryJournal
 from stepengine.models import (
     AnthropicProvider,
     CodeExecution,
@@ -325,3 +328,29 @@ async def test_an_impossible_upload_is_refused_with_the_reason(tmp_path):
         for name in ("anthropic", "openai"):
             with pytest.raises(ModelError, match="an hour at least"):
                 await engine.files.upload(PDF, to=name, name="a.pdf", expires_in=60)
+
+
+@pytest.mark.spec("providers:PV53")
+@pytest.mark.parametrize("name", HOLDERS)
+async def test_a_handler_uploads_once_and_replays_without_the_server(name):
+    def reads(engine: list[Engine]) -> AgentDefinition[Any]:
+        def handle_steps(context: Any) -> Any:
+            file = yield from Perform(engine[0].files.upload, PDF, to=name, mime_type="application/pdf", name="r.pdf")
+            reply = yield from Complete([UserMessage(["Read it.", file_part(file)])])
+            yield from Perform(engine[0].files.delete, file)
+            return reply.text
+
+        return reader(name, handle_steps=handle_steps)
+
+    async with served() as (server, models):
+        engines: list[Engine] = []
+        async with Engine([reads(engines)], models=models, pricing=None) as engine:
+            engines.append(engine)
+            journal = MemoryJournal()
+            first = await engine.run("reader", "Go.", journal=journal)
+            assert first.status == "completed", first.error
+            assert (server.uploads, server.files) == (1, {})
+            before = len(server.seen)
+            again = await engine.replay(journal)
+            assert (again.output, again.status) == (first.output, first.status)
+        assert len(server.seen) == before

@@ -400,3 +400,18 @@ def test_nested_forks_share_kept_records() -> None:
         assert check(again)
         assert engine.resume_sync(again).status is RunStatus.COMPLETED
     assert len(journal.history().results) == 31
+
+
+@pytest.mark.spec("reliability:JR35")
+def test_number_of_forks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepengine.journal import forks
+    from stepengine.journal.forks import branch
+
+    assert forks.MAX_FORKS == 10_000
+    monkeypatch.setattr(forks, "MAX_FORKS", 3)
+    journal = Shop().recorded()
+    for _ in range(3):
+        branch(journal, 0)
+    with pytest.raises(JournalError, match="3 forks"):
+        branch(journal, 0)
+    assert branch(MemoryJournal(journal.lines()), 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from pydantic import create_model
+from pydantic import BaseModel, create_model
 
 from stepengine import (
     STEP,
@@ -15,6 +15,7 @@ from stepengine import (
     AgentDefinition,
     Ask,
     Engine,
+    Parallel,
     Perform,
     RunStatus,
     ToolCall,
@@ -275,3 +276,38 @@ def test_approval_allows_only_the_call_it_was_asked_for(shop):
     # What has run already is not run again, whoever was asked about what.
     assert "paid!" == before.resume_sync(journal, answers={"Well?": "!"}, on_divergence="keep").output
     assert [999] == shop.done
+
+
+class Stock(BaseModel):
+    pairs: int
+
+
+def asking_family(greeting, question, kept=1):
+    def kid_steps(ctx):
+        answer = yield from Ask(question)
+        return {"pairs": len(ctx.prompt) + len(answer)}
+
+    def ended_steps(ctx):
+        yield from Perform(len, "x")
+        return {"pairs": kept}
+
+    def handle_steps(ctx):
+        (first, second) = yield from Parallel(AgentCall("kid", greeting), AgentCall("ended", greeting))
+        return [first.output.pairs, second.output.pairs, type(second.output).__name__, second.status.value]
+
+    kid = AgentDefinition("kid", output_schema=Stock, handle_steps=kid_steps)
+    ended = AgentDefinition("ended", output_schema=Stock, handle_steps=ended_steps)
+    return AgentDefinition("boss", spawnable_agents=[kid, ended], handle_steps=handle_steps)
+
+
+@pytest.mark.spec("requirements:X58", "requirements:X54")
+def test_edited_children_continue_with_typed_outputs(shop, tmp_path):
+    journal = FileJournal(tmp_path / "run.jsonl")
+    before, after = Engine([asking_family("Hi", "Size?")]), Engine([asking_family("Hello", "Which size?", kept=7)])
+    shop.engines += [before, after]
+    (question,) = before.run_sync("boss", journal=journal).pending_questions
+    result = after.resume_sync(journal, answers={"Size?": "42"}, on_divergence="keep")
+
+    assert ("0.q0", [7, 1, "Stock", "completed"]) == (question.id, result.output)
+    assert result.output == after.replay_sync(journal).output
+    assert check(journal)

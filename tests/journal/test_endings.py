@@ -203,3 +203,32 @@ async def test_resuming_reports_the_status_that_is_stored(ending: str) -> None:
         for on_divergence in ("raise", "stop", "keep"):
             again = await engine.resume(journal, on_divergence=on_divergence)
             assert describe_run(journal)["status"] == again.status
+
+
+@pytest.mark.spec("replay:D15")
+async def test_a_stopped_run_replays_as_stopped_and_not_as_ended() -> None:
+    journal = MemoryJournal()
+    reached: list[Any] = []
+
+    def make(*, ends: bool) -> AgentDefinition:
+        def handle_steps(ctx):
+            yield from Perform(echo, 1)
+            for handle in reached:
+                handle.interrupt()
+            if not ends:
+                yield from Perform(echo, 2)
+            return "done"
+
+        return AgentDefinition("root", handle_steps=handle_steps)
+
+    async with Engine([make(ends=False)], models=ScriptedModel([])) as engine:
+        handle = engine.start("root", "go", journal=journal)
+        reached.append(handle)
+        assert RunStatus.CANCELLED is (await handle.result()).status
+        reached.clear()
+        assert RunStatus.CANCELLED is (await engine.replay(journal)).status
+    ended = await use(make(ends=True), lambda engine: engine.replay(journal, on_divergence="stop"))
+    assert "end" == ended.error.kind
+    assert [("/status", '"stopped: cancelled"', '"completed"')] == [*ended.error.diff]
+    resumed = await use(make(ends=True), lambda engine: engine.resume(journal))
+    assert RunStatus.COMPLETED is resumed.status

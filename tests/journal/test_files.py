@@ -8,6 +8,8 @@ import asyncio
 import errno
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing, nullcontext
@@ -641,3 +643,67 @@ def test_invalid_sqlite_file_is_rejected_before_the_first_effect(tmp_path, world
 def test_non_journal_argument_is_rejected_with_alternatives():
     with pytest.raises(JournalError, match="a journal is a MemoryJournal, FileJournal or SqliteJournal"):
         as_journal(5)
+
+
+RACER = """
+import os, sys, threading, time
+from stepengine.errors import JournalLocked
+from stepengine.journal import FileJournal, SqliteJournal
+
+kind, path, inside, seconds = sys.argv[1:]
+counts = {"tried": 0, "owned": 0, "doubled": 0}
+until = time.monotonic() + float(seconds)
+
+def race():
+    # So many times, however slow the disk is; whoever is never let in gives up in the end.
+    while counts["owned"] < 80 and time.monotonic() < until:
+        journal = FileJournal(path, sync="write") if kind == "file" else SqliteJournal(path, "one")
+        counts["tried"] += 1
+        try:
+            writer = journal.writer()
+        except JournalLocked:
+            continue
+        try:
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+            counts["owned"] += 1
+            os.unlink(inside)
+        except (FileExistsError, FileNotFoundError):
+            counts["doubled"] += 1
+        finally:
+            writer.close()
+
+print("ready", flush=True)
+sys.stdin.readline()
+threads = [threading.Thread(target=race) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(counts["tried"], counts["owned"], counts["doubled"], flush=True)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:JR13", "reliability:JR14")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_racing_processes_own_a_journal_one_at_a_time(tmp_path, kind):
+    """
+    Whoever has it makes a file that nobody else may find there.
+    """
+    command = [sys.executable, "-c", RACER, kind, str(tmp_path / "runs"), str(tmp_path / "inside"), "60"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    racers = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    try:
+        assert ["ready\n"] * 3 == [racer.stdout.readline() for racer in racers]
+        for racer in racers:
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        said = [racer.communicate(timeout=120)[0] for racer in racers]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+    tried, owned, doubled = (sum(column) for column in zip(*[map(int, line.split()) for line in said], strict=True))
+
+    assert 0 == doubled
+    assert owned > 200
+    assert tried > owned

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -318,3 +319,41 @@ def test_lock_ends_with_its_process_despite_forked_children(
             SqliteJournal(tmp_path / "runs.db", str(n)).writer().close()
     finally:
         os.kill(orphan, signal.SIGKILL)
+
+
+BUSY = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None)
+database.execute("CREATE TABLE IF NOT EXISTS other (n)")
+print("ready", flush=True)
+until = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < until:
+    database.execute("BEGIN IMMEDIATE")
+    time.sleep(0.03)
+    database.execute("INSERT INTO other VALUES (1)")
+    database.execute("COMMIT")
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:JR39")
+def test_busy_database_is_awaited_while_others_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Two processes hold it nearly all the time, in turns; each turn is shorter than the patience, and all are longer.
+    """
+    # Many turns long: on a busy machine one of them may be several times as long as it sleeps.
+    monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 1.0)
+    path = tmp_path / "runs.db"
+    at_once(1, lambda _: SqliteJournal(path))
+    command = [sys.executable, "-c", BUSY, str(path), "2.5"]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            assert b"ready\n" == other.stdout.readline()
+        results = [result for _ in range(3) for result in at_once(5, lambda _: SqliteJournal(path))]
+    finally:
+        for other in others:
+            other.communicate()
+
+    assert {RunStatus.COMPLETED} == {result.status for result in results}, results[0].error

@@ -544,3 +544,55 @@ def test_hostile_objects_are_recorded_by_type_and_replayed(rig, yielded, output)
     agent = AgentDefinition("a", handle_steps=handle_steps)
     journal = MemoryJournal()
     assert rig(agent).record(journal).output == rig(agent).replay(journal).output == output
+
+
+@pytest.mark.spec("replay:D14")
+def test_accepted_difference_uses_the_recorded_outcome(rig):
+    def agent(*words):
+        def handle_steps(ctx):
+            for word in words:
+                value = yield from Perform(echo, word)
+                found.append(value)
+
+        return AgentDefinition("a", handle_steps=handle_steps)
+
+    found: list[str] = []
+    journal = recorded(rig, agent("old", "same"))
+    found.clear()
+
+    def accepts(error: ReplayDivergence) -> bool:
+        seen.append((error.address, [f.pointer for f in error.diff]))
+        return error.address == "#0"
+
+    seen: list[object] = []
+    player = rig(agent("new", "same"))
+    asyncio.run(replay(journal, player.launch, on_divergence=accepts))
+    assert (found, seen) == (["old", "same"], [("#0", ["/args/0"])])
+    other = rig(agent("new", "other"))
+    with pytest.raises(ReplayDivergence) as caught:
+        asyncio.run(replay(journal, other.launch, on_divergence=accepts))
+    assert caught.value.address == "#1"
+    asyncio.run(player.engine.aclose())
+    asyncio.run(other.engine.aclose())
+
+
+@pytest.mark.spec("replay:D7")
+def test_inserted_message_is_shown_as_one_insertion(rig):
+    def agent(extra, tail):
+        def handle_steps(ctx):
+            if extra:
+                yield from ToolCall("add_message", {"role": "user", "content": "psst"})
+            yield STEP
+
+        return AgentDefinition("m", model="t/m", handle_steps=handle_steps, instructions_prompt="long " * 100 + tail)
+
+    journal = recorded(rig, agent(extra=False, tail="a"), ["ok"])
+    inserted = divergence(rig, agent(extra=True, tail="a"), journal)
+    assert [(f.pointer, f.recorded) for f in inserted.diff] == [("/messages/2", "(absent)")]
+    assert "psst" in inserted.diff[0].now
+    changed = divergence(rig, agent(extra=False, tail="b"), journal)
+    (field,) = changed.diff
+    assert field.pointer == "/messages/1/content/0/text"
+    assert field.recorded.startswith("...")
+    assert field.recorded.endswith('g a"')
+    assert len(str(changed)) < 1_500

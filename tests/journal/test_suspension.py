@@ -23,6 +23,8 @@ from stepengine import (
 from stepengine.errors import AnswerRejected
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.pending_items import open_questions
+from stepengine.testing import text, tool_call
+from stepengine.tools.bundled import ask_user_tool
 from tests.phrases import NO_OPTION
 
 
@@ -209,3 +211,22 @@ def test_question_is_durable_before_a_person_is_asked(rig, tmp_path):
     rig(AgentDefinition("asker", handle_steps=handle_steps), interactor=Person()).record(FileJournal(path))
 
     assert ["q1", "q2"] == seen[0]
+
+
+@pytest.mark.spec("requirements:K6", "reliability:JR37")
+def test_partial_answers_of_one_call_are_kept(rig):
+    questions = {"questions": [{"question": "Red?"}, {"question": "Blue?"}]}
+    replies = [tool_call("ask_user", questions), text("thanks")]
+    agent = AgentDefinition("poll", model="t/m", tools=[ask_user_tool()])
+    journal = MemoryJournal()
+    asked = rig(agent, replies).record(journal)
+    ids = [q.id for q in asked.pending_questions]
+    assert len(ids) == 2
+    half = rig(agent, ["unused"]).resume(MemoryJournal(journal.lines()), {ids[1]: "sure"})
+    assert half.status is RunStatus.SUSPENDED
+    with pytest.raises(AnswerRejected, match="was answered already"):
+        rig(agent).resume(MemoryJournal(half.journal.lines()), {ids[1]: "no"})
+    result = rig(agent, [text("thanks")]).resume(MemoryJournal(half.journal.lines()), {ids[0]: "never"})
+    assert result.text == "thanks"
+    answers = result.tool_calls[0].result.data["answers"]
+    assert [a["text"] for a in answers] == ["never", "sure"]

@@ -5,14 +5,14 @@ Undoing what a run wrote: the tree is what it was, or nothing is touched.
 from __future__ import annotations
 
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentCall, AgentDefinition, Engine, ToolCall, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, ToolCall, tool
 from stepengine.errors import DefinitionError, JournalCorrupt, JournalError, JournalLocked, UndoRefused, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, check, undo
 from stepengine.journal.forks import branch
@@ -464,3 +464,26 @@ def test_undo_reports_a_write_in_doubt_after_a_kill(root, tmp_path, act):
     else:
         assert (f"#1 tool_call {act}",) == undo(path, root).unknown
         assert "old" == (root / "a").read_text()
+
+
+@pytest.mark.spec("requirements:X122")
+@pytest.mark.parametrize("is_own", [True, False])
+def test_resumed_or_forked_journal_stays_as_known_as_before(root, tmp_path, is_own):
+    def handle_steps(ctx):
+        yield write("a.txt", "two")
+        yield from Ask("More?", options=["yes", "no"])
+        yield write("b.txt", "three")
+
+    path = tmp_path / "run.jsonl"
+    agent = AgentDefinition("writer", tools=file_tools(root, write=True), handle_steps=handle_steps)
+    with Engine([agent]) as engine:
+        engine.run_sync("writer", journal=path)
+        if not is_own:
+            path.write_bytes(resealed(path.read_text().replace('"created":"20', '"created":"19')))
+        fork = branch(path, 0, into=tmp_path / "fork.jsonl")
+        engine.resume_sync(path, agent="writer", answers={"q1": "yes"}).unwrap()
+
+    for journal in (path, fork):
+        with nullcontext() if is_own else pytest.raises(UndoRefused, match="no run of yours"):
+            undo(journal, root)
+        (root / "a.txt").write_text("two")

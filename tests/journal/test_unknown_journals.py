@@ -4,6 +4,7 @@ A journal that this user's runs did not write performs nothing unasked; a run of
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import tempfile
@@ -22,6 +23,7 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Answer,
+    Ask,
     Complete,
     Engine,
     Hooks,
@@ -36,6 +38,7 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
+from stepengine.debugging import debug
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
@@ -985,3 +988,35 @@ def test_received_input_is_left_out_once_per_delivery(sent: list[str], received:
             left.remove(one)
 
     assert ({"": left} if sent else {}) == find_unreceived_input(History(records))
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("into", ["memory", "file"])
+def test_debugger_fork_of_an_unknown_journal_asks(
+    into: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a question whose answer is all that the debugger adds: the call behind it comes from the record."""
+    done = list[str]()
+    run = make_run(done)
+
+    @tool(category="control", requires_permission=False)
+    def confirm() -> Generator[Any, Any, str]:
+        """Ask."""
+        yield Ask("Really?")
+        yield ToolCall("run", {"text": "evil"})
+        return "asked"
+
+    agent = AgentDefinition("asker", tools=[run, confirm])
+    journal = FileJournal(tmp_path / "asked.jsonl")
+    model = ScriptedModel([tool_call("confirm", {}), text("done")])
+    with Engine([agent], models=model) as engine:
+        assert "suspended" == engine.run_sync("asker", "act", journal=journal).status
+    if not is_own:
+        become_somebody_else(monkeypatch, tmp_path)
+    with Engine([agent], models=ScriptedModel([text("done")])) as engine, debug(engine, journal) as debugger:
+        debugger.move_to(debugger.last)
+        target = FileJournal(tmp_path / "made.jsonl") if into == "file" else None
+        result = asyncio.run(debugger.fork("yes", into=target))
+
+    assert is_own == (result.status != "suspended")
+    assert is_own == bool(done)

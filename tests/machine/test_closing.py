@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import attrs
 import pytest
 
 from stepengine.data import yields as y
@@ -201,3 +202,20 @@ def test_non_json_value_can_be_an_output():
         yield
 
     assert play(agent(handler)).output == {1, 2}
+
+
+@pytest.mark.spec("generator-contract:G22", "reliability:GN14", "requirements:B1")
+def test_objects_passed_to_a_handler_are_immutable():
+    def handler(ctx):
+        result = yield STEP
+        for change in (
+            lambda: setattr(ctx, "prompt", "x"),
+            lambda: setattr(result.agent_state, "output", 1),
+            lambda: result.agent_state.context.update(a=1),
+            lambda: setattr(result, "steps_complete", False),
+            lambda: ctx.params.update(a=1),
+        ):
+            with pytest.raises((attrs.exceptions.FrozenInstanceError, TypeError, AttributeError)):
+                change()
+
+    assert play(agent(handler), World(replies=[reply("x")])).status is RunStatus.COMPLETED

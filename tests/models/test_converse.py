@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import attrs
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import settings as limits
@@ -49,7 +50,7 @@ from tests.faults.cloud_server import converse_frames
 from tests.faults.cloud_server import message as framed
 from tests.faults.scripts import CONVERSE_USAGE, converse_events, converse_reply
 from tests.models.histories import histories, users
-from tests.models.wires import TOOL, call, made, result
+from tests.models.wires import MODEL, TOOL, call, made, provider_of, result
 
 NAME = "bedrock_converse"
 NOVA, NOVA_2, LLAMA = "us.amazon.nova-pro-v1:0", "us.amazon.nova-2-lite-v1:0", "us.meta.llama4-scout-17b-instruct-v1:0"
@@ -825,3 +826,30 @@ def test_unpriced_tier_or_tool_makes_the_cost_a_lower_bound():
 
     assert [("optimized",), ("priority",), (), ("webGrounding",)] == told
     assert cost_of.of_reply(f"{NAME}/{NOVA}", whole({"text": "x"}, serviceTier={"type": "reserved"}), AT) is None
+
+
+def test_equal_document_names_become_unique_and_stay_stable():
+    """The service refuses a request in which two are called the same, in any case of letters (and dots anywhere)."""
+    first = UserMessage(
+        [DocumentPart(data=b"a", name="Report v1.0.pdf"), DocumentPart(data=b"b", name="report v1 0.pdf")]
+    )
+    later = UserMessage([TextPart("And this?"), DocumentPart(data=b"c", mime_type="text/csv", name="日本.csv")])
+    answer = AssistantMessage([TextPart("Yes.")])
+    alone = [document["name"] for document in blocks_in(said(NOVA, first), "document")]
+    names = [document["name"] for document in blocks_in(said(NOVA, first, answer, later, answer, later), "document")]
+
+    assert ["Report v1 0", "report v1 0 (2)"] == alone
+    assert [*alone, "Document", "Document (2)"] == names
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("data", [{}, {"output": {}}, {"output": {"message": {"role": "assistant"}}}, {"output": 5}])
+async def test_a_body_without_a_message_is_no_reply(data):
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=data))
+    provider = provider_of("bedrock_converse", transport=transport)
+    request = ModelRequest(f"bedrock_converse/{MODEL['bedrock_converse']}", "", Transcript([UserMessage("hi")]))
+    with pytest.raises(ModelError) as caught:
+        await provider.complete(request)
+    await provider.close()
+
+    assert "protocol" == caught.value.kind

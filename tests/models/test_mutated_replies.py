@@ -436,3 +436,16 @@ async def test_events_in_an_impossible_order_break_the_protocol_of_responses(eve
 
     assert ("protocol", True) == (failed.kind, failed.retryable)
     assert "five" == (await outcome(wire, anthropic_events(CREATED, ADDED, DELTA, DONE, COMPLETED), stream=True)).text
+
+
+@pytest.mark.spec("reliability:MP24")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+@pytest.mark.parametrize("wire", EACH, ids=str)
+async def test_reply_text_is_limited_to_four_mebibytes(wire, stream):
+    for size, kind in ((4 * 1024 * 1024, None), (4 * 1024 * 1024 + 1, "too_large")):
+        text = "a" * size
+        body = b"".join(wire.stream(text, [], "end_turn")) if stream else wire.reply(text, [], "end_turn")
+        found = await outcome(wire, body, stream=stream)
+
+        assert kind == getattr(found, "kind", None)
+        assert not getattr(found, "retryable", False)

@@ -466,3 +466,29 @@ def test_perplexity_is_sent_only_supported_settings() -> None:
 
     assert {"model", "messages", "stream"} == asked.keys()
     assert str(Models.standard().parse("sonar-pro")) == "perplexity/sonar-pro"
+
+
+@pytest.mark.spec("ecosystem:EC104", "reliability:MP11")
+def test_openrouter_without_credit_is_not_asked_again():
+    failure = error_from_body({"error": {"code": 402, "message": "Insufficient credits"}}, 402, {}, made("openrouter"))
+    assert (failure.kind, failure.retryable) == ("no_credit", False)
+
+
+@pytest.mark.spec("providers:PV32")
+def test_reasoning_pieces_join_up_to_their_signature():
+    it = reader("openrouter")
+    pieces = [
+        {"type": "reasoning.text", "index": 0, "text": "a"},
+        {"type": "reasoning.text", "index": 0, "text": "b"},
+        {"type": "reasoning.text", "index": 0, "text": "", "signature": "s1"},
+        {"type": "reasoning.text", "index": 0, "text": "c", "signature": "s2"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "x"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "y"},
+    ]
+    for piece in pieces:
+        it.feed(chunk({"reasoning_details": [piece]}))
+    it.feed(chunk({"content": "Five."}, "stop"))
+    assert [
+        {"type": "reasoning.text", "index": 0, "text": "ab", "signature": "s1"},
+        *pieces[3:],
+    ] == it.finish().content[0].provider_data["reasoning_details"]

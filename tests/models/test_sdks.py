@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
+import attrs
 import pytest
 
 from stepengine import AgentDefinition, Engine, Perform
@@ -75,3 +78,79 @@ def test_sdk_check_does_not_import_the_sdk(tmp_path: Path, monkeypatch: pytest.M
     Sdk("other_sdk", "other-sdk", "other").check()
 
     assert "other_sdk" not in sys.modules
+
+
+AGENT = """
+from pathlib import Path
+from stepengine import STEP, AgentDefinition, Perform
+
+def handle_steps(ctx):
+    yield from Perform(lambda: Path("done").touch())
+    yield STEP
+
+agent = AgentDefinition("mine", model="{model}", handle_steps=handle_steps)
+"""
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment_without(packages: tuple[str, ...], folder: Path) -> Path:
+    """Return the Python of an environment that has what this one has, but for some distributions."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (own,) = folder.glob("lib/python3*/site-packages")
+    for entry in Path(attrs.__file__).parents[1].iterdir():
+        if not any(fnmatch(entry.name, pattern) for pattern in packages):
+            (own / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.deep
+@pytest.mark.spec("ecosystem:EC216")
+@pytest.mark.parametrize(
+    ("without", "model", "told"),
+    [
+        (
+            ("openai", "openai-*"),
+            "openai/gpt-5",
+            "the package 'openai' is not installed: pip install 'stepengine[openai]'",
+        ),
+        (("anthropic", "anthropic-*"), "anthropic/m", "the package 'anthropic' is not installed"),
+        (
+            ("sniffio", "sniffio-*"),
+            "anthropic/m",
+            "the package 'anthropic' is installed and cannot be loaded (it needs 'sniffio', which is not installed): pip install 'sniffio'",
+        ),
+    ],
+)
+def test_missing_dependency_is_named_before_the_run_in_real_environment(
+    without: tuple[str, ...], model: str, told: str, tmp_path: Path
+) -> None:
+    python = environment_without(without, tmp_path / "environment")
+    (tmp_path / "mine.py").write_text(AGENT.format(model=model))
+    keys = {
+        "OPENAI_API_KEY": "a-key-that-is-long",
+        "ANTHROPIC_API_KEY": "a-key-that-is-long",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
+    }
+    here = {
+        **keys,
+        "HOME": str(tmp_path),
+        "STEPENGINE_STATE_DIR": str(tmp_path / "state"),
+        "COLUMNS": "400",
+        "PYTHONPATH": str(ROOT),
+        "PATH": "/usr/bin:/bin",
+    }
+
+    ran = subprocess.run(
+        [python, "-m", "stepengine", "run", "mine.py", "--quiet"],
+        cwd=tmp_path,
+        env=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 0 != ran.returncode
+    assert told in " ".join((ran.stdout + ran.stderr).split())
+    assert not (tmp_path / "done").exists()

@@ -204,3 +204,42 @@ def test_a_random_prompt_cache_key_does_not_prevent_replay(project, server, pyte
     own = project(body.replace("patch=True", "patch=True, ignore=['/metadata']"))
     own.assert_outcomes(passed=1)
     assert 1 == len(server.requests)
+
+
+ENGINE = """
+from stepengine import AgentDefinition, STEP
+
+def handle(ctx):
+    yield STEP
+    return "done"
+
+def test_one(FIXTURES):
+    engine = stepengine_engine([AgentDefinition("one", model="anthropic/m", handle_steps=handle)])
+    result = engine.run_sync("one", "go"OPTIONS)
+    assert result.output == "done", result.error
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y5", "replay:Y11", "replay:C27")
+@pytest.mark.parametrize(
+    ("fixtures", "options"), [("cassette, stepengine_engine", ""), ("journal, stepengine_engine", ", journal=journal")]
+)
+def test_the_engine_uses_the_base_url_of_the_environment(project, server, monkeypatch, fixtures, options):
+    """
+    Where the address changes afterwards, the miss says which variable decides.
+    """
+    monkeypatch.delenv("ANTHROPIC_API_KEY")  # no key is sent to a server of this machine
+    body = ENGINE.replace("FIXTURES", fixtures).replace("OPTIONS", options)
+    project(body, RECORD).assert_outcomes(passed=1)
+    assert ["/v1/messages"] == [path for path, _ in server.requests]
+    project(body).assert_outcomes(passed=1)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://elsewhere.test")
+    moved = project(body)
+    if not options:
+        moved.assert_outcomes(failed=1)
+        moved.stdout.fnmatch_lines([
+            "*another base URL: nothing was recorded for elsewhere.test*",
+            "*the fixture `stepengine_cassette` keeps the base URLs of the environment*",
+            "*ANTHROPIC_BASE_URL=https://elsewhere.test*",
+        ])  # fmt: skip

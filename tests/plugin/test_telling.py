@@ -253,3 +253,16 @@ def test_a_failed_gate_shows_the_whole_report(run, name):
         case for case in ("Ann", "Bob", "Carla", "Doris", "Emil") if f"{case} greeter 1: contains:" not in shown
     ]
     assert "gate pass >= 0.8: greeter.pass is 0, not >= 0.8" in shown.partition("- evaluation greeting -")[2]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y18", "replay:Y3")
+@pytest.mark.parametrize("mode", ["extend", "rewrite"])
+def test_the_commands_at_a_divergence_make_the_test_pass(run, agent_test, mode):
+    run(agent_test(1), "--stepengine-record=once")
+    loose = agent_test(1, prompt="Look again.").replace("LOOKED)", "[])").replace('["a"] * LIVE)', "[])")
+    failed = run(loose)
+    failed.assert_outcomes(failed=1)
+    (command,) = set(re.findall(rf"(pytest \S+ --stepengine-record={mode})", failed.stdout.str()))
+    run(loose, *shlex.split(command)[1:]).assert_outcomes(passed=1)
+    run(loose.replace("LIVE = 1", "LIVE = 0")).assert_outcomes(passed=1)

@@ -236,3 +236,16 @@ async def test_reported_cost_wins_over_the_computed_cost(world, own, priced, exp
 
     assert isinstance(seen[0], Value)
     assert expected == seen[0].value.cost
+
+
+@pytest.mark.spec("reliability:MP10")
+@pytest.mark.parametrize(("asked", "requests"), [(61, 1), (60, 2)])
+async def test_retry_after_is_obeyed_up_to_one_minute(world, asked, requests):
+    seen, provider, clock = [], world.Provider([busy(retry_after=asked)]), world.JumpingClock()
+    await world.tree(one_call(seen), models=provider, clock=clock).run()
+
+    assert requests == len(provider.requests)
+    if requests == 1:
+        assert asked == seen[0].error.retry_after
+    else:
+        assert 0 <= clock.sleeps[0] <= 60

@@ -13,7 +13,7 @@ from collections import Counter
 import attrs
 import pytest
 
-from stepengine import tool
+from stepengine import AgentDefinition, Engine, Limits, tool
 from stepengine.data.effects import Gather, Notify, Spawn
 from stepengine.data.events import (
     LogLine,
@@ -31,8 +31,9 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
-from stepengine.redaction import GIVEN
+from stepengine.redaction import GIVEN, Redactor
 from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
+from stepengine.testing import ScriptedModel, tool_call
 
 A_KEY = "sk-ant-" + 8 * "abcd1234"
 
@@ -440,3 +441,45 @@ def started_with(text, at):
 
 
 OFFER = (ToolSpec(name="look", description="Look.", input_schema={"type": "object"}),)
+
+
+def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """
+    Run so many steps behind a prompt with a key, watched, and return how many values were looked at.
+    """
+    count = 0
+    passes = Redactor.passes
+
+    def counting(self: Redactor, value: object) -> bool:
+        nonlocal count
+        count += 1
+        return passes(self, value)
+
+    monkeypatch.setattr(Redactor, "passes", counting)
+    shown: list[ModelStarted] = []
+    model = ScriptedModel([*[tool_call("look", {"n": n}) for n in range(steps)], "done"])
+    engine = Engine(
+        [AgentDefinition("a", model="scripted/m", tools=[look], limits=Limits(max_steps=steps + 1))],
+        models={"scripted": model},
+        observers=[lambda event: shown.append(event) if type(event) is ModelStarted else None],
+    )
+    engine.run_sync("a", f"never say {A_KEY}").unwrap()
+    monkeypatch.undo()
+
+    assert steps + 1 == len(shown)
+    for number, event in enumerate(shown):
+        assert event.request is not None
+        assert 1 + 2 * number == len(event.request.messages)
+        assert "never say <redacted:K>" == event.request.messages[0].text
+    return count
+
+
+@pytest.mark.speed
+@pytest.mark.spec("performance:Q1", "reliability:R11")
+def test_redaction_scans_only_new_messages_of_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    GIVEN.tell(A_KEY, "K")
+    counts = [looks_in_all(steps, monkeypatch) for steps in (20, 40, 60)]
+
+    assert counts[2] - counts[1] == counts[1] - counts[0]

@@ -347,3 +347,39 @@ async def test_a_thousand_concurrent_runs_stay_within_their_memory():
     assert (tasks, open_files) == (len(asyncio.all_tasks()), descriptors())
     # 20 KiB for what is kept of 5 steps.
     assert grown < RUNS * STEPS // 5 * 20 * 1024
+
+
+TEXTS, CHARS = 1_000, 1_000
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.memory
+@pytest.mark.spec("reliability:RS03")
+async def test_events_shown_to_an_observer_are_not_kept():
+    shown, kept = 0, 0
+
+    def watch(event: Any) -> None:
+        nonlocal shown, kept
+        shown += 1
+        if shown == 900_000:
+            tracemalloc.start()
+        elif shown == 1_000_000:
+            kept = traced()
+
+    def handle_steps(ctx: StepContext) -> Any:
+        for _ in range(TEXTS):
+            yield STEP
+
+    agent = AgentDefinition("a", model="test/m", tools=[], handle_steps=handle_steps)
+    model = ScriptedModel(["x" * CHARS] * TEXTS, chunk=1)
+    engine = Engine(models=model, observers=[watch], pricing=None, limits=Limits(max_steps=TEXTS + 1))
+    try:
+        result = await engine.run(agent, "go")
+    finally:
+        tracemalloc.stop()
+
+    assert RunStatus.COMPLETED == result.status
+    assert shown > TEXTS * CHARS
+    # The texts themselves are a byte for each of these events; one that is kept would be fifty and more.
+    assert 0 < kept < 8 * 100_000

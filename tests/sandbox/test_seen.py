@@ -26,6 +26,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
+from stepengine.evaluation.blame import blame
 from stepengine.sandbox import MontySandbox, code_mode
 
 pytestmark = pytest.mark.anyio
@@ -546,3 +547,40 @@ async def test_checks_count_tools_called_by_programs() -> None:
 
     assert Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").apply(result).passed
     assert not Check.of_expression("'buy' not in tools").apply(result).passed
+
+
+@pytest.mark.spec("programs:PG39")
+async def test_blame_serves_program_calls_from_the_record() -> None:
+    """The second program of this run spoiled it; with the first one of the record in place a better one passes."""
+    codes = ('tea = await price("tea")', "tea * 2")
+    journal = await record_run(*codes)
+
+    def models() -> ScriptedModel:
+        def reply(request: Any) -> Any:
+            results = [message.text for message in request.messages if message.role == "tool"]
+            codes = ('tea = await price("tea")', "tea * 3")
+            return tool_call("run_code", {"code": codes[len(results)]}) if len(results) < 2 else text(results[-1])
+
+        return ScriptedModel(reply)
+
+    async with Engine([buyer], permissions=POLICY) as engine:
+        report = await blame(engine, journal, Check.of_expression("text == '90'"), k=2, models=models)
+
+    assert [(step.ok, step.failed, step.unknown) for step in report.steps] == [(2, 0, 0), (2, 0, 0), (0, 2, 0)]
+    assert report.blamed is not None
+    assert report.blamed.step.address == "#2"
+    assert report.performed == 0
+
+
+def test_a_pinned_program_run_fails_until_the_check_passes(recorded: Path) -> None:
+    """Its calls come from the kept journal."""
+    agent = recorded.with_name("buyer.py")
+    with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
+        engine.resume_sync(recorded, answers={"1.q2": "yes"})
+    folder = recorded.with_name("tests") / "journals"
+    made = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' not in tools", "--dir", folder)
+    again = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' in tools", "--dir", folder)
+
+    assert made.exit_code == 0, made.output
+    assert "the test fails, as it has to" in made.output
+    assert again.exit_code == 1

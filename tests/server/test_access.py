@@ -842,3 +842,28 @@ def test_guard_without_the_extra_names_it(behind: Behind) -> None:
         pytest.raises(DefinitionError, match=r"stepengine\[serve\]"),
     ):
         Guard(behind.guard.app, tokens=behind.tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "nobody would be known"),
+        ({"hosts": "example.com"}, "a list"),
+        ({"hosts": ["https://example.com"]}, "a name such as"),
+        ({"cors": ["*"]}, "without \\*"),
+        ({"cors": ["https://example.com/"]}, "without a path"),
+    ],
+)
+def test_guard_with_unusable_options_raises(options: dict[str, Any], said: str) -> None:
+    ways = {"authenticate": lambda _: None} if options else {}
+    with pytest.raises(DefinitionError, match=said):
+        Guard(lambda *_: None, **ways, **options)
+
+
+async def test_unsafe_token_file_gives_503_without_its_path(behind: Behind) -> None:
+    behind.tokens.path.chmod(0o644)
+    async with behind.client() as client:
+        answer = await client.get("/runs", headers=behind.bearer)
+
+    assert (503, "tokens_unusable") == (answer.status_code, kind_of(answer))
+    assert str(behind.tokens.path) not in answer.text

@@ -16,7 +16,8 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
-from stepengine.server import reports, routes
+from stepengine.errors import DefinitionError, JournalError
+from stepengine.server import Tokens, app, reports, routes
 from stepengine.server.ledger import Ledger
 from stepengine.server.reports import Reports
 from stepengine.sessions import MemorySessions
@@ -411,3 +412,37 @@ def test_agent_summaries_are_computed_once(house: House, monkeypatch: pytest.Mon
         again = reader.get("/agents").json(), reader.get("/agents/quick").json()
 
     assert first == again
+
+
+def test_report_folder_must_be_private_and_may_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    tokens = tmp_path / "tokens.json"
+    Tokens.open(tokens).add("root", ["admin"])
+
+    assert [] == Reports(tmp_path / "later").listed(None, 9)
+    with pytest.raises(DefinitionError, match="is not a folder"):
+        app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=tmp_path / "file")
+    with pytest.raises(JournalError, match="others may write"):
+        app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=shared)
+
+
+@pytest.mark.spec("studio:SV2")
+def test_undo_over_changed_files_is_refused_unless_partial(
+    house: House,
+) -> None:
+    plan = house.work / "plan.txt"
+    plan.write_text("before")
+    with house.client("root") as root:
+        run = started(root, "writer", "after")
+        ended(root, run)
+        plan.write_text("by hand")
+        refused = root.post(f"/runs/{run}/undo")
+        left = root.post(f"/runs/{run}/undo", json={"partial": True}).json()["left"]
+
+    assert (409, "undo_refused") == (refused.status_code, kind_of(refused))
+    assert [["plan.txt", "it was changed since"]] == refused.json()["files"]
+    assert [{"path": "plan.txt", "why": "it was changed since"}] == left
+    assert "by hand" == plan.read_text()

@@ -5,8 +5,15 @@ Servers of runs in PostgreSQL: what holds there beside what holds of every place
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +24,10 @@ from stepengine import AgentDefinition, Ask
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
 from stepengine.errors import StepEngineError
+from tests import forked_processes
 from tests.durable import postgres
 
-from .served import Client, Serve, Served
+from .served import ROOT, SCRIPTED, Client, Serve, Served
 from .test_kills import check_all, under_load
 
 pytestmark = pytest.mark.deep
@@ -304,3 +312,143 @@ async def test_database_outage_gives_503_and_runs_continue_afterwards(servers: l
     assert {"urn:stepengine:problem:database_away"} == {one.json()["type"] for one in told[1:]}
     assert str(data) not in "".join(one.text for one in told)
     assert "Traceback" not in server.said()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, db: str, durable_forks: None) -> Iterator[Any]:
+    """
+    Give what starts a worker: ``stepengine deploy worker`` with the agents of the servers.
+    """
+    running: list[Any] = []
+
+    def start(executor: str) -> Any:
+        typed = [
+            sys.executable,
+            "-m",
+            "stepengine",
+            "deploy",
+            "worker",
+            str(SCRIPTED),
+            "--db",
+            db,
+            "--executor",
+            executor,
+        ]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "WORLD": str(tmp_path / "world.jsonl")}
+        with (tmp_path / "worker.txt").open("ab") as log:
+            process = forked_processes.Process(typed, env=environment, stderr=log, stdin=subprocess.DEVNULL)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.spec("studio:SV7")
+async def test_killed_workers_lose_nothing_while_servers_do_no_work(
+    servers: list[Served], tmp_path: Path, db: str, workers: Any
+) -> None:
+    servers += [Served(tmp_path, db, options=["--no-work"]) for _ in range(2)]
+    for server in servers:
+        server.start()
+    running = {name: workers(name) for name in ("one", "two")}
+    for server in servers:
+        await server.ready()
+    chance = random.Random(5)
+    agents = ("working", "asking", "waiting", "talking")
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(servers[0].client(name, [one.url for one in servers]))
+            for name in ("anna", "bob", "cleo")
+        ]
+
+        async def use(client: Client) -> None:
+            for number, agent in enumerate(agents * 2):
+                await asyncio.wait_for(client.see_through(await client.start(agent, number)), 120)
+
+        using = asyncio.gather(*[use(client) for client in clients])
+        for _ in range(6):
+            await asyncio.sleep(chance.uniform(0.5, 2))
+            name = chance.choice(sorted(running))
+            running[name].send_signal(signal.SIGKILL)
+            running[name].wait()
+            running[name] = workers(name)
+        await using
+        for client in clients:
+            await check_all(client, servers[0])
+            assert len(agents) * 2 == len(client.runs)
+
+
+@pytest.mark.spec("studio:SV7")
+async def test_submitting_only_engine_creates_tables_and_starts_no_work(
+    tmp_path: Path, postgres_url: str, db: str
+) -> None:
+    from starlette.testclient import TestClient
+
+    from stepengine import AgentDefinition, Ask, Engine
+    from stepengine.server import Tokens, app
+
+    def asks(ctx: Any) -> Any:
+        return (yield from Ask("When?"))
+
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('anna', ('read', 'run', 'answer'))}"}
+    made = DurableEngine(on=Engine([AgentDefinition("asks", handle_steps=asks)]), db=db, works=False)
+
+    def used() -> tuple[Any, Any, Any]:
+        with TestClient(app(made, tokens=tokens), base_url="http://localhost") as client:
+            run = client.post("/runs", json={"agent": "asks"}, headers=headers).json()["run_id"]
+            view = client.get(f"/runs/{run}", headers=headers).json()
+            cancelled = client.post(f"/runs/{run}/cancel", headers=headers).status_code
+            return view, cancelled, client.get(f"/runs/{run}", headers=headers).json()
+
+    view, cancelled, after = await asyncio.to_thread(used)
+
+    assert ("running", 202, "cancelled") == (view["status"], cancelled, after["status"])
+
+
+@pytest.mark.spec("studio:SV7")
+async def test_used_executor_and_missing_database_end_the_server(
+    servers: list[Served], tmp_path: Path, db: str
+) -> None:
+    first, second, lost = [
+        Served(tmp_path, url, options=["--executor", "shop"])
+        for url in (db, db, "postgresql://nobody@127.0.0.1:9/none")
+    ]
+    servers += [first, second, lost]
+    first.start()
+    await first.ready()
+    second.start()
+    lost.start()
+    left = [await asyncio.to_thread(one.left) for one in (second, lost)]
+
+    assert [4, 6] == left, first.said()
+    assert "another process works as executor 'shop'" in first.said()
+    assert "cannot be reached" in first.said()
+    assert "Traceback" not in first.said()
+
+
+@pytest.mark.spec("studio:SV7")
+async def test_run_of_an_unknown_release_waits_for_resume(serve: Serve, db: str) -> None:
+    server = await serve(db)
+    run = "c" * 32
+    request = {"prompt": "p", "params": None, "metadata": None}
+    async with await Operator.connect(db) as operator:
+        row = RegisteredRun(
+            run=run, owner="anna", agent="talking", status="started", created=time.time(), request=request
+        )
+        await Register(operator).add(row, None)
+        await operator.submit("talking", "p", id=run, release="of-yesterday")
+        await Register(operator).note_submitted(run)
+    async with server.client("anna") as client:
+        other = await client.start("talking", 1)
+        await client.until(other, lambda view: view["status"] == "completed")
+        before = (await client.ask("GET", f"/runs/{run}")).json()["status"]
+        resumed = await client.ask("POST", f"/runs/{run}/resume")
+        done = await client.until(run, lambda view: view["status"] == "completed")
+
+    assert ("running", 202) == (before, resumed.status_code), resumed.text
+    assert "all of it is done for p, as was asked []" == done["output"][1]

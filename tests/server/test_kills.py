@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stepengine.journal.mailbox import Letter
 from stepengine.server.ledger import Ledger
 
 from .served import Client, Serve, Served
@@ -302,3 +304,75 @@ async def test_call_cut_off_by_shutdown_is_in_doubt_afterwards(serve: Serve, tmp
 
     assert "unknown" == view["output"][0]
     await check_all(client, server)
+
+
+@pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
+async def test_unregistered_journal_with_prepared_answers_is_never_resumed(
+    servers: list[Served], tmp_path: Path
+) -> None:
+    first, other = Served(tmp_path, tmp_path / "first", patience=0.0), Served(tmp_path, tmp_path / "other")
+    servers += [first, other]
+    first.start()
+    await first.ready()
+    async with first.client("anna") as client:
+        run = await client.start("asking", 1)
+        await client.until(run, lambda view: view["questions"])
+        first.kill()
+        box = first.journal(run).mailbox()
+        for question in ("q1", "q2"):
+            box.post(Letter(kind="answer", topic=question, value="yes"))
+        other.place.mkdir(mode=0o700)
+        for file in first.place.glob(f"{run}.jsonl*"):
+            shutil.copy2(file, other.place)
+    before = {file.name: file.read_bytes() for file in other.place.iterdir()}
+
+    other.start()
+    await other.ready()
+    async with asyncio.timeout(50):
+        while f"run {run} is due" not in other.said():  # noqa: ASYNC110 - another process says so
+            await asyncio.sleep(0.05)
+    async with Client("operator", other.token("boss", ["admin"]), [other.url], other.world) as boss:
+        known = [await boss.ask("GET", f"/runs/{run}"), await boss.ask("POST", f"/runs/{run}/resume")]
+
+    assert [404, 404] == [one.status_code for one in known]
+    assert 0 == other.world.done("fire")["anna-1-2"]
+    assert before == {name: (other.place / name).read_bytes() for name in before}
+
+
+@pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
+async def test_truncated_copy_of_a_journal_is_not_resumed(serve: Serve, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "runs", patience=0.0)
+    async with server.client("anna") as client:
+        run = await client.start("asking", 1)
+        await client.see_through(run)
+        server.kill()
+        lines = (server.place / f"{run}.jsonl").read_bytes().splitlines(keepends=True)
+        cut = next(n for n, line in enumerate(lines) if b'"name":"anna-1-2"' in line)
+        copies = [
+            server.place / f"{name}.jsonl" for name in ("0" * 32, run.replace(run[0], "f" if run[0] != "f" else "e"))
+        ]
+        for copy in copies:
+            copy.write_bytes(b"".join(lines[:cut]))
+        server.start()
+        await server.ready()
+        # What is registered behind it has been looked for and gone on with by then.
+        await client.see_through(await client.start("waiting", 2))
+
+    assert 1 == server.world.done("fire")["anna-1-2"]
+    assert [b"".join(lines[:cut])] * 2 == [copy.read_bytes() for copy in copies]
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("studio:SV3", "studio:SV4")
+def test_run_database_writable_by_others_stops_the_server(servers: list[Served], tmp_path: Path) -> None:
+    server = Served(tmp_path, tmp_path / "runs.db")
+    servers.append(server)
+    server.place.touch()
+    server.place.chmod(0o666)
+    server.start()
+
+    assert 2 == server.left()
+    assert "others may write" in server.said()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -15,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Ask, Engine, Receive
+from stepengine import AgentDefinition, Ask, Engine, Receive, Sleep, call, tool
 from stepengine.adapters.mcp import owned_sessions
-from stepengine.server import Caps, Quotas
+from stepengine.server import Caps, Quotas, run_recovery
 from stepengine.server.ledger import Ledger
 from stepengine.server.owner_shares import OwnerShares
 from tests.cases import case
 from tests.server.behind import kind_of
-from tests.server.house import House, started
+from tests.server.house import House, ended, started
 from tests.waits import until
 
 CAPS = Caps(at_once=16)
@@ -285,3 +286,50 @@ def in_session(client: httpx2.Client, session: str) -> httpx2.Response:
     """Send a notification within an MCP session."""
     headers = {**LISTENING, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
     return client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=headers)
+
+
+def sleeps(ctx: Any) -> Any:
+    yield Sleep(float(ctx.prompt))
+    return "awake"
+
+
+@tool
+async def work() -> str:
+    """Work for a minute."""
+    await asyncio.sleep(60)
+    return "done"
+
+
+def works(ctx: Any) -> Any:
+    return (yield from call(work))
+
+
+class SleepingHouse(House):
+    def engine(self) -> Engine:
+        return Engine(
+            [
+                AgentDefinition("sleeper", handle_steps=sleeps),
+                AgentDefinition("worker", tools=[work], handle_steps=works),
+            ],
+            sleep_in_process=0,
+        )
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF13")
+def test_due_runs_of_one_owner_keep_none_of_others_asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_recovery, "MAX_DUE", 4)
+    monkeypatch.setattr(run_recovery, "MAX_DUE_OF_OWNER", 1)
+    options = {"max_live": 4, "wait_for_answers": 0}
+    with SleepingHouse(tmp_path, **options).open() as house, house.client() as client, house.client("bob") as other:
+
+        def is_started(agent: str, prompt: str = "") -> bool:
+            return client.post("/runs", json={"agent": agent, "prompt": prompt}).status_code == 202
+
+        for _ in range(12):
+            until(lambda: is_started("sleeper", "4"))
+        for _ in range(3):
+            until(lambda: is_started("worker"))
+        run = started(other, "sleeper", "5")
+
+        assert "completed" == ended(other, run)["status"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,31 @@ def test_quota_options_parse_units_and_reject_others() -> None:
             parse_quotas([text])
     with pytest.raises(DefinitionError, match="positive number or None"):
         parse_quotas(["open-runs=0"])
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV32")
+def test_one_token_cannot_store_hundreds_of_megabytes(tmp_path: Path) -> None:
+    """Six waiting runs, 25 messages of 0.9 MB each: 135 MB in mailboxes without a quota. A run copies what it reads into its journal."""
+    with House(tmp_path).open() as house, house.client() as client:
+        runs = [started(client, "listener") for _ in range(6)]
+
+        def flood(run: str) -> list[int]:
+            message = {"topic": "other", "value": "x" * 900_000}
+            return [client.post(f"/runs/{run}/messages", json=message).status_code for _ in range(25)]
+
+        with ThreadPoolExecutor(6) as pool:
+            statuses = [status for found in pool.map(flood, runs) for status in found]
+
+        assert {202, 429} == set(statuses)
+        assert statuses.count(202) * 900_000 <= 64 * MIB
+        assert stored(tmp_path) <= 2 * 64 * MIB
+
+
+def test_default_quotas_allow_a_thousand_concurrent_runs() -> None:
+    limits = Quotas()
+
+    assert limits.open_runs is not None
+    assert limits.bytes_per_minute is not None
+    assert limits.open_runs >= 10_000
+    assert limits.bytes_per_minute >= 1_000 * 16_384

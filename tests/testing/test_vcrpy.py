@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -264,3 +265,18 @@ def test_secret_in_a_file_body_is_not_stored(make_body: Any, tmp_path: Path) -> 
 
     assert "PLANT" not in str(stored)
     assert body == b"".join(ask().body)
+
+
+CANARY = "zq9Hk27TmPLx4"
+
+
+@pytest.mark.spec("replay:C42")
+@pytest.mark.parametrize("query", ["a[token]=X", "jwt=X", "TOKEN[]=X", "otp=X"])
+@pytest.mark.parametrize("where", ["?", "#"])
+def test_a_secret_in_an_address_is_not_stored(query: str, where: str) -> None:
+    address = f"https://example.test/back{where}{query.replace('X', CANARY)}"
+    reply = {"headers": {"Location": [address]}, "body": {"string": b""}}
+    request = SimpleNamespace(uri=address, headers={}, body=b"")
+
+    assert CANARY not in str(vcr_config()["before_record_response"](reply))
+    assert CANARY not in vcr_config()["before_record_request"](request).uri

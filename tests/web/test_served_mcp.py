@@ -14,6 +14,8 @@ import httpx2
 import pytest
 
 pytest.importorskip("mcp", reason="needs the extra 'mcp'")
+import contextlib
+
 import mcp_types as types
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -222,3 +224,28 @@ async def test_mcp_route_reports_why_agents_are_not_offered(
     kind = {"extra": "extra_missing", "nobody": "not_offered"}[why]
     assert (501, f"urn:stepengine:problem:{kind}") == (answer.status_code, answer.json()["type"])
     assert 200 == agents.status_code
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV12")
+async def test_active_mcp_call_continues_after_a_server_restart(tmp_path: Path) -> None:
+    shop, calls = Shop(), list[asyncio.Task[Any]]()
+
+    async def call() -> None:
+        with contextlib.suppress(Exception):  # the connection ends with the server
+            async with calling(address) as client:
+                await client.call_tool("slow", {})
+
+    async with served(tmp_path, shop.engine) as address:
+        calls.append(asyncio.create_task(call()))
+        await shop.has_begun.wait()
+    calls[0].cancel()
+    await asyncio.wait(calls)
+    again = Shop()
+    again.gate.set()
+    async with served(tmp_path, again.engine) as address, asyncio.timeout(50):
+        while (runs := await listed(address)) == [("slow", "anna", "running")]:  # noqa: ASYNC110 - the server knows
+            await asyncio.sleep(0.01)
+
+    assert ["slow"] == [agent for agent, _, _ in runs]
+    assert "cancelled" != runs[0][2]

@@ -316,3 +316,42 @@ async def test_project_skills_are_commands_and_usage_follows_each_step(
     assert "By the skill: shop.py only" == words(seen)
     assert (1_000, 200_000, "USD") == (usage["used"], usage["size"], usage["cost"]["currency"])
     assert 0 < usage["cost"]["amount"] < 1
+
+
+@both
+@pytest.mark.spec("interfaces:IF52")
+async def test_commands_run_in_editor_terminals_and_are_killed_and_released(
+    package: str, tmp_path: Path, project: Path
+) -> None:
+    start = {**START, "params": {"protocolVersion": 1, "clientCapabilities": {"terminal": True}}}
+    cancel = {"notify": "session/cancel", "params": {"sessionId": "$session"}}
+    seen = await edited(
+        package, tmp_path, start, begun(project), said("run /bin/sh -c env"), said("run-for 0.3 sleep 60"), said("run missing-program"),
+        said("run sleep 61", background=True), {"until": "terminals", "count": 3}, cancel, {"wait": True}, otherwise="allow_once",
+    )  # fmt: skip
+    first, late, cut = seen["terminals"]
+    ends = [one for one in seen["updates"] if one.get("status") in {"completed", "failed"}]
+
+    assert (str(project), ["-c", "env"]) == (first["cwd"], first["args"])
+    assert [["released"], ["killed", "released"], ["released"]] == [one["ends"] for one in (first, late, cut)]
+    calls = [one.get("content") for one in of_kind(seen, "tool_call_update")]
+    shown = [content[0]["terminalId"] for content in calls if content and content[0]["type"] == "terminal"]
+    assert [one["id"] for one in seen["terminals"]] == shown
+    assert "content" not in ends[0], "the terminal stays where it was shown"
+    assert "longer than 0.3 s" in ends[1]["content"][0]["content"]["text"]
+    assert "no program of that name" in ends[2]["content"][0]["content"]["text"]
+    assert "cancelled" == seen["results"][-1]["stopReason"]
+
+
+@both
+@pytest.mark.spec("interfaces:IF51")
+async def test_remembered_approval_holds_under_another_model(package: str, tmp_path: Path, project: Path) -> None:
+    model = {"sessionId": "$session", "configId": "model", "value": "anthropic/claude-sonnet-4-5"}
+    seen = await edited(
+        package, tmp_path, begun(project), said("run touch a"), said("run touch a"),
+        {"method": "session/set_config_option", "params": model}, said("run touch a"), said("run touch a"),
+        choose=["Always: exactly this call"],
+    )  # fmt: skip
+
+    assert ["end_turn"] * 4 == [turn["stopReason"] for turn in seen["results"] if "stopReason" in turn]
+    assert 1 == len(seen["asked"]), [one["options"] for one in seen["asked"]]

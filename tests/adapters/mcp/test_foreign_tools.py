@@ -609,3 +609,17 @@ async def test_resources_and_prompts_become_tools_if_enabled(near: Any) -> None:
     assert "note a" == read.text
     assert "error" == missing.status
     assert "user: Say hello to Ana." == prompt.text
+
+
+@pytest.mark.spec("reliability:MC10")
+async def test_images_are_kept_and_invalid_media_described() -> None:
+    image = await called(giving(types.ImageContent(type="image", data=PIXEL, mime_type="image/png")))
+    broken = await called(giving(types.ImageContent(type="image", data="!!!", mime_type="image/png")))
+    wrong = await called(
+        giving(types.ImageContent(type="image", data=base64.b64encode(b"no").decode(), mime_type="image/png"))
+    )
+    audio = await called(giving(types.AudioContent(type="audio", data=PIXEL, mime_type="audio/wav")))
+
+    assert isinstance(image.content[0], ImagePart)
+    assert ["no base64" in broken.text, "bytes are none of" in wrong.text, "audio" in audio.text] == [True] * 3
+    assert ["ok"] * 4 == [one.status for one in (image, broken, wrong, audio)]

@@ -361,3 +361,21 @@ def test_local_folder_named_mcp_is_not_the_package(tmp_path: Path, monkeypatch: 
 
     with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[mcp\]'"):
         connection.require_package()
+
+
+@pytest.mark.spec("interfaces:IF58")
+async def test_slow_npx_start_explains_the_download_and_timeout(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.05)
+    npx = tmp_path / "npx"
+    npx.write_text("#!/bin/sh\nexec sleep 60\n")
+    npx.chmod(0o755)
+    source = mcp_tools([str(npx), "-y", "some-server"], name="small", start_timeout=0.1)
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = "it did not answer within 0.1 s; npx fetches what is not there yet; give it longer, with start_timeout=60"
+    assert result.error.message.endswith(said)

@@ -609,3 +609,19 @@ async def test_unreadable_http_reply_is_an_immediate_error_and_connection_stays(
     assert "packed, which was not asked for" in told["packed"]
     assert ("64 KiB" in told["too long"], "packed" in told["too long"]) == (True, False)
     assert "64 KiB" in told["too long, said to be packed as it is"]
+
+
+@pytest.mark.spec("interfaces:IF137")
+async def test_unchanged_refused_headers_are_sent_once(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    source = guarded(401, auth=lambda run: {"Authorization": "Bearer old"})
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert result.error.message.endswith(
+        "the token of auth= is not one that it takes, or is no longer: get another one"
+    )
+    assert 1 == Guarded.asked

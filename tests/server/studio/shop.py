@@ -194,6 +194,9 @@ class Page:
         assert 200 == answer.status_code, answer.text
         return dict(answer.json())
 
+    def next(self) -> dict[str, Any]:
+        return dict(self.client.get(f"/runs/{self.run}/edits/{self.desk}/next").raise_for_status().json())
+
 
 @contextlib.contextmanager
 def looking(client: httpx2.Client, run: str, at: str = "") -> Iterator[Page]:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 
 from stepengine import (
+    STEP,
     AgentCall,
     AgentDefinition,
     Ask,
@@ -165,6 +166,15 @@ def sleeps(ctx: Any) -> Any:
     return "slept"
 
 
+def floods(ctx: Any) -> Any:
+    for number in range(int((ctx.params or {}).get("events", 3_000))):
+        ctx.notify(f"number {number}")
+        if not number % 100:
+            yield Sleep(0.001)
+    yield STEP
+    return "flooded"
+
+
 def paints(ctx: Any) -> Any:
     yield from call(paint, what="the wall")
     return "painted"
@@ -195,6 +205,7 @@ AGENTS = [
     AgentDefinition("clerk", model="stage/clerk", tools=[read_bill, pay]),
     AgentDefinition("slow", model="stage/slow"),
     AgentDefinition("sleeper", handle_steps=sleeps),
+    AgentDefinition("flood", model="stage/flood", handle_steps=floods),
     AgentDefinition("painter", tools=[paint], handle_steps=paints),
 ]
 ALLOWED = [Rule.allow_tool(name) for name in ("look", "draw", "read_bill", "pay")]

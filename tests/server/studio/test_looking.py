@@ -259,3 +259,124 @@ def test_damaged_or_deep_journal_is_409_with_its_record(shop: Shop, tmp_path: Pa
                 assert 409 == answer.status_code, (name, page, answer.text)
                 assert "record " in answer.json()["detail"]
             assert client.get(f"/runs/{run}").status_code == client.get("/runs").status_code == 200
+
+
+@pytest.mark.spec("studio:ST7")
+def test_impact_reruns_with_the_current_file_after_agreement(client: httpx2.Client, shop: Shop) -> None:
+    runs = [done(client, "tally", prompt) for prompt in ("tea", "tea milk")]
+    same = judged(client, kind="impact", runs=runs, samples=1)
+    save(shop.file, CODE.replace("Be brief.", "Be loud."))
+    priced = judged(client, kind="impact", runs=runs, samples=2)
+    made = agreed(client, priced)
+
+    assert ("done", ["same", "same"]) == (same["status"], [one["class"] for one in same["result"]["journals"]])
+    assert ({"calls": 6, "low": None, "high": None}, None) == (priced["price"], priced["result"])
+    assert [(run, "asked", "#1", 2) for run in runs] == [
+        (one["file"], one["class"], one["break"], len(one["samples"])) for one in made["result"]["journals"]
+    ]
+    assert str(shop.folder) not in str(made["result"])
+
+
+@pytest.mark.spec("studio:ST7")
+def test_pin_writes_a_failing_test_or_explains_why_not(client: httpx2.Client, shop: Shop) -> None:
+    run = done(client, "tally", "tea milk")
+    made = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
+    twice = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
+    fine = judged(client, kind="pin", runs=[run], check="output == 40", name="other")
+
+    assert ("done", "tests/test_pin_sum.py") == (made["status"], made["result"]["file"])
+    assert 'load_agent(ROOT / "shop.py#tally")' in (shop.folder / "tests/test_pin_sum.py").read_text()
+    assert ("failed", "failed") == (twice["status"], fine["status"])
+    assert "exists already" in twice["error"]
+    assert "nothing to pin" in fine["error"]
+
+
+@pytest.mark.spec("studio:ST6")
+def test_edited_prompt_shows_the_next_request_and_its_price(client: httpx2.Client, shop: Shop) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    with looking(client, run, "3") as page:
+        page.look()
+        same = page.next()
+        save(shop.file, CODE.replace("Add up.", "Add it all up."))
+        told = page.look()
+        coming = page.next()
+        asked = agreed(client, judged(client, kind="ask", runs=[run]))
+        save(shop.file, CODE.replace("price_of, item)", "price_of, item + '!')"))
+        other = page.look()
+        lost = page.next()
+
+    assert ("", None, "the run goes as recorded") == (same["address"], same["request"], same["why"][:24])
+    assert (["#1", "#3", "#5"], "") == (told["now"]["changed"], told["now"]["differs"])
+    assert ("#1", "Add it all up.") == (coming["address"], coming["request"]["system"])
+    assert ("#1", "t/m 4: Add it all up.") == (asked["result"]["address"], asked["result"]["text"])
+    assert ("#0", True) == (other["now"]["differs_at"], other["now"]["is_before"])
+    assert "calls price_of as nobody did" in lost["why"]
+
+
+@pytest.mark.spec("studio:ST5")
+def test_reply_with_calls_can_be_edited_and_sent_back(client: httpx2.Client, shop: Shop) -> None:
+    calls = """
+def calls(request):
+    from stepengine.testing import tool_call
+    return text("done") if any(m.role == "tool" for m in request.messages) else tool_call("price_of", {"item": "tea"})
+
+
+free = AgentDefinition("free", model="t/m", tools=[price_of])
+agents, models = [free], ScriptedModel(calls)
+"""  # fmt: skip
+    with Shop(shop.folder, f"{CODE}{calls}").open() as opened, opened.client() as client_:
+        run = done(client_, "free", "go")
+        with looking(client_, run, "1") as page:
+            value = page.look()["now"]["whole"]["value"]
+        value["content"][0]["input"] = {"item": "coffee"}
+        fork = rests(client_, client_.post(f"/runs/{run}/fork", json={"at": "#0", "edit": value}).json()["run_id"])
+        with looking(client_, fork, "#1") as page:
+            result = page.look()["now"]["whole"]["value"]
+
+    assert ("model_reply", 60) == (value["type"], result)
+
+
+TODOS = """
+from stepengine import AgentDefinition, Perform
+
+
+def handle_steps(ctx):
+    found = yield Perform(len, ctx.prompt)
+    return found
+
+
+agent = AgentDefinition("todos", handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (TODOS.replace("found = yield", "found of yield"), "SyntaxError: invalid syntax (todos.py, line 6)"),
+        (
+            TODOS.replace("\nfrom", "\nimport no_such_module\nfrom"),
+            "ModuleNotFoundError: No module named 'no_such_module' (",
+        ),
+    ],
+)
+def test_broken_file_of_an_agent_folder_is_named_with_line(tmp_path: Path, code: str, said: str) -> None:
+    shop = Shop(tmp_path)
+    shop.options = ("--agents", "agents", "--runs", "runs")
+    (tmp_path / "agents").mkdir()
+    todos = tmp_path / "agents" / "todos.py"
+    todos.write_text(TODOS)
+    (tmp_path / "agents" / "other.py").write_text(TODOS.replace("todos", "other"))
+    with shop.open() as opened, opened.client() as client_:
+        run = done(client_, "todos", "tea")
+        with looking(client_, run, "0") as page:
+            page.look()
+            save(todos, code)
+            problem = page.look()["now"]["problem"]
+        failed = judged(client_, kind="blame", runs=[run], check="output == 4")
+
+    assert f"agents/todos.py: loading it failed with {said}" in problem
+    assert problem.index("todos.py") < problem.index("no agent has the id 'todos'")
+    assert said in str(failed), failed
+    if "Module" in said:
+        assert "todos.py:2)" in problem

@@ -8,10 +8,12 @@ import base64
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepengine import AgentCall, AgentDefinition, Engine, ToolCall
 from tests.debugging.browser import CHROMIUM
 from tests.waits import until
 
@@ -452,3 +454,47 @@ def test_database_runs_are_started_answered_and_watched(tmp_path: Any, db: str, 
     page.says("completed", ".rows")
 
     assert "size L" == stage.look(run)["output"]
+
+
+@pytest.mark.spec("studio:ST2")
+def test_refused_start_is_explained_in_the_form(page: Page) -> None:
+    page.go("#/start/talker", "form")
+    page.run("document.querySelector('form details').open = true")
+    page.fill("form textarea", "anything")
+    page.fill("form .pair input", "5000")
+    page.press("Start")
+    page.says("limits.max_steps: 5000 is more than the agent may have here, 50", "form")
+    page.chromium.complaints[:] = [one for one in page.chromium.complaints if "422" not in one]
+
+    assert page.run("location.hash").startswith("#/start")
+
+
+@pytest.mark.spec("studio:ST3", "generator-contract:L42")
+def test_an_ended_run_shows_the_warnings_of_its_children(own: Any, tmp_path: Path) -> None:
+    def note(_: Any) -> Any:
+        yield ToolCall("set_output", {"found": 1})
+
+    noter = AgentDefinition("noter", tools=["set_output"], handle_steps=note)
+    leader = AgentDefinition(
+        "leader", spawnable_agents=[noter], handle_steps=lambda ctx: (yield from AgentCall("noter"))
+    )
+    page = own(Stage(tmp_path / "noting", engine=Engine([leader])))
+    run = page.stage.start("leader")
+    page.stage.until(run)
+    page.go(f"#/runs/{run}", ".run[data-ready]")
+
+    page.says("run 0 (noter): agent 'noter' calls set_output", ".warnings")
+
+
+@pytest.mark.spec("studio:ST2")
+def test_question_in_a_turn_is_answered_in_the_conversation(page: Page) -> None:
+    page.go("#/chat/talker/walls", ".composer")
+    say(page, "paint the wall")
+    page.says("May paint run?", ".thread")
+    page.fill(".composer textarea", "and more")
+    busy = page.run("document.querySelector('.composer .primary').disabled")
+    page.press("Allow", ".thread")
+    page.wait("document.querySelector('.thread .state.good')")
+
+    assert busy
+    page.says(WORDS.strip(), ".thread")

@@ -175,3 +175,19 @@ def test_agents_are_shown_from_the_current_file(shop: Shop, client: httpx2.Clien
     save(shop.file, CLOSING.replace("Add up.", "Sum up."))
 
     assert "Sum up." == client.get("/agents/tally").raise_for_status().json()["prompts"]["system"]
+
+
+def forked(client: httpx2.Client, run: str, at: str) -> str:
+    answer = client.post(f"/runs/{run}/fork", json={"at": at})
+    assert 202 == answer.status_code, answer.text
+    return rests(client, answer.json()["run_id"])
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:ST5")
+def test_fork_after_a_save_runs_the_saved_code(shop: Shop, client: httpx2.Client) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    save(shop.file, CLOSING.replace("total = worth", "total += worth"))
+    fork = forked(client, run, "#2")
+
+    assert (50, 120) == (came_of(client, run), came_of(client, fork))

@@ -16,7 +16,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.server import Tokens
 from tests.waits import until
 
-from .shop import Shop, done, save
+from .shop import Shop, agreed, done, judged, save
 from .stage import Stage
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
@@ -132,3 +132,23 @@ def test_missing_keys_are_reported_to_admins_only(tmp_path: Path, monkeypatch: p
     assert [True, True] == ["ANTHROPIC_API_KEY" in text for text in own]
     assert [False, False] == ["ANTHROPIC_API_KEY" in text for text in others]
     assert "the server has no key" in others[1]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:ST12")
+def test_impact_of_a_changed_prompt_uses_the_script_after_divergence(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "go").touch()
+    with shop_of(tmp_path).open() as shop, shop.client() as client:
+        run = done(client, "looker", "go")
+        save(shop.file, CODE.replace("Look.", "Look well."))
+        job = judged(client, kind="impact", runs=[run], samples=2)
+        over = agreed(client, job)
+
+    assert "done" == over["status"], over
+    lines = "\n".join(over["result"]["lines"])
+    assert all(
+        said in lines
+        for said in ("1 asked again from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
+    ), lines
