@@ -130,7 +130,9 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         (["shop.py", "--runs", "everybodys"], "others may write to"),
         (["shop.py", "--runs", "shop.py"], "'shop.py' cannot be a folder of runs: File exists"),
         (["shop.py", "--reports", "shop.py"], "reports='shop.py' is not a folder"),
+        (["shop.py", "--reports", "everybodys"], "others may write to"),
         (["shop.py", "--allow-host", "a/b"], "hosts= holds 'a/b'"),
+        (["shop.py", "--cors", "*"], "cors= holds '*'"),
     ],
 )  # fmt: skip
 def test_invalid_serve_arguments_exit_with_2(

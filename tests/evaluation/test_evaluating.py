@@ -182,6 +182,7 @@ def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any) -
         ("new.pass - old.pass > 0.05", Exit.COMPLETED),
         ("new.pass>=base.pass", Exit.COMPLETED),
         ("new.cost <= 2.1 * old.cost", Exit.COMPLETED),
+        ("new.cost <= old.cost * 1.5", Exit.FAILED),
     ],
 )
 def test_a_gate_decides_the_exit_code(greeted: Any, gate: str, code: Exit) -> None:

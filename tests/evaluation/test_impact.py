@@ -195,6 +195,7 @@ def test_a_baseline_removes_the_noise_of_the_old_agent(ten: Any) -> None:
     [
         (("--fail-on", "changed > 0.1"), Exit.FAILED),
         (("--fail-on", "changed > 0.4"), Exit.COMPLETED),
+        (("--fail-on", "cost > 1.1"), Exit.FAILED),
         (("--fail-on", "cheaper > 1"), Exit.USAGE),
         (("--tools", "all"), Exit.USAGE),
     ],

@@ -872,7 +872,7 @@ async def test_features_missing_on_vertex_are_refused_or_dropped(server, account
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
-@pytest.mark.parametrize("name", ["bedrock", "vertex-claude", "vertex-gemini", "foundry"])
+@pytest.mark.parametrize("name", ["bedrock", "vertex-claude", "vertex-gemini", "foundry", "azure"])
 async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)

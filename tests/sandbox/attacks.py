@@ -301,6 +301,16 @@ DEFINITIONS = given(
         Refused("'check' is code, which is not run here", 6),
     ),
     (
+        "settings_tools",
+        DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(server_tools=['web_fetch']))\n",
+        Refused("has no 'server_tools'", 2),
+    ),
+    (
+        "hooks",
+        DEFINE + "agent = AgentDefinition('x', hooks=3)\n",
+        Refused("hooks are code of whoever runs the agent", 2),
+    ),
+    (
         "settings_headers",
         DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(extra={'headers': {'host': 'evil'}}))\n",
         Refused("has no 'extra'", 2),
@@ -498,6 +508,11 @@ PRIVILEGES = given(
     ("denied_for_ever", "while True: yield ToolCall('denied', {})", Failed("LimitExceeded", "max_denials is 10")),
     ("offers_danger", "yield StepWith(tools=['danger'])", Failed("ToolNotAvailable", "'danger' is not available")),
     ("chooses_danger", "r = yield StepWith(tool_choice='danger')\nreturn r.text", Gives("Hello.")),
+    (
+        "settings_server",
+        "yield StepWith(settings=ModelSettings(server_tools=['web_fetch']))",
+        Failed("BadYield", "has no 'server_tools'"),
+    ),
     (
         "settings_extra",
         "yield StepWith(settings=ModelSettings(extra={'headers': {'host': 'evil'}}))",

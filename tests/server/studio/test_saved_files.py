@@ -136,8 +136,9 @@ def test_active_run_keeps_its_code_and_its_engine_closes_afterwards(shop: Shop, 
     [
         (CLOSING.replace("for item in", "for item of"), "SyntaxError", "for item"),
         (CLOSING.replace("agents = [tally", "1 / 0; agents = [tally"), "ZeroDivisionError", "agents = ["),
+        (CLOSING.replace("agents = [tally", "import os; os._exit(0); agents = [tally"), "ended the process", ""),
     ],
-    ids=["syntax", "raises"],
+    ids=["syntax", "raises", "exits"],
 )
 def test_broken_file_starts_nothing_and_active_runs_continue(
     shop: Shop, client: httpx2.Client, code: str, said: str, line: str
@@ -160,9 +161,10 @@ def test_broken_file_starts_nothing_and_active_runs_continue(
         problem = answer.json()
         assert (409, "urn:stepengine:problem:broken_code") == (answer.status_code, problem["type"])
         assert said in problem["detail"]
-        number = next(n for n, text in enumerate(code.splitlines(), 1) if line in text)
-        assert (str(shop.file), number) == (problem["file"], problem["line"])
-        assert f"{shop.file}:{number}" in problem["detail"]
+        if line:
+            number = next(n for n, text in enumerate(code.splitlines(), 1) if line in text)
+            assert (str(shop.file), number) == (problem["file"], problem["line"])
+            assert f"{shop.file}:{number}" in problem["detail"]
     assert said in listed["broken"]
     assert ["tally", "asker", "waiter"] == [one["id"] for one in listed["agents"]]
     assert 30 == mended
