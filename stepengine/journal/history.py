@@ -304,20 +304,15 @@ class History:
         if seq != expected:
             return f"the next effect of path {path!r} is {format_address(path, expected)}, not #{seq}"
         before = self.intents.get((path, seq - 1)) if seq else None
-        # Else each effect could name another group, whose effects would be looked at again for each.
-        if before is not None and record.gather not in {None, seq, before.gather}:
-            return f"it began together with #{record.gather}, and the effect before it did not"
-        return "" if self._can_follow(record) else f"{format_address(path, seq - 1)} before it has no result"
-
-    def _can_follow(self, record: Intent) -> bool:
-        """Return whether the effect before and its gather group have results, or include this effect."""
-        path, seq = record.path, record.seq
-        before = self.intents.get((path, seq - 1)) if seq else None
         if before is None:
-            return True
-        if before.gather is None:
-            return (path, seq - 1) in self.results
-        return before.gather == record.gather or all((path, n) in self.results for n in range(before.gather, seq))
+            return ""
+        # Else each effect could name another group, whose effects would be looked at again for each.
+        if record.gather not in {None, seq, before.gather}:
+            return f"it began together with #{record.gather}, and the effect before it did not"
+        first = seq - 1 if before.gather is None else before.gather
+        is_beside = record.gather is not None and record.gather == before.gather
+        may_begin = is_beside or all((path, number) in self.results for number in range(first, seq))
+        return "" if may_begin else f"{format_address(path, seq - 1)} before it has no result"
 
     def last_together(self, address: Address) -> int:
         """Return the number of the last effect in the same gather group, or the effect's own if it was alone."""
@@ -413,7 +408,7 @@ class History:
         if known is not None:
             return known
         # Not kept: what of it is still needed stands in the state of the run.
-        try:
+        with self.reading(result):
             made = outcome_of(self._fill_blobs(result))
             if result.seq == -1 and result.path:
                 check_outcome("agent_call", made)
@@ -426,26 +421,19 @@ class History:
                 self._check_reported_children(intent, told)
             elif isinstance(told, ChildRef):
                 _check_child_path(intent, told)
-        except JournalError:
-            raise
-        except (StepEngineError, *UNREADABLE) as error:
-            raise self.corrupt(result, error) from error
         return made
 
     def _check_reported_children(self, intent: Intent, told: Awaited) -> None:
-        """Raise ``ValueError`` unless a wait reports ends that exist, and no others: a replay would hang, or lack a result."""
+        """Raise ``ValueError`` unless a wait reports the children that it is for, and ends that exist: a replay would hang, or lack one."""
         asked = self.form(intent)
-        waited = set(asked["children"])
+        children = asked["children"]
         for path in told.done:
-            if path not in waited or (path, -1) not in self.results:
+            if (path, -1) not in self.results:
                 msg = f"it tells of the end of the child at {path[:80]!r}, which has none"
                 raise ValueError(msg)
-        need = asked.get("need", len(waited)) if asked.get("timeout") is None else 0
-        if not need <= len(set(told.done)) == len(told.done):
-            msg = f"it tells of {len(told.done)} ends of children, and {need} are waited for"
-            raise ValueError(msg)
-        if set(told.open) != waited.difference(told.done):
-            msg = "the children that it tells of are not those that are waited for"
+        need = 0 if "timeout" in asked else asked.get("need", len(children))
+        if len(told.done) < need or sorted((*told.done, *told.open)) != sorted(children):
+            msg = "it tells of fewer ends, or of other children, than the wait is for"
             raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
