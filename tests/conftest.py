@@ -228,6 +228,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # To ask each of twenty thousand tests for one marker after the other takes a second of each worker.
         names = {marker.name for marker in item.iter_markers()}
         errors += marker_errors(item)
+        if "smoke" in names and ("deep" not in names or names & {"speed", "memory"}):
+            errors.append(f"{place_of(item)}: smoke goes with deep, and neither with speed nor with memory")
         if "live" in names and "live" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="calls a real provider; ask for it with -m live"))
         if "faults" in names and shutil.which("llmock") is None:

@@ -410,8 +410,6 @@ def sleeping_steps(ctx: StepContext):
 SLEEPING = AgentDefinition("sleeping", tools=[add], handle_steps=sleeping_steps)
 
 
-@pytest.mark.deep
-@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT22")
 @pytest.mark.speed
 async def test_run_does_not_sleep_again_on_another_worker(db: str, until):

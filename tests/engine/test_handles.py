@@ -839,8 +839,6 @@ async def crowd(handles: int, chars: int) -> int:
     return most
 
 
-@pytest.mark.deep
-@pytest.mark.smoke
 @pytest.mark.memory
 @pytest.mark.spec("reliability:GN34", "interfaces:IF6", "interfaces:IF4")
 async def test_a_thousand_stuck_readers_need_no_more_for_longer_texts():

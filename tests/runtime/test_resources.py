@@ -352,8 +352,6 @@ async def test_a_thousand_concurrent_runs_stay_within_their_memory():
 TEXTS, CHARS = 1_000, 1_000
 
 
-@pytest.mark.deep
-@pytest.mark.smoke
 @pytest.mark.memory
 @pytest.mark.spec("reliability:RS03")
 async def test_events_shown_to_an_observer_are_not_kept():
