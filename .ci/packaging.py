@@ -23,10 +23,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from stepengine.testing.installation_checks import DEVELOPMENT
+
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-OURS = {"dev", "docs", "faults", "http-clients", "logfire", "recorders", "suite"}
-"""What only work on the package itself needs."""
 ALWAYS = {"otel"}
 """What the base install holds, too: a client of a provider requires it."""
 BRINGS = {"mcp": {"serve"}}
@@ -347,7 +347,7 @@ def main(wheel: str, user: str, constraints: str) -> None:
         imports(held[1], scratch)
         probed(held[1], None, scratch)
         jobs = [pool.submit(checked, checker, held[1], scratch) for checker in (mypy, pyrefly, pyright, ty)]
-        jobs += [pool.submit(alone, extra, *held, scratch) for extra in EXTRAS if extra not in OURS and EXTRAS[extra]]
+        jobs += [pool.submit(alone, extra, *held, scratch) for extra in EXTRAS if extra not in DEVELOPMENT and EXTRAS[extra]]
         for job in jobs:
             print(job.result(), flush=True)
     print(f"the wheel holds what it promises, after {time.monotonic() - began:.0f} s")
