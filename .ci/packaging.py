@@ -347,7 +347,9 @@ def main(wheel: str, user: str, constraints: str) -> None:
         imports(held[1], scratch)
         probed(held[1], None, scratch)
         jobs = [pool.submit(checked, checker, held[1], scratch) for checker in (mypy, pyrefly, pyright, ty)]
-        jobs += [pool.submit(alone, extra, *held, scratch) for extra in EXTRAS if extra not in DEVELOPMENT and EXTRAS[extra]]
+        jobs += [
+            pool.submit(alone, extra, *held, scratch) for extra in EXTRAS if extra not in DEVELOPMENT and EXTRAS[extra]
+        ]
         for job in jobs:
             print(job.result(), flush=True)
     print(f"the wheel holds what it promises, after {time.monotonic() - began:.0f} s")

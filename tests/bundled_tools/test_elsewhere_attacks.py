@@ -180,7 +180,7 @@ async def test_a_folder_swapped_for_a_link_is_never_followed(place: Workspace, r
 
 @pytest.mark.spec("reliability:WS7")
 @pytest.mark.parametrize("way", ["loopback", "an abstract socket", "a socket in a file"])
-async def test_no_program_talks_to_this_machine(way: str, place: Workspace, root: Path, tmp_path: Path) -> None:
+async def test_no_program_talks_to_this_machine(way: str, place: Workspace, tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET if way == "loopback" else socket.AF_UNIX) as server:
         server.settimeout(0.2)
         if way == "loopback":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from stepengine import load_agent, load_agents
-from stepengine.engine import trust
+from stepengine.engine import packages, trust
 from stepengine.errors import DefinitionError
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-import zipfile
 
-from stepengine.engine import packages
 from stepengine.sandbox import MontySandbox, program_tool
 from tests.cli.command import typed
 

@@ -150,7 +150,7 @@ def test_file_part_is_read_as_a_document() -> None:
     ],
     ids=["address", "base64"],
 )
-def test_image_is_read_from_url_data_url_or_base64(image: str, kind: tuple[str, str]) -> None:
+def test_image_is_read_from_a_url_or_base64(image: str, kind: tuple[str, str]) -> None:
     part = {"type": "image", "image": image, "mediaType": "image/jpeg"}
     (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
 

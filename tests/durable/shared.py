@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine import tool
+from stepengine import Usage, tool
 from stepengine.durable import DurableEngine
-from stepengine.testing import ScriptedModel
+from stepengine.models import ModelReply
+from stepengine.testing import ScriptedModel, text
 
 DONE: list[str] = []
 """What ``note`` was given."""
@@ -20,6 +21,20 @@ def worker_of(agents: Any, db: str, **options: Any) -> DurableEngine:
     """
     given = {"models": ScriptedModel([]), "executor": "worker-1", "polling": 0.05, **options}
     return DurableEngine(agents, db=db, **given)
+
+
+def priced(count: int) -> ScriptedModel:
+    """
+    A model that says the same *count* times, for 100 tokens each.
+    """
+    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * count)
+
+
+def echo(request: Any) -> ModelReply:
+    """
+    Say all that the user has said.
+    """
+    return text(" | ".join([message.text for message in request.messages if message.role == "user"]))
 
 
 @tool

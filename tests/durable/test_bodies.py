@@ -25,18 +25,16 @@ from stepengine import (
     StepContext,
     Steps,
     ToolCall,
-    Usage,
     call,
     tool,
 )
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.journal.pending_items import open_questions
-from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool
 
-from .shared import DONE, note, worker_of
+from .shared import DONE, echo, note, priced, worker_of
 
 WRITER = AgentDefinition("writer", model="test/model", system_prompt="You write notes.")
 
@@ -466,16 +464,11 @@ HEARS = AgentDefinition(
 )
 
 
-def repeated(request: Any) -> ModelReply:
-    """Say what the user has said."""
-    return ModelReply(" | ".join([message.text for message in request.messages if message.role == "user"]))
-
-
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
 async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
     said = ["left", "right", "straight on"]
-    async with worker_of([HEARS], db, models=ScriptedModel([repeated] * 9)) as worker:
+    async with worker_of([HEARS], db, models=ScriptedModel([echo] * 9)) as worker:
         result = await worker.run(HEARS, "go")
         run = result.journal
         for word in said:
@@ -511,10 +504,6 @@ def many_notes(count: int) -> Steps[int]:
             answer = yield AgentCall("scribe", f"Note {number}")
             written += answer.value.status is RunStatus.COMPLETED
     return written
-
-
-def priced(count: int) -> ScriptedModel:
-    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * count)
 
 
 def writes_alone(ctx: StepContext) -> Steps[Any]:
@@ -561,10 +550,7 @@ def fails_at_once() -> Steps[str]:
 @tool
 def waits_long() -> Steps[str]:
     """Wait for somebody."""
-    try:
-        yield from Ask("Will anybody say?")
-    finally:
-        DONE.append("closed")
+    yield from Ask("Will anybody say?")
     return "never"
 
 

@@ -27,16 +27,14 @@ from stepengine import (
     Perform,
     RunStatus,
     StepContext,
-    Usage,
     call,
     tool,
 )
 from stepengine.durable import DatabaseAway, DurableEngine, Operator
 from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepEngineError
-from stepengine.models import ModelReply
 from stepengine.testing import RunScript, ScriptedModel
 
-from .shared import worker_of
+from .shared import priced, worker_of
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
@@ -84,14 +82,10 @@ def engine(agents, db: str, **options) -> DurableEngine:
     return worker_of(agents, db, pricing=None, **options)
 
 
-def replies() -> ScriptedModel:
-    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * 40)
-
-
 @pytest.mark.deep
 @pytest.mark.spec("durable:U23", "reliability:R6", "reliability:I8")
 async def test_parallel_children_never_exceed_a_shared_budget(db: str):
-    async with engine([FAN], db, models=replies()) as worker:
+    async with engine([FAN], db, models=priced(40)) as worker:
         poor = await worker.run(FAN, "", limits=Limits(max_tokens=1_000))
         rich = await worker.run(FAN, "", limits=Limits(max_tokens=10_000))
 
@@ -180,7 +174,7 @@ async def test_planted_pickle_is_rejected_and_not_executed(db: str, tmp_path: Pa
 @pytest.mark.deep
 @pytest.mark.spec("durable:U32")
 async def test_everything_in_the_database_is_portable_json(db: str):
-    async with engine([FAN], db, models=replies()) as worker:
+    async with engine([FAN], db, models=priced(40)) as worker:
         await worker.run(FAN, "")
     with psycopg.connect(db) as connection:
         kinds = connection.execute(

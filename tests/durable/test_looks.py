@@ -60,9 +60,6 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
                 assert (f"next-{state}", 6) == (turns[-1].run, turns[-1].number)
 
 
-"""What is asked for when what has ended is cleaned up."""
-
-
 async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
     name = quote_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.durable import DatabaseAway, ExecutorBusy, Operator, Upkeep
+from stepengine.durable import DatabaseAway, ExecutorBusy, Operator, Upkeep, migrate
 from stepengine.durable.database import open_connection
 
 from . import postgres
@@ -125,8 +125,6 @@ async def test_lock_of_a_lost_machine_is_released_within_a_minute(over_tcp: tupl
     try:
         assert "holds\n" == await asyncio.to_thread(holds.stdout.readline)
         near = url.format("127.0.0.1", port)
-        from stepengine.durable import migrate
-
         await migrate(near)
         async with await Operator.connect(near) as operator:
             with pytest.raises(ExecutorBusy, match="is alive"):

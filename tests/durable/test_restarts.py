@@ -276,7 +276,7 @@ def test_only_postgresql_urls_are_accepted(url: str):
 @pytest.mark.deep
 @pytest.mark.spec("durable:U43", "reliability:I4")
 @pytest.mark.parametrize("way", ["takeover", "retry"])
-async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: str, until):
+async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: str):
     provider = Slow()
     async with engine([SAYS], db, provider) as worker:
         run = await worker.submit(SAYS, "at once")

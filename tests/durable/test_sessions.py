@@ -32,16 +32,9 @@ from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cases import case
 
-from .shared import wipe, worker_of
+from .shared import echo, wipe, worker_of
 
 WORDS = ["I am Ann.", "What is my name?", "And again?"]
-
-
-def echo(request):
-    """
-    Say all that the user has said.
-    """
-    return text(" | ".join(m.text for m in request.messages if m.role == "user"))
 
 
 def chatty() -> ScriptedModel:
@@ -545,9 +538,6 @@ async def test_concurrent_retries_happen_once(db: str):
     assert [JournalError, list] == sorted(map(type, said), key=lambda kind: kind.__name__)
 
 
-"""What is done once between two effects of a run."""
-
-
 def wiping(ctx: StepContext):
     done = yield ToolCall("wipe", {"disk": ctx.prompt})
     return done.tool_result.text
@@ -568,11 +558,10 @@ AROUND = AgentDefinition("around", spawnable_agents=[WIPER], handle_steps=around
 @pytest.mark.deep
 @pytest.mark.spec("requirements:M11", "durable:U37")
 async def test_remembered_approval_in_a_child_applies_to_its_tree(db: str):
-    options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
-    async with engine([AROUND], db, **options) as worker:
+    async with engine([AROUND], db, permissions=ASKS_FIRST) as worker:
         asked = await worker.run(AROUND, "x", session_id="s")
         first = await worker.resume(asked.journal, answers={asked.pending_questions[0].id: Answer(remember="session")})
-    async with engine([AROUND], db, executor="worker-2", **options) as worker:
+    async with engine([AROUND], db, executor="worker-2", permissions=ASKS_FIRST) as worker:
         second = await worker.run(AROUND, "x", session_id="s")
 
     assert ["wiped x", "wiped x"] == first.output

@@ -160,13 +160,6 @@ def yielding_steps(ctx: StepContext):
     return [alone, *[each.text for each in together]]
 
 
-def asking_steps(ctx: StepContext):
-    before = yield from call(look, f"{ctx.prompt}-before")
-    size = yield from Ask("How large?")
-    after = yield from call(look, f"{ctx.prompt}-after")
-    return [before, size, after]
-
-
 def talking_steps(ctx: StepContext):
     heard = [message.text for message in ctx.agent_state.message_history if message.role == "user"]
     yield from call(look, f"{ctx.prompt}-first")
@@ -214,14 +207,13 @@ def model() -> ScriptedModel:
 
 CHILD = AgentDefinition("child", tools=[look], handle_steps=child_steps)
 PARENT = AgentDefinition("parent", model="test/model", tools=[look, fire], spawnable_agents=[CHILD], handle_steps=steps)
-ASKING = AgentDefinition("asking", tools=[look], handle_steps=asking_steps)
 TALKING = AgentDefinition("talking", tools=[look], handle_steps=talking_steps)
 YIELDING = AgentDefinition(
     "yielding", tools=[prepare, twice, look], spawnable_agents=[CHILD], handle_steps=yielding_steps
 )
 NIGHT = AgentDefinition("night", tools=[look, fire], handle_steps=night_steps)
 NIGHTLY = AgentDefinition("nightly", tools=[fire], spawnable_agents=[NIGHT], handle_steps=nightly_steps)
-AGENTS = [PARENT, ASKING, TALKING, YIELDING, NIGHTLY]
+AGENTS = [PARENT, TALKING, YIELDING, NIGHTLY]
 
 
 async def serve(db: str, executor: str) -> None:

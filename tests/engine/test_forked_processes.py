@@ -502,7 +502,7 @@ def asked_over(path: Path, server: subprocess.Popen[str]) -> list[str]:
 
 @pytest.mark.deep
 async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
-    """Not even when it looks for garbage: what only the parent's event loop would go on with is none."""
+    """Not even when it collects garbage: what only the parent's event loop would continue is not garbage."""
     ended: list[int] = []
     arrived = asyncio.Event()
 

@@ -15,7 +15,6 @@ from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected, BadYield, DefinitionError, PerformError
 from stepengine.events import QuestionAsked
 from stepengine.journal import MemoryJournal
-from stepengine.models import Timeouts
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool, spawn_tools
 from tests.engine.sums import add
@@ -344,8 +343,3 @@ async def test_state_alone_cannot_continue_a_handler_or_an_asking_child():
 
 async def clerk_held():
     return await Counted().engine(ask()).run("clerk", "Book.")
-
-
-@pytest.mark.spec("reliability:R23")
-def test_a_connection_may_take_ten_seconds():
-    assert 10 == Timeouts().connect

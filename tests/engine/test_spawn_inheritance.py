@@ -504,6 +504,14 @@ async def test_inherited_history_is_followed_by_a_note_of_own_agents():
     assert ("- other: Knows." in note, "- kid" in note) == (True, False)
 
 
+@pytest.mark.spec("generator-contract:L15", "generator-contract:L18")
+async def test_child_that_also_inherits_the_prompt_sends_the_same_bytes():
+    kid = AgentDefinition("kid", model="kid/m", include_message_history=True, inherit_parent_system_prompt=True)
+    asked, work = await requests_of(kid)
+
+    assert list(asked.messages) == list(work.messages)[: len(asked.messages)]
+
+
 def shared(bodies: list[bytes]) -> bytes:
     """
     Return the bytes with which all bodies begin.

@@ -989,7 +989,7 @@ async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
     tmp_path: Path,
 ) -> None:
     """
-    The first handle keeps its question open; in the second run it was left open while a sleep of the same tree goes on.
+    The first run keeps its question open in its process; the second suspends it while a sleep beside it continues.
     """
 
     def both(ctx: Any) -> Any:

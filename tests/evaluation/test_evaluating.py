@@ -710,6 +710,8 @@ def test_evaluation_prints_nothing_and_shares_no_import_with_testing(package: st
                 assert not any(f"stepengine.{other}" in module for module in modules), file
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG67", "evaluation:JG94")
 def test_the_p_value_agrees_with_the_interval_and_the_gate(greeted: Any) -> None:
     """

@@ -856,7 +856,7 @@ async def test_a_running_call_counts_with_its_highest_cost(tmp_path: Path) -> No
 @pytest.mark.deep
 def test_a_search_ended_by_an_error_restarts_with_bought_replies(greeting: Any) -> None:
     """
-    Such as that of somebody who resumed its journal by itself, where nobody brought the cases.
+    Here somebody resumed its journal by itself, without the cases.
     """
     whole = improve(greeting, "--budget", "1", "--seed", "1")
     asked, journal = Path("asked.txt").read_text(), Path("o/improver.jsonl")

@@ -358,4 +358,4 @@ async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
 
 
 def test_the_prompt_estimate_leaves_out_deferred_tools():
-    assert tool_tokens([one.spec for one in HIDDEN]) * 10 < tool_tokens([one.spec for one in shelf(40)])
+    assert 0 == tool_tokens([one.spec for one in HIDDEN]) < tool_tokens([one.spec for one in shelf(40)])

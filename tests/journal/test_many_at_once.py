@@ -339,7 +339,7 @@ while time.monotonic() < until:
 @pytest.mark.spec("reliability:JR39")
 def test_busy_database_is_awaited_while_others_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Two processes hold it nearly all the time, in turns; each turn is shorter than the patience, and all are longer.
+    Two processes hold the database in turns, nearly all the time: a turn is shorter than `BUSY_SECONDS`, all turns together are longer.
     """
     # Many turns long: on a busy machine one of them may be several times as long as it sleeps.
     monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import MissingKey, ModelError, UnknownModel
-from stepengine.models import AnthropicProvider, ModelInfo, ModelRef, Models, OpenAIChatProvider, Provider
+from stepengine.models import AnthropicProvider, ModelInfo, ModelRef, Models, OpenAIChatProvider, Provider, Timeouts
 from stepengine.models.keys import Secret
 from stepengine.testing import ScriptedModel
 
@@ -323,3 +323,8 @@ def test_provider_can_serve_single_model_strings_with_any_prefix():
     assert "one/a | two/b" == str(models.parse("one/a | two/b"))
     with pytest.raises(UnknownModel, match="registered are"):
         models.parse("one/other")
+
+
+@pytest.mark.spec("reliability:R23")
+def test_a_connection_may_take_ten_seconds():
+    assert 10 == Timeouts().connect

@@ -16,7 +16,7 @@ from stepengine import AgentDefinition, Engine, RunResult, load_agent, tool
 from stepengine.cli.app import app
 from stepengine.debugging.debugger import debug, lines_around
 from stepengine.errors import JournalCorrupt, JournalError, ToolError
-from stepengine.evaluation import impact
+from stepengine.evaluation import blame, impact
 from stepengine.evaluation.checks import Check
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.records import encode_line, format_address
@@ -26,7 +26,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.evaluation.blame import blame
 from stepengine.sandbox import MontySandbox, code_mode
 
 pytestmark = pytest.mark.anyio
@@ -558,8 +557,8 @@ async def test_blame_serves_program_calls_from_the_record() -> None:
     def models() -> ScriptedModel:
         def reply(request: Any) -> Any:
             results = [message.text for message in request.messages if message.role == "tool"]
-            codes = ('tea = await price("tea")', "tea * 3")
-            return tool_call("run_code", {"code": codes[len(results)]}) if len(results) < 2 else text(results[-1])
+            better = ('tea = await price("tea")', "tea * 3")
+            return tool_call("run_code", {"code": better[len(results)]}) if len(results) < 2 else text(results[-1])
 
         return ScriptedModel(reply)
 
@@ -572,6 +571,8 @@ async def test_blame_serves_program_calls_from_the_record() -> None:
     assert report.performed == 0
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_pinned_program_run_fails_until_the_check_passes(recorded: Path) -> None:
     """Its calls come from the kept journal."""
     agent = recorded.with_name("buyer.py")

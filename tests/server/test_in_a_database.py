@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from stepengine import AgentDefinition, Ask
+from stepengine import AgentDefinition, Ask, Engine
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
 from stepengine.errors import StepEngineError
@@ -383,20 +383,14 @@ async def test_killed_workers_lose_nothing_while_servers_do_no_work(
 
 
 @pytest.mark.spec("studio:SV7")
-async def test_submitting_only_engine_creates_tables_and_starts_no_work(
-    tmp_path: Path, postgres_url: str, db: str
-) -> None:
+async def test_submitting_only_engine_creates_tables_and_starts_no_work(tmp_path: Path, db: str) -> None:
     from starlette.testclient import TestClient
 
-    from stepengine import AgentDefinition, Ask, Engine
     from stepengine.server import Tokens, app
-
-    def asks(ctx: Any) -> Any:
-        return (yield from Ask("When?"))
 
     tokens = Tokens.open(tmp_path / "tokens.json")
     headers = {"authorization": f"Bearer {tokens.add('anna', ('read', 'run', 'answer'))}"}
-    made = DurableEngine(on=Engine([AgentDefinition("asks", handle_steps=asks)]), db=db, works=False)
+    made = DurableEngine(on=Engine([AgentDefinition("asks", handle_steps=asking)]), db=db, works=False)
 
     def used() -> tuple[Any, Any, Any]:
         with TestClient(app(made, tokens=tokens), base_url="http://localhost") as client:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import httpx2
 import pytest
 
 pytest.importorskip("mcp", reason="needs the extra 'mcp'")
-import contextlib
 
 import mcp_types as types
 from mcp import Client
@@ -232,7 +231,7 @@ async def test_active_mcp_call_continues_after_a_server_restart(tmp_path: Path) 
     shop, calls = Shop(), list[asyncio.Task[Any]]()
 
     async def call() -> None:
-        with contextlib.suppress(Exception):  # the connection ends with the server
+        with suppress(Exception):  # the connection ends with the server
             async with calling(address) as client:
                 await client.call_tool("slow", {})
 

@@ -10,7 +10,9 @@ const given = JSON.parse(await new Promise((done) => {
 }));
 const require = createRequire(given.root + "/");
 const sdk = await import(pathToFileURL(require.resolve(given.package)));
-const seen = { results: [], updates: [], asked: [], forms: [], problems: [] };
+const seen = { results: [], updates: [], asked: [], forms: [], reads: [], writes: [], terminals: [], problems: [] };
+const buffers = given.buffers ?? {};
+const terminals = new Map();
 console.error = (...words) => seen.problems.push(words.map(String).join(" "));
 
 const agent = spawn(given.command[0], given.command.slice(1), { stdio: ["pipe", "pipe", "ignore"], env: given.env });
@@ -20,14 +22,55 @@ const handlers = {
   "session/update": (params) => void seen.updates.push(params.update),
   "session/request_permission": async (params) => {
     seen.asked.push(params);
-    const wanted = given.choose?.[seen.asked.length - 1] ?? "allow_once";
+    const wanted = given.choose?.[seen.asked.length - 1] ?? given.otherwise ?? "allow_once";
     if (wanted === "wait") return await new Promise((done) => (release = () => done({ outcome: { outcome: "cancelled" } })));
     const option = params.options.find((one) => one.kind === wanted || one.name === wanted);
     return { outcome: option ? { outcome: "selected", optionId: option.optionId } : { outcome: "cancelled" } };
   },
   "elicitation/create": (params) => (seen.forms.push(params), given.form),
+  "fs/read_text_file": (params) => {
+    seen.reads.push(params.path);
+    if (!(params.path in buffers)) throw new sdk.RequestError(-32002, "not open");
+    return { content: buffers[params.path] };
+  },
+  "fs/write_text_file": (params) => (seen.writes.push(params), (buffers[params.path] = params.content), {}),
 };
 let release = () => {};
+
+// Terminals of the editor: real processes, in an environment that has a variable of the editor's own.
+const ended = (one) => ({ exitCode: one.exitCode, signal: one.signalCode });
+Object.assign(handlers, {
+  "terminal/create": (params) => {
+    const env = { EDITOR_OWN: "yes", ...Object.fromEntries((params.env ?? []).map(({ name, value }) => [name, value])) };
+    const process = spawn(params.command, params.args ?? [], { cwd: params.cwd, env });
+    const id = `terminal-${terminals.size + 1}`;
+    const made = { process, output: "", exit: new Promise((done) => process.on("exit", done).on("error", done)) };
+    for (const stream of [process.stdout, process.stderr]) stream?.on("data", (piece) => (made.output += piece));
+    terminals.set(id, made);
+    seen.terminals.push({ id, command: params.command, args: params.args, cwd: params.cwd, ends: [] });
+    return { terminalId: id };
+  },
+  "terminal/output": ({ terminalId }) => {
+    const { process, output } = terminals.get(terminalId);
+    return { output, truncated: false, exitStatus: process.exitCode === null && !process.signalCode ? null : ended(process) };
+  },
+  "terminal/wait_for_exit": async ({ terminalId }) => {
+    const made = terminals.get(terminalId);
+    await made.exit;
+    return ended(made.process);
+  },
+  "terminal/kill": async ({ terminalId }) => {
+    seen.terminals.find((one) => one.id === terminalId).ends.push("killed");
+    terminals.get(terminalId).process.kill("SIGKILL");
+    await terminals.get(terminalId).exit;
+    return {};
+  },
+  "terminal/release": ({ terminalId }) => {
+    seen.terminals.find((one) => one.id === terminalId).ends.push("released");
+    terminals.get(terminalId).process.kill("SIGKILL");
+    return {};
+  },
+});
 
 const V1 = {
   initialize: "initialize", authenticate: "authenticate", "session/new": "newSession", "session/load": "loadSession",
@@ -40,6 +83,9 @@ async function connected() {
   if (sdk.ClientSideConnection) {
     const names = {
       "session/update": "sessionUpdate", "session/request_permission": "requestPermission", "elicitation/create": "createElicitation",
+      "fs/read_text_file": "readTextFile", "fs/write_text_file": "writeTextFile", "terminal/create": "createTerminal",
+      "terminal/output": "terminalOutput", "terminal/wait_for_exit": "waitForTerminalExit", "terminal/kill": "killTerminal",
+      "terminal/release": "releaseTerminal",
     };
     const client = Object.fromEntries(Object.entries(names).map(([method, name]) => [name, handlers[method]]));
     client.unstable_createElicitation = client.createElicitation;
@@ -72,6 +118,8 @@ const until = async (holds) => {
 for (const step of given.steps) {
   const params = JSON.parse(JSON.stringify(step.params ?? {}).replaceAll("$session", session ?? ""));
   if (step.until === "asked") await until(() => seen.asked.length >= step.count);
+  else if (step.until === "terminals")
+    await until(() => seen.updates.filter((one) => one.content?.[0]?.type === "terminal").length >= step.count);
   else if (step.until === "update") await until(() => seen.updates.some((one) => one.sessionUpdate === step.kind));
   else if (step.notify) await peer.notify(step.notify, params);
   else if (step.release) release();
@@ -90,4 +138,4 @@ for (const step of given.steps) {
 }
 agent.stdin.end();
 await new Promise((done) => agent.on("exit", done));
-process.stdout.write(JSON.stringify(seen), () => process.exit(0));
+process.stdout.write(JSON.stringify({ ...seen, buffers }), () => process.exit(0));

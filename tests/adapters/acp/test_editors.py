@@ -431,17 +431,13 @@ async def test_cancel_request_cancels_its_turn_and_other_notes_are_ignored() -> 
     ] == await routed(prompt(1, "s"), prompt("1", "t"), given_up("1"), *odd, given_up(1), asked, delete)  # fmt: skip
 
 
-def run(arguments: list[str], tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepengine.cli", *arguments]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "STEPENGINE_STATE_DIR": str(tmp_path / "state")}
-    return subprocess.run(
-        command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=50, check=False, **options
-    )
-
-
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF45", "interfaces:IF1")
-def test_acp_command_on_a_terminal_says_an_editor_starts_it(tmp_path: Path) -> None:
-    done = run(["acp", "coder"], tmp_path, stdin=subprocess.DEVNULL)
+def test_acp_command_without_a_pipe_says_an_editor_starts_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepengine.cli", "acp", "coder"], cwd=tmp_path, stdin=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "STEPENGINE_STATE_DIR": str(tmp_path / "state")},
+        text=True, capture_output=True, timeout=50, check=False,
+    )  # fmt: skip
     assert (2, "") == (done.returncode, done.stdout)
     assert "stdin is not a pipe" in done.stderr

@@ -363,6 +363,8 @@ def test_local_folder_named_mcp_is_not_the_package(tmp_path: Path, monkeypatch: 
         connection.require_package()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF58")
 async def test_slow_npx_start_explains_the_download_and_timeout(
     agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

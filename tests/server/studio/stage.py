@@ -16,7 +16,6 @@ from typing import Any
 import httpx2
 
 from stepengine import (
-    STEP,
     AgentCall,
     AgentDefinition,
     Ask,
@@ -166,15 +165,6 @@ def sleeps(ctx: Any) -> Any:
     return "slept"
 
 
-def floods(ctx: Any) -> Any:
-    for number in range(int((ctx.params or {}).get("events", 3_000))):
-        ctx.notify(f"number {number}")
-        if not number % 100:
-            yield Sleep(0.001)
-    yield STEP
-    return "flooded"
-
-
 def paints(ctx: Any) -> Any:
     yield from call(paint, what="the wall")
     return "painted"
@@ -205,7 +195,6 @@ AGENTS = [
     AgentDefinition("clerk", model="stage/clerk", tools=[read_bill, pay]),
     AgentDefinition("slow", model="stage/slow"),
     AgentDefinition("sleeper", handle_steps=sleeps),
-    AgentDefinition("flood", model="stage/flood", handle_steps=floods),
     AgentDefinition("painter", tools=[paint], handle_steps=paints),
 ]
 ALLOWED = [Rule.allow_tool(name) for name in ("look", "draw", "read_bill", "pay")]

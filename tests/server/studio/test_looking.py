@@ -314,7 +314,7 @@ def test_edited_prompt_shows_the_next_request_and_its_price(client: httpx2.Clien
 
 
 @pytest.mark.spec("studio:ST5")
-def test_reply_with_calls_can_be_edited_and_sent_back(client: httpx2.Client, shop: Shop) -> None:
+def test_reply_with_calls_can_be_edited_and_sent_back(tmp_path: Path) -> None:
     calls = """
 def calls(request):
     from stepengine.testing import tool_call
@@ -324,13 +324,13 @@ def calls(request):
 free = AgentDefinition("free", model="t/m", tools=[price_of])
 agents, models = [free], ScriptedModel(calls)
 """  # fmt: skip
-    with Shop(shop.folder, f"{CODE}{calls}").open() as opened, opened.client() as client_:
-        run = done(client_, "free", "go")
-        with looking(client_, run, "1") as page:
+    with Shop(tmp_path, f"{CODE}{calls}").open() as shop, shop.client() as client:
+        run = done(client, "free", "go")
+        with looking(client, run, "1") as page:
             value = page.look()["now"]["whole"]["value"]
         value["content"][0]["input"] = {"item": "coffee"}
-        fork = rests(client_, client_.post(f"/runs/{run}/fork", json={"at": "#0", "edit": value}).json()["run_id"])
-        with looking(client_, fork, "#1") as page:
+        fork = rests(client, client.post(f"/runs/{run}/fork", json={"at": "#0", "edit": value}).json()["run_id"])
+        with looking(client, fork, "#1") as page:
             result = page.look()["now"]["whole"]["value"]
 
     assert ("model_reply", 60) == (value["type"], result)
@@ -367,13 +367,13 @@ def test_broken_file_of_an_agent_folder_is_named_with_line(tmp_path: Path, code:
     todos = tmp_path / "agents" / "todos.py"
     todos.write_text(TODOS)
     (tmp_path / "agents" / "other.py").write_text(TODOS.replace("todos", "other"))
-    with shop.open() as opened, opened.client() as client_:
-        run = done(client_, "todos", "tea")
-        with looking(client_, run, "0") as page:
+    with shop.open() as opened, opened.client() as client:
+        run = done(client, "todos", "tea")
+        with looking(client, run, "0") as page:
             page.look()
             save(todos, code)
             problem = page.look()["now"]["problem"]
-        failed = judged(client_, kind="blame", runs=[run], check="output == 4")
+        failed = judged(client, kind="blame", runs=[run], check="output == 4")
 
     assert f"agents/todos.py: loading it failed with {said}" in problem
     assert problem.index("todos.py") < problem.index("no agent has the id 'todos'")

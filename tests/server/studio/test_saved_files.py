@@ -179,17 +179,12 @@ def test_agents_are_shown_from_the_current_file(shop: Shop, client: httpx2.Clien
     assert "Sum up." == client.get("/agents/tally").raise_for_status().json()["prompts"]["system"]
 
 
-def forked(client: httpx2.Client, run: str, at: str) -> str:
-    answer = client.post(f"/runs/{run}/fork", json={"at": at})
-    assert 202 == answer.status_code, answer.text
-    return rests(client, answer.json()["run_id"])
-
-
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST5")
 def test_fork_after_a_save_runs_the_saved_code(shop: Shop, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
     save(shop.file, CLOSING.replace("total = worth", "total += worth"))
-    fork = forked(client, run, "#2")
+    forked = client.post(f"/runs/{run}/fork", json={"at": "#2"}).raise_for_status().json()
+    fork = rests(client, forked["run_id"])
 
     assert (50, 120) == (came_of(client, run), came_of(client, fork))

@@ -1,5 +1,5 @@
 """
-Parents and children through the engine: who may start whom, what comes back, and what stays behind.
+Runs that have ended leave nothing in memory.
 """
 
 from __future__ import annotations
