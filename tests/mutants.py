@@ -26,6 +26,8 @@ SECONDS = 300
 DRAWN = 40
 """How many faults are drawn when no number is given."""
 FAILED = 1
+GATE = "(smoke or not deep) and not (speed or memory)"
+"""The tests that the gate runs: those of README's command, and smoke tests."""
 
 
 def replace(file: Path, text: str) -> None:
@@ -37,7 +39,21 @@ def replace(file: Path, text: str) -> None:
 
 def suite_run(root: Path, suite: Sequence[str], seconds: float = SECONDS) -> tuple[int | None, str]:
     """Run tests in the checkout at *root*; return pytest's status, ``None`` when it took too long, and what it says."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--no-header", *suite]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        GATE,
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        "--no-header",
+        *suite,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHON_COLORS": "0"}
     # A session of its own, so that nothing that a hanging test started outlives it.
     with subprocess.Popen(

@@ -1,5 +1,5 @@
 """
-Words of messages that tests of several packages look for: who changes such a message changes them here, once.
+Parts of messages that tests in several files assert. Change them here when the message changes.
 """
 
 FROM_RESULT = "from the result of"
@@ -8,7 +8,6 @@ NOT_EXECUTED = "could not be executed"
 NO_AGENT = "no agent has the id"
 NO_KEY = "no API key for"
 NO_OPTION = "none of its options"
-NO_SENDER = "no one can send"
 OUTCOME_UNKNOWN = "outcome is unknown"
 OUTSIDE_ROOT = "outside of the root"
 UNAVAILABLE = "is not available for agent"

@@ -25,7 +25,7 @@ from pathlib import Path
 import attrs
 from coverage import CoverageData
 
-from tests.mutants import FAILED, copies, replace, suite_run
+from tests.mutants import FAILED, GATE, copies, replace, suite_run
 from tests.random_mutants import EQUIVALENT, Fault, near, nearness, wider
 
 MOST_TESTS = 400
@@ -120,7 +120,7 @@ def _traced(floor: str, root: Path, traced: Path, jobs: int) -> list[str]:
     """Run the tests of a floor, note which go through which line, and return those that fail."""
     place = f"stepengine/{floor}" if (root / "stepengine" / floor).is_dir() else "stepengine"
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs), "--no-header", "--tb=no",
+        sys.executable, "-m", "pytest", "-m", GATE, "-q", "-p", "no:cacheprovider", "-n", str(jobs), "--no-header", "--tb=no",
         f"--cov={place}", f"--cov-config={os.devnull}", "--cov-context=test", "--cov-report=", *wider(floor),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHON_COLORS": "0", "COVERAGE_FILE": str(traced)}

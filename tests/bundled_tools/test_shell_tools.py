@@ -160,7 +160,7 @@ async def test_shell_builtins_are_not_programs(root: Path, command: str) -> None
     result = await Sh(root)(command)
 
     assert result.is_error
-    assert f"{shlex.split(command)[0]!r} could not be executed" in result.text
+    assert f"{shlex.split(command)[0]!r} {NOT_EXECUTED}" in result.text
 
 
 @pytest.mark.spec("reliability:SH10")

@@ -15,16 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.journal import SqliteJournal
 from tests.waits import until
 
-PLACES = pytest.mark.parametrize("place", ["runs", "runs.db"])
-
-
-def names(place: Path) -> list[str]:
-    """Return the names of the recorded runs."""
-    return SqliteJournal(place).runs() if place.suffix else sorted([file.stem for file in place.glob("*.jsonl")])
-
+from .scheduled_runs import PLACES, names
 
 PROCESS = """
 import asyncio, sys

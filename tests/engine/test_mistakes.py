@@ -273,13 +273,11 @@ def test_an_entry_over_the_limit_is_never_refused_in_silence() -> None:
 
 
 @pytest.mark.spec("generator-contract:T25", "generator-contract:T26")
-@pytest.mark.parametrize("listed", [["add_message", "set_messages"]], ids="+".join)
-def test_listed_handler_tool_is_not_offered_to_the_model(
-    listed: list[str],
-) -> None:
+def test_listed_handler_tool_is_not_offered_to_the_model() -> None:
     """
     codebuff offers it to the model, whose call works there. Here only a handler may change the conversation.
     """
+    listed = ["add_message", "set_messages"]
     codebuff = ["think_deeply", *listed]
 
     def handle_steps(_: Any) -> Any:

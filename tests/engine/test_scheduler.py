@@ -16,14 +16,15 @@ from stepengine import AgentDefinition, Ask, Engine, HookContext, Hooks, InputSc
 from stepengine.engine.schedule_book import ScheduleBook
 from stepengine.engine.scheduler import standings
 from stepengine.errors import AgentError, DefinitionError, JournalError
-from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.journal import FileJournal
 from stepengine.journal.sleepers import open_wake_index
 from tests.engine.clocks import NotingClock
 from tests.phrases import NOT_A_DATABASE
 from tests.waits import until_async
 
-HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-PLACES = pytest.mark.parametrize("place", ["runs", "runs.db"])
+from .scheduled_runs import PLACES, names
+
+HOUR = timedelta(hours=1)
 
 
 def handle_steps(ctx):
@@ -36,11 +37,6 @@ agent = AgentDefinition("nightly", handle_steps=handle_steps)
 
 def at(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
-
-
-def names(place: Path) -> list[str]:
-    """Return the names of the recorded runs."""
-    return SqliteJournal(place).runs() if place.suffix else sorted([file.stem for file in place.glob("*.jsonl")])
 
 
 async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:

@@ -35,7 +35,7 @@ from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
-from tests.phrases import NO_AGENT
+from tests.phrases import NO_AGENT, UNAVAILABLE
 
 
 class Wanted(pydantic.BaseModel):
@@ -327,7 +327,7 @@ async def test_only_agents_have_alias_names_among_tools(name):
     result = await engine.run(agent, "go")
 
     assert (RunStatus.COMPLETED, "end") == (result.status, result.output)
-    assert f"Tool '{name}' is not available for agent 'boss'" in result.tool_calls[0].result.text
+    assert f"Tool '{name}' {UNAVAILABLE} 'boss'" in result.tool_calls[0].result.text
 
 
 @pytest.mark.spec("generator-contract:L28")

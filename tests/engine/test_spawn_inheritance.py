@@ -32,6 +32,7 @@ from stepengine.tools.bundled import spawn_tools
 from tests.engine.sums import add
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, json_answer
+from tests.phrases import UNAVAILABLE
 
 
 @tool(in_thread=False)
@@ -53,10 +54,9 @@ def shown(request: Any) -> list[str]:
     return [m.text for m in request.all_messages]
 
 
-def then_child(*calls: AgentCall[Any], prompt_steps: int = 1) -> Any:
+def then_child(*calls: AgentCall[Any]) -> Any:
     def handle(ctx):
-        for _ in range(prompt_steps):
-            yield STEP
+        yield STEP
         children = yield Parallel(*calls)
         return [c.output for c in children.value]
 
@@ -125,10 +125,7 @@ async def test_inherited_prompt_shows_parent_tools_but_allows_own_only():
     assert ("Boss prompt", first.tools) == (inherited.system_prompt, inherited.tools)
     for message, name in ((refused, "add"), (other, "kid")):
         assert message.is_error
-        assert (
-            f"Tool '{name}' is not available for agent 'kid'. Available tools: own_tool, spawn_agents, leaf, twig"
-            in message.text
-        )
+        assert f"Tool '{name}' {UNAVAILABLE} 'kid'. Available tools: own_tool, spawn_agents, leaf, twig" in message.text
     assert ("mine", "ok") == (allowed.text, allowed.status)
     assert "it may spawn: leaf, twig" in not_its_own.text
     assert instructions.startswith("Do your part.\n\n<system-reminder>")
@@ -464,9 +461,9 @@ async def test_handler_can_tell_inherited_messages_from_added_ones(asked, own, i
 NOTE = "You may run these agents:"
 
 
-async def requests_of(kid, *, instructions="", kids=()):
+async def requests_of(kid, *, instructions=""):
     boss = AgentDefinition(
-        "boss", model="boss/m", system_prompt="Lead.", tools=["spawn_agents"], spawnable_agents=[kid, *kids],
+        "boss", model="boss/m", system_prompt="Lead.", tools=["spawn_agents"], spawnable_agents=[kid],
         instructions_prompt=instructions,
     )  # fmt: skip
     leading = ScriptedModel(

@@ -103,7 +103,6 @@ class Honest(Provider):
     def __init__(self, random: Random) -> None:
         self.random = random
         self.spent = 0
-        self.peak = 0
 
     async def complete(self, request: Any) -> ModelReply:
         for _ in range(self.random.randrange(6)):

@@ -219,9 +219,10 @@ async def test_without_native_search_our_tool_finds_and_appends_tools(model):
     server = Searching([RATE, ("manage_records_7", '{"path": "a"}'), RATE, ("manage_records_3", '{"path": "a"}')])
     result = await ran(server, model)
     assert [] == server.refused
-    found, rate, *_ = called(result)
-    assert ("find_tools", "The tool get_exchange_rate can be called from now on.\n") == found
-    assert ("get_exchange_rate", "USD/EUR: 0.92") == rate
+    rate = ("get_exchange_rate", "USD/EUR: 0.92")
+    seventh, third = [(f"manage_records_{number}", "worked") for number in (7, 3)]
+    found = [("find_tools", f"The tool {name} can be called from now on.\n") for name, _ in (rate, seventh, third)]
+    assert [found[0], rate, found[1], seventh, rate, found[2], third] == called(result)
     assert ["look", "find_tools"] == names(server.bodies[0])
     assert ["look", "find_tools", RATE[0], "manage_records_7", "manage_records_3"] == names(server.bodies[-1])
     for earlier, later in pairwise(server.bodies):

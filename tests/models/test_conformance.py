@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from stepengine.data.messages import TextPart
+from stepengine.data.usage import Usage
 from tests.faults.scripts import CHAT
 from tests.models.conformance import main
 from tests.models.recorded import FOLDER, Recording, needs_recordings
@@ -32,7 +33,7 @@ def test_conformance_reports_a_text_and_a_cost_that_differ(
     right = Recording.decoded
 
     def wrong(self: Recording) -> Any:
-        return attrs.evolve(right(self), content=[TextPart("It is six.")], cost=None)
+        return attrs.evolve(right(self), content=[TextPart("It is six.")], cost=None, usage=Usage(1_000, 5))
 
     assert 0 == main(tmp_path)
     assert "1 equal, " in capsys.readouterr().out
@@ -41,6 +42,8 @@ def test_conformance_reports_a_text_and_a_cost_that_differ(
     told = capsys.readouterr().out
     assert "different: a.yaml#0: text: ours 'It is six.', the SDK 'It is five.'" in told
     assert "different: a.yaml#0: the service says that it cost 0.25, ours " in told
+    assert "different: a.yaml#0: the service counts 42 tokens, ours 1000 + 5" in told
+    assert "different: a.yaml#0: prompt: " in told
 
 
 @pytest.mark.smoke

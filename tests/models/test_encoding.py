@@ -22,6 +22,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.models.anthropic.decode import decode as decode_anthropic
+from tests.cases import case
 from tests.models.wires import FOUR, HISTORY, MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
 
 # --- both wires -----------------------------------------------------------------------------------------------------
@@ -37,16 +38,21 @@ def test_unset_settings_are_not_sent():
 
 @pytest.mark.spec("requirements:A15", "ecosystem:EC84", "ecosystem:EC85")
 def test_request_tool_choice_is_translated_and_overrides_settings():
-    named = {
-        "anthropic": {"type": "tool", "name": "look"},
-        "openai_chat": {"type": "function", "function": {"name": "look"}},
-        "openai": {"type": "function", "name": "look"},
-    }
-    for name, choice in named.items():
-        for fields in ({"tool_choice": "look"}, {"settings": ModelSettings(tool_choice="look")}):
-            assert body(name, UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == choice
-    google = body("google", UserMessage("hi"), tools=(TOOL,), tool_choice="look")["toolConfig"]
-    assert google == {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["look"]}}
+    named = [
+        ("anthropic", "tool_choice", {"type": "tool", "name": "look"}),
+        ("openai_chat", "tool_choice", {"type": "function", "function": {"name": "look"}}),
+        ("openai", "tool_choice", {"type": "function", "name": "look"}),
+        ("google", "toolConfig", {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["look"]}}),
+    ]
+    ways = [
+        {"tool_choice": "look"},
+        {"settings": ModelSettings(tool_choice="look")},
+        {"tool_choice": "look", "settings": ModelSettings(tool_choice="none")},
+    ]
+    for name, member, choice in named:
+        for fields in ways:
+            with case(name, fields):
+                assert body(name, UserMessage("hi"), tools=(TOOL,), **fields)[member] == choice
     assert "tool_choice" not in body("openai_chat", UserMessage("hi"), tool_choice="look")
     assert "toolConfig" not in body("google", UserMessage("hi"), tool_choice="look")
 

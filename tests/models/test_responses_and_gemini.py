@@ -479,10 +479,8 @@ def test_a_blocked_prompt_without_any_candidate_is_a_refusal():
     body = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {"promptTokenCount": 3}}
     it = reader("google")
     it.feed(unnamed(body))
-    for reply in (decode_google(body, made("google"), "m", None), it.finish()):
-        assert ((), StopReason.REFUSAL, "PROHIBITED_CONTENT") == (
-            reply.content,
-            reply.stop_reason,
-            reply.raw_stop_reason,
-        )
-        assert 3 == reply.usage.input_tokens
+    replies = [decode_google(body, made("google"), "m", None), it.finish()]
+
+    assert [((), StopReason.REFUSAL, "PROHIBITED_CONTENT", 3)] * 2 == [
+        (reply.content, reply.stop_reason, reply.raw_stop_reason, reply.usage.input_tokens) for reply in replies
+    ]

@@ -27,7 +27,7 @@ from tests.waits import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("provenance:PV12")]
 RECIPIENT = "US133000000121212121212"
-FROM_BILL = f"recipient {RECIPIENT}: from the result of read_bill('bill.txt') in step 1; not in your request"
+FROM_BILL = f"recipient {RECIPIENT}: {FROM_RESULT} read_bill('bill.txt') in step 1; not in your request"
 FROM_USER = f"amount 98.7: from your request and {FROM_RESULT} read_bill('bill.txt') in step 1"
 
 

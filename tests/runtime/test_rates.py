@@ -18,8 +18,6 @@ from stepengine.models import Models, Provider
 from stepengine.runtime import RateLimit, RateLimits
 from stepengine.runtime.rates import Limiter, make_rate_limited_provider
 
-REQUEST = ModelRequest("a/m")
-
 
 class Time:
     """

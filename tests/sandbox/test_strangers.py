@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,12 +87,6 @@ def expect_equal_journal(path: Path, agents: list[AgentDefinition[Any]], tools: 
     assert path.read_bytes() == result.journal.content()
 
 
-@pytest.fixture
-def in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(script, "BUNDLED", {name: moved(agent) for name, agent in script.BUNDLED.items()})
-    return
-
-
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
@@ -117,7 +110,10 @@ def test_a_bundled_agent_loaded_from_text_has_an_equal_journal(agent_id: str, tm
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("agent_id", [*PURE, "context-pruner", "editor", "coder"])
-def test_a_run_with_sandboxed_handlers_is_recorded_equal(agent_id: str, tmp_path: Path, in_the_sandbox: None) -> None:
+def test_a_run_with_sandboxed_handlers_is_recorded_equal(
+    agent_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "BUNDLED", {name: moved(agent) for name, agent in script.BUNDLED.items()})
     again = script.record(agent_id, tmp_path)
 
     assert without_head(script.AGENTS / again.name) == without_head(again)
@@ -160,13 +156,13 @@ def test_the_documented_codebuff_handler_works_in_the_sandbox(tmp_path: Path) ->
     file = tmp_path / "page.py"
     file.write_text(source := page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     handler = make_sandboxed_handler(rewrite_for_sandbox(text_of(file, "handle_steps"), str(file)), "handle_steps")
-    moved, was = (
+    edited, was = (
         source.replace("with Engine(", "reviewer = moved(reviewer)\nwith Engine("),
         source.count("with Engine("),
     )
     names: dict[str, Any] = {"moved": lambda agent: attrs.evolve(agent, handle_steps=handler, tools=["changed_files"])}
 
-    exec(compile(moved, str(file), "exec"), names)  # which asserts what comes of it
+    exec(compile(edited, str(file), "exec"), names)  # which asserts what comes of it
 
     assert 1 == was
     assert RunStatus.COMPLETED is names["result"].status

@@ -1,0 +1,18 @@
+"""
+The places of runs that tests start on a schedule: a folder of files, and a database.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepengine.journal import SqliteJournal
+
+PLACES = pytest.mark.parametrize("place", ["runs", "runs.db"])
+
+
+def names(place: Path) -> list[str]:
+    """Return the names of the recorded runs."""
+    return SqliteJournal(place).runs() if place.suffix else sorted([file.stem for file in place.glob("*.jsonl")])
