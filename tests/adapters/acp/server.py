@@ -47,6 +47,8 @@ def reply(request: Any) -> Any:
             return tool_call("delete_file", {"path": path})
         case ["run", *words]:
             return tool_call("run_terminal_command", {"command": words})
+        case ["run-for", seconds, *words]:
+            return tool_call("run_terminal_command", {"command": words, "timeout_seconds": float(seconds)})
         case ["call", name, *numbers]:
             return tool_call(name, dict(zip("ab", map(int, numbers), strict=False)))
         case ["which", "model"]:
