@@ -27,7 +27,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -379,6 +379,14 @@ WRITING = re.compile(
 )
 
 
+def check_files_unchanged(foreign: Foreign, line: str, names: Iterable[str]) -> None:
+    record_good_run(foreign.work)
+    for name in names:
+        run_command(line, foreign.folder / name)
+
+        assert [] == foreign.changed(), name
+
+
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize(
     "line", [line if WRITING.search(line) else pytest.param(line, marks=pytest.mark.deep) for line in COMMANDS]
@@ -387,11 +395,14 @@ def test_commands_leave_third_party_files_unchanged(foreign: Foreign, line: str)
     """
     Each with a ninth of the files: those that open a store in the fast suite, all in the deep one.
     """
-    record_good_run(foreign.work)
-    for name in NAMES[COMMANDS.index(line) % 9 :: 9]:
-        run_command(line, foreign.folder / name)
+    check_files_unchanged(foreign, line, NAMES[COMMANDS.index(line) % 9 :: 9])
 
-        assert [] == foreign.changed(), name
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:JR49")
+@pytest.mark.parametrize("line", [*filter(WRITING.search, COMMANDS)])
+def test_commands_that_open_stores_leave_every_kind_of_file_unchanged(foreign: Foreign, line: str) -> None:
+    check_files_unchanged(foreign, line, NAMES)
 
 
 # --- methods --------------------------------------------------------------------------------------------------------

@@ -158,6 +158,23 @@ WAYS = {
         del engine
         print(said, are_back_to(before))
     """,
+    "async, its event loop is over": """
+        async def main():
+            return (await engine.run(agent, "go")).text
+
+        engine = made()
+        print(asyncio.run(main()), True)
+    """,
+    "async, collected after its event loop": """
+        async def main():
+            return (await engine.run(agent, "go")).text
+
+        before, engine = sockets(), made()
+        said = asyncio.run(main())
+        assert sockets() > before
+        del engine
+        print(said, are_back_to(before))
+    """,
     "async, collected while its event loop runs": """
         async def main():
             before, engine = sockets(), made()
@@ -205,6 +222,10 @@ def test_an_unclosed_engine_warns_once_and_closes_its_connections(
 
 
 CLOSED = {
+    "with": """
+        with made() as engine:
+            print(engine.run_sync(agent, "go").text, True)
+    """,
     "async with": """
         async def main():
             async with made() as engine:

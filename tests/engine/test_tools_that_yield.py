@@ -250,6 +250,7 @@ LINE = f"{__file__}:{wrong.fn.__code__.co_firstlineno + 3}"
         GenerateN(2),
         ToolCall("end_turn"),
         ToolCall("set_messages", {"messages": []}),
+        ToolCall("add_message", {"role": "user", "content": "x"}),
         ToolCall("spawn_agent_inline", {"agent_type": "writer"}),
         ToolCall("leaving"),
         "no yieldable",

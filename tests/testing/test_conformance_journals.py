@@ -114,6 +114,11 @@ class ReadsFromTheStart(Bytes):
         return self.stored.get(self.run, b"")
 
 
+class ReplacesByAppending(Bytes):
+    def replace_bytes(self, data: bytes) -> None:
+        self.stored[self.run] = self.stored.get(self.run, b"") + data
+
+
 class ReplacesInTwoSteps(Bytes):
     def replace_bytes(self, data: bytes) -> None:
         self.stored[self.run] = b""
@@ -146,6 +151,7 @@ class RemembersLettersTwice(Bytes):
         (LosesTheLastBytes, "append"),
         (AppendsAnywhere, "foreign bytes"),
         (ReadsFromTheStart, "follow"),
+        (ReplacesByAppending, "replace"),
         (ReplacesInTwoSteps, "replace"),
         (ReadsAllForEachStep, "growth"),
         (SharesNames, "names"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine.errors import ModelError
@@ -118,10 +119,21 @@ class EndsTwice(Parrot):
                 yield delta
 
 
+class StreamsLess(Parrot):
+    async def stream(self, request: Any) -> Any:
+        yield ReplyDone(await self.complete(request))
+
+
 class CallsAnotherTool(Parrot):
     async def complete(self, request: Any) -> ModelReply:
         reply = await super().complete(request)
         return tool_call("wether", {"city": "Oslo"}) if reply.tool_calls else reply
+
+
+class StopsForNoReason(Parrot):
+    async def complete(self, request: Any) -> ModelReply:
+        reply = await super().complete(request)
+        return attrs.evolve(reply, stop_reason="end_turn") if reply.tool_calls else reply
 
 
 class MixesRequests(Parrot):
@@ -156,6 +168,12 @@ class RaisesItsOwn(Parrot):
         return await super().complete(request)
 
 
+class TriesAgain(Parrot):
+    async def complete(self, request: Any) -> ModelReply:
+        self.situation = "normal" if self.situation == "refused" else self.situation
+        return await super().complete(request)
+
+
 class EndsCutStreams(Parrot):
     async def stream(self, request: Any) -> Any:
         if self.situation == "cut":
@@ -179,10 +197,13 @@ class IgnoresTheCancel(Parrot):
         (WithASlash, "name"),
         (SendsNothing, "complete"),
         (EndsTwice, "stream"),
+        (StreamsLess, "stream"),
         (CallsAnotherTool, "tools"),
+        (StopsForNoReason, "tools"),
         (MixesRequests, "concurrency"),
         (ClosesForGood, "reuse"),
         (GivesUp, "refused"),
+        (TriesAgain, "refused"),
         (RaisesItsOwn, "unreachable"),
         (EndsCutStreams, "cut"),
         (IgnoresTheCancel, "cancel"),

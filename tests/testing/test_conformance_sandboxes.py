@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ from stepengine.sandbox import (
     MontySandbox,
     ProgramCall,
     ProgramEnded,
+    ProgramProblem,
     ProgramRaised,
     ProgramSession,
     ProgramTurn,
@@ -91,6 +93,11 @@ class WithFault(MontySandbox):
 
 class Unnamed(WithFault):
     name = ""
+
+
+class RefusesEverything(WithFault):
+    def check(self, *_: Any, **__: Any) -> CheckedProgram:
+        return CheckedProgram((ProgramProblem(2, 1, "no"),))
 
 
 class RefusesNothing(WithFault):
@@ -168,6 +175,14 @@ class Reading(WithFault):
             return ProgramEnded(Path(found[1]).read_text()) if found else self.inner.feed(code, now)
 
 
+class Writing(WithFault):
+    class Session(PassingOn):
+        def feed(self, code: str, now: datetime) -> ProgramTurn:
+            if found := re.match(r"open\('([^']+)', 'w'\)", code):
+                Path(found[1]).touch()
+            return self.inner.feed(code, now)
+
+
 class ShowingTheEnvironment(WithFault):
     class Session(PassingOn):
         def feed(self, code: str, now: datetime) -> ProgramTurn:
@@ -194,6 +209,13 @@ class WithItsOwnClock(WithFault):
     class Session(PassingOn):
         def feed(self, code: str, now: datetime) -> ProgramTurn:
             return self.inner.feed(code, datetime.now(UTC))
+
+
+class WithItsOwnSeeds(WithFault):
+    seeds = itertools.count()
+
+    def changed(self, limits: dict[str, Any]) -> dict[str, Any]:
+        return {**limits, "seed": next(self.seeds)}
 
 
 class WithTwoPlaces(WithFault):
@@ -240,6 +262,7 @@ class LeavingDescriptors(WithFault):
     ("kind", "promise"),
     [
         (Unnamed, "name"),
+        (RefusesEverything, "check"),
         (RefusesNothing, "check"),
         (LosesOutput, "result"),
         (LosesVariables, "result"),
@@ -253,10 +276,12 @@ class LeavingDescriptors(WithFault):
         (HasMuchMemory, "memory"),
         (PrintsMuch, "printed"),
         (Reading, "files"),
+        (Writing, "files"),
         (ShowingTheEnvironment, "environment"),
         (Connecting, "network"),
         (ImportingOfTheHost, "imports"),
         (WithItsOwnClock, "equal"),
+        (WithItsOwnSeeds, "equal"),
         (WithTwoPlaces, "many"),
         (Unstoppable, "close"),
         pytest.param(LeavingDescriptors, "left", marks=pytest.mark.deep),

@@ -131,3 +131,18 @@ def test_a_broken_promise_is_named_and_can_be_checked_alone(
             check_sessions(lambda kept=kept: kind(kept, tmp_path), only=only)  # type: ignore[misc]
 
         assert f"check_sessions(make, only={promise!r})" in str(caught.value)
+
+
+class Loses(Histories):
+    """
+    An asynchronous store that stores one message less.
+    """
+
+    async def save_history(self, session_id: str, messages: Any) -> None:
+        await super().save_history(session_id, messages[1:])
+
+
+def test_an_asynchronous_store_that_loses_a_message_is_named() -> None:
+    one = Loses()
+    with pytest.raises(AssertionError, match="broken promise 'history'"):
+        check_sessions(lambda: one)

@@ -75,10 +75,20 @@ class HidesFailures(Table):
         yield
 
 
+class AnotherEachTime(Table):
+    made = 0
+
+    def __init__(self, reachable: bool) -> None:
+        super().__init__(reachable)
+        type(self).made += 1
+        self.name = f"table{self.made}"
+
+
 @pytest.mark.parametrize(
     ("kind", "promise"),
     [
         (Unnamed, "source"),
+        (AnotherEachTime, "source"),
         (ClosesForGood, "call"),
         (HidesFailures, "unreachable"),
         (WithoutPerform, "replay"),
