@@ -251,7 +251,22 @@ class Blocks(Parrot):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("cancel_seconds", [10.0, 0.5], ids=["the request times out", "the request never ends"])
-def test_a_blocked_event_loop_is_named(cancel_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_event_loop_is_named(
+    cancel_seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("stepengine.testing.conformance.providers.CANCEL_SECONDS", cancel_seconds)
     with pytest.raises(AssertionError, match=r"broken promise 'cancel'.*\n.*blocks the event loop"):
         check_provider(Blocks, "small", only="cancel")
+    assert "never retrieved" not in caplog.text
+
+
+class FailsAtOnce(Parrot):
+    async def complete(self, request: Any) -> ModelReply:
+        if self.situation == "silent":
+            raise ModelError("the server is gone", retryable=True)
+        return await super().complete(request)
+
+
+def test_the_error_of_a_request_that_did_not_wait_is_shown() -> None:
+    with pytest.raises(AssertionError, match=r"broken promise 'cancel'.*\n.*has ended with .*the server is gone"):
+        check_provider(FailsAtOnce, "small", only="cancel")
