@@ -255,7 +255,7 @@ class ChildMember(EffectMember):
     def effects(self) -> Sequence[Leaf]:
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
-        body, sources = run.plan.body, run.sources
+        body, sources = run.plan.body, run.effects.sources
         params = run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params
         if sources is not None and not self._by:
             sources.add_handler_values([asked.prompt, params])
@@ -982,7 +982,7 @@ class ToolMember(EffectMember):
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
                 body = self._make_effect(CallBody, validated)
-                known = None if run.sources is None else run.sources.make_body_index()
+                known = None if run.effects.sources is None else run.effects.sources.make_body_index()
                 self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values, provenance=known),)
             case Driving():
                 self.handed_out = ()

@@ -100,7 +100,7 @@ def _make_child_effect(
             error = spawn_not_allowed_error(run.plan.definition.id, agent_id, agents, hint)
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
-    sources = run.sources
+    sources = run.effects.sources
     params = run.plan.mend_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
     return Spawn(
         run.effects.number(),

@@ -291,8 +291,8 @@ def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMemb
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
-        if run.sources is not None:
-            run.sources.add_handler_values(asked.input)
+        if run.effects.sources is not None:
+            run.effects.sources.add_handler_values(asked.input)
         return ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), source, binding)
     raise author_call_error(run, asked.tool)
 

@@ -247,8 +247,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             if isinstance(outcome, Value) and not isinstance(effect, Gather):
                 # All that ``receive`` does with what nearly every outcome is.
                 run.effects.record_arrival(outcome)
-                if run.sources is not None:
-                    run.sources.receive(effect, outcome)  # type: ignore[arg-type]  # what is only shown is gone by now
+                if run.effects.sources is not None:
+                    run.effects.sources.receive(effect, outcome)  # type: ignore[arg-type]  # what is only shown is gone by now
                 effect = send(outcome)
                 continue
             try:
@@ -258,8 +258,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
                 outcome = (yield from ask_to_raise_limits(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
                 received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
-                if run.sources is not None:
-                    run.sources.receive(effect, received)  # type: ignore[arg-type]
+                if run.effects.sources is not None:
+                    run.effects.sources.receive(effect, received)  # type: ignore[arg-type]
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -324,7 +324,7 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    known = None if run.sources is None else run.sources.make_body_index()
+    known = None if run.effects.sources is None else run.effects.sources.make_body_index()
     effect = Spawn(
         run.effects.number(),
         agent_id,
@@ -556,5 +556,5 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         successor=run.children.successor_end,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),
-        trust="untrusted" if run.sources is None else run.sources.trust_of_output(ending.output),
+        trust="untrusted" if run.effects.sources is None else run.effects.sources.trust_of_output(ending.output),
     )
