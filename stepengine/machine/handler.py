@@ -54,7 +54,7 @@ from stepengine.machine.step import (
     finish_reopened_step,
     make_step_prompt,
     make_step_request,
-    record_last_word,
+    record_end_turn_message,
     run_budgeted_step,
     run_turn,
 )
@@ -258,7 +258,7 @@ def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
         raise
     # Here as at the end of the run: a handler that checks the output of a turn must see what the result would have.
     if run.progress.steps_complete and not run.output.is_of_turn:
-        run.output.set_from_text(run.history.get_reply_text())
+        run.output.set_from_text(run.output.last_texts.get_reply_text())
     return _make_step_result(run)
 
 
@@ -313,7 +313,7 @@ def _answer_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answe
     finally:
         _commit_own_calls(run, (asked,), (call,))
     assert call.result is not None  # noqa: S101
-    if record_last_word(run, (call,)):
+    if record_end_turn_message(run, (call,)):
         # The handler is not told how its own `end_turn` went: nothing comes back from it (generator-contract:G49).
         raise EndRun
     return _make_step_result(run, (call.result,))
@@ -394,7 +394,7 @@ def _run_members(
         yield from run_batch(run, members, asked)
     finally:
         _commit_own_calls(run, [one for one in leaves if isinstance(one, y.ToolCall)], calls)
-    if record_last_word(run, calls):
+    if record_end_turn_message(run, calls):
         raise EndRun
     return tuple([call.result for call in calls if call.result is not None])
 
@@ -466,7 +466,7 @@ def _answer_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
                 assert_never(piece)
     if ended_by is not None and not fault:
         run.progress.end_turn(complete=not run.history.append_inbox())
-        record_last_word(run, (ended_by,))
+        record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 
 

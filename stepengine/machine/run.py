@@ -522,16 +522,12 @@ def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
             assert_never(ending.status)
 
 
-def _text_at_end(run: RunState, ending: _Ending) -> str:
-    if ending.status is RunStatus.SUSPENDED or run.plan.body is not None:
-        return ""
-    return get_final_text(run) if ending.text is None else ending.text
-
-
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
-    children, body = run.spent.children, run.body
+    children, body, text = run.spent.children, run.body, ending.text
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(cancel_suspended, children))
+    if ending.status is RunStatus.SUSPENDED or body is not None:
+        text = ""
     own = run.side_events.collect_warnings()
     if ending.error is not None:
         cut_error(ending.error)
@@ -540,7 +536,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         state=run.snapshot.state(),
         stop_reason=run.progress.stop_reason,
         output=ending.output,
-        text=_text_at_end(run, ending),
+        text=get_final_text(run) if text is None else text,
         error=ending.error,
         is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,

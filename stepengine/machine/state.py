@@ -10,7 +10,7 @@ Code that needs something of the world yields the effect; ``exchange`` of ``run`
 - ``tools``: which tools the run may call and which ones it sends; ids and log of its calls.
 - ``progress``: steps and turns, and the author's generators that the run is in.
 - ``budget`` and ``spent``: what the run may still do; what it and its children used.
-- ``output``: the output so far. ``side_events``: notifications, log lines and warnings.
+- ``output``: the output so far, and the last texts, which are the output of most runs. ``side_events``: notifications, log lines and warnings.
 - ``shared``: the data that tools and hooks share. ``questions``: what people are asked.
 - ``children``: the other agents. ``body``: for the body of a tool, what it leaves to its caller.
 - ``snapshot``: the frozen state, made from the other parts.
@@ -40,7 +40,7 @@ from stepengine.errors import BadYield, ContextOverflow
 from stepengine.machine.background import Children
 from stepengine.machine.budget import Budget
 from stepengine.machine.effect_channel import EffectChannel
-from stepengine.machine.history import RunHistory
+from stepengine.machine.history import LastTexts, RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.progress import Progress
@@ -374,7 +374,7 @@ class RunState:
         self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent, sources=sources)
         self.prompt = Prompt(state.system_prompt)
         self.tools = RunTools(plan, state, results, history)
-        self.output = Output(plan, state.output)
+        self.output = Output(plan, state.output, LastTexts(history))
         self.side_events = SideEvents(self)
         self.shared = SharedData(state.context, {} if body is None else body.values)
         self.questions = RunQuestions(state.pending)

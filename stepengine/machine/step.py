@@ -231,7 +231,7 @@ def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | 
     """Record the end of a step; return whether the turn is complete, or raise if a limit was spent in it."""
     if ended:
         run.progress.reset_refused_stops()
-        record_last_word(run, calls)
+        record_end_turn_message(run, calls)
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
@@ -652,10 +652,10 @@ def _can_end_turn(run: RunState) -> Flow[bool]:
     return not (yield from hooks.on_stop(run))
 
 
-def record_last_word(run: RunState, calls: Sequence[ToolMember]) -> bool:
-    """Set the run's last text from an ``end_turn`` among *calls* that ran; return whether there is one."""
+def record_end_turn_message(run: RunState, calls: Sequence[ToolMember]) -> bool:
+    """Record the message of an ``end_turn`` among *calls* that ran; return whether there is one."""
     for call in calls:
         if call.asked.tool_name == "end_turn" and call.has_ended_turn:
-            run.history.end_with(call.input.get("message", ""))
+            run.history.set_end_turn_message(call.input.get("message", ""))
             return True
     return False
