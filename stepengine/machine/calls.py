@@ -31,7 +31,6 @@ from stepengine.data.tools import (
     Asking,
     Control,
     Driving,
-    How,
     Ordinary,
     Spawning,
     ToolBinding,
@@ -52,7 +51,12 @@ from stepengine.errors import (
 )
 from stepengine.machine.author import Author, ReturnValue, make_bad_yield
 from stepengine.machine.budget import is_budget_spent, raisable_error
-from stepengine.machine.child_effects import make_child_effects, resolve_agent_id, spawn_not_allowed_error
+from stepengine.machine.child_effects import (
+    RequestedChildren,
+    child_result_from_outcome,
+    resolve_agent_id,
+    spawn_not_allowed_error,
+)
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merge_stops
@@ -117,8 +121,10 @@ def carry_out(member: EffectMember) -> Flow[Any]:
     # Calls that the driver performs are shown by it, as they begin. Those that have no effect of their own to be shown
     # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
     # twice.
-    if isinstance(member, ToolMember) and CALLS[member.how].is_shown:  # type: ignore[index]
-        return _drive_call(member) if member.how == "drives" else _run_shown_member(member)
+    if isinstance(member, ToolMember):
+        how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
+        if CALLS[how].is_shown:
+            return _drive_call(member) if how == "drives" else _run_shown_member(member)
     return _run_member(member)
 
 
@@ -297,20 +303,13 @@ class ChildMember(EffectMember):
         if isinstance(outcome, Failure) and not self._of and not _is_depth_error(outcome.error):
             self.failure = outcome.error
             return None
-        self.result = _to_child_result(outcome, self._asked.agent_id)
+        self.result = child_result_from_outcome(outcome, self._asked.agent_id)
         self.run.spent.count_child(self.result)
         return None
 
 
 def _is_depth_error(error: StepEngineError) -> bool:
     return isinstance(error, LimitExceeded) and error.kind == "depth"
-
-
-def _to_child_result(outcome: Single, agent_id: str) -> Any:
-    """Return the result of a child; one that never ran has failed."""
-    if isinstance(outcome, Failure):
-        return ChildResult(agent_id=agent_id, status="failed", error=outcome.error)
-    return outcome.value  # type: ignore[union-attr]
 
 
 class SingleEffectMember(EffectMember):
@@ -432,7 +431,33 @@ def _make_question_id(name: str, path: str) -> str:
     return f"{path}:{name}" if name and path else name
 
 
-class CompleteMember(EffectMember):
+class ModelCallMember(EffectMember):
+    """Model calls outside of the conversation; those that fail are left out, unless all do."""
+
+    __slots__ = ()
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Count the replies and set the result: the list of them, or the one reply of a single call."""
+        replies: list[ModelReply] = []
+        for effect, outcome in zip(self.handed_out, outcomes, strict=True):
+            # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
+            # see the replies.
+            if isinstance(outcome, Value):
+                self.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
+                self.run.side_events.report_gaps(outcome.value)
+                replies.append(outcome.value)
+        stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
+        if stops:
+            return merge_stops(stops)
+        if replies:
+            self.result = replies if self.is_gathered else replies[0]
+        else:
+            # The first failure speaks for all: they asked the same of the same model, and mostly failed of the same cause.
+            self.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
+        return None
+
+
+class CompleteMember(ModelCallMember):
     """One model call outside of the conversation."""
 
     __slots__ = ("_asked",)
@@ -461,17 +486,9 @@ class CompleteMember(EffectMember):
         self.handed_out = (ef.CallModel(run.effects.number(), request, "complete"),)
         return self.handed_out
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the reply and count it."""
-        return _apply_replies(self, outcomes)
 
-    def keep(self, replies: list[ModelReply]) -> None:
-        """Store the reply."""
-        (self.result,) = replies
-
-
-class CandidatesMember(EffectMember):
-    """Several replies to one request; those that fail are left out, unless all do."""
+class CandidatesMember(ModelCallMember):
+    """Several replies to one request."""
 
     __slots__ = ("_count", "_request")
     is_gathered = True
@@ -486,34 +503,6 @@ class CandidatesMember(EffectMember):
         run = self.run
         self.handed_out = [ef.CallModel(run.effects.number(), self._request, "candidate") for _ in range(self._count)]
         return self.handed_out
-
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the replies and count them."""
-        return _apply_replies(self, outcomes)
-
-    def keep(self, replies: list[ModelReply]) -> None:
-        """Store the replies."""
-        self.result = replies
-
-
-def _apply_replies(member: CompleteMember | CandidatesMember, outcomes: Sequence[Single]) -> Stop | None:
-    replies: list[ModelReply] = []
-    for effect, outcome in zip(member.handed_out, outcomes, strict=True):
-        # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
-        # see the replies.
-        if isinstance(outcome, Value):
-            member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
-            member.run.side_events.report_gaps(outcome.value)
-            replies.append(outcome.value)
-    stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
-    if stops:
-        return merge_stops(stops)
-    if replies:
-        member.keep(replies)
-    else:
-        # The first failure speaks for all: they asked the same of the same model, and mostly failed of the same cause.
-        member.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
-    return None
 
 
 # --- what only waits, and children in the background ------------------------------------------------------------------
@@ -818,8 +807,6 @@ class ToolMember(EffectMember):
         accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
         source: Who asked for it.
         binding: The tool; ``None`` for one that is not there.
-        how: How the tool runs.
-        edits: How often a person has changed its input.
         is_closed: Whether its result only says why there is none.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
@@ -832,8 +819,6 @@ class ToolMember(EffectMember):
         "accepted",
         "asked",
         "binding",
-        "edits",
-        "how",
         "is_closed",
         "is_fault",
         "source",
@@ -845,27 +830,20 @@ class ToolMember(EffectMember):
         self.asked = asked
         self.source: Source = source
         self.binding = binding
-        self.how: How | None = None if binding is None else binding.runs.how
         self.handed_out: Sequence[Leaf] = ()
         self.result: ToolResult | None = None
         self.failure = None
         self.program_line = 0
-        self.edits = 0
         self.accepted: ToolCallPart | None = None
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
-        self._children: Sequence[ef.Spawn | ChildResult] = ()
+        self._children: RequestedChildren | None = None
         self._started = self._duration = 0
 
     @property
     def is_gathered(self) -> bool:  # type: ignore[override]  # of most members it is known without looking
         """Whether its effects go out as one ``Gather``: those of a call that spawns do."""
-        return self.how == "spawns"
-
-    @property
-    def spec(self) -> ToolSpec | None:
-        """The tool's specification, if the tool is known."""
-        return self.binding.spec if self.binding else None
+        return self._children is not None
 
     @property
     def own_name(self) -> str:
@@ -952,7 +930,6 @@ class ToolMember(EffectMember):
     def edit(self, input: JsonDict) -> None:
         """Apply a person's change to the input; the history shows the call that ran."""
         asked = self.asked
-        self.edits += 1
         self.asked = self.accepted = ToolCallPart(
             asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data
         )
@@ -977,9 +954,9 @@ class ToolMember(EffectMember):
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
                 parent = partial(run.snapshot.inheritable, asked.tool_call_id)
-                self._children = make_child_effects(run, asked, runs, validated.input, parent)
-                self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
-                self.is_fault = len(self.handed_out) < len(self._children)
+                self._children = children = RequestedChildren(run, asked, runs, validated.input, parent)
+                self.handed_out = children.effects
+                self.is_fault = children.has_invalid_entry
             case Yielding():
                 body = self._make_effect(CallBody, validated)
                 known = None if run.effects.sources is None else run.effects.sources.make_body_index()
@@ -1017,8 +994,8 @@ class ToolMember(EffectMember):
         runs = self.binding.runs  # type: ignore[union-attr]
         if isinstance(runs, Control):
             return None
-        if isinstance(runs, Spawning):
-            return self._apply_child_outcomes(runs, outcomes)
+        if isinstance(runs, Spawning) and self._children is not None:
+            return self._apply_child_outcomes(runs, self._children, outcomes)
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
@@ -1040,50 +1017,24 @@ class ToolMember(EffectMember):
         self.settle(result, outcome.at)
         return None
 
-    def _apply_child_outcomes(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
+    def _apply_child_outcomes(
+        self, runs: Spawning, children: RequestedChildren, outcomes: Sequence[Single]
+    ) -> Stop | None:
         """Set the result from the children, an error for one that could not start; return the stop, if any."""
-        run, ran = self.run, []
-        for effect, outcome in zip(self.handed_out, outcomes, strict=True):
-            # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
-            # paid (reliability:I4). When it goes on, the recorded ones are answered and none runs twice.
-            if isinstance(outcome, Stop):
-                run.spent.count_child_of_stop(outcome)
-            else:
-                ran.append(_to_child_result(outcome, effect.agent_id))  # type: ignore[union-attr]
-                run.spent.count_child(ran[-1])
-        stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
-        if stops:
-            stop = merge_stops(stops)
+        stop = children.apply_outcomes(outcomes)
+        if stop is not None:
             self.close(stop)
             return stop
+        results = children.results
         if self.source != "model":
-            self._warn_of_refused_children(ran)
-        # Two lists become one in the order of the request: entries that could never be (an unknown agent) have their
-        # error in their own place, so a model can tell which of its requests went wrong.
-        given = iter(ran)
-        children: list[ChildResult] = [
-            next(given) if isinstance(child, ef.Spawn) else child for child in self._children
-        ]
+            children.warn_of_refused(self.asked.tool_name)
         # A child that failed may have left half of something; the conversation then stays as it was
         # (generator-contract:L23).
-        left = children[0].left if runs.is_inline and not children[0].is_error else None
+        left = results[0].left if runs.is_inline and not results[0].is_error else None
         if left is not None:
-            run.apply_inline_child(left.state, self.asked.tool_call_id)
-        self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
+            self.run.apply_inline_child(left.state, self.asked.tool_call_id)
+        self.settle(runs.shown(results), max([outcome.at for outcome in outcomes], default=0))
         return None
-
-    def _warn_of_refused_children(self, ran: Sequence[ChildResult]) -> None:
-        """Warn of entries that a limit refused, since the call as a whole succeeds."""
-        # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
-        # none of it. What would be missing in silence is told once in the run's warnings.
-        refused = [
-            c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
-        ]
-        if refused:
-            self.run.side_events.tell(
-                f"{len(refused)} of {len(self._children)} agents of one {self.asked.tool_name!r} were not started: {refused[0]}. "
-                "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
-            )
 
     def settle(self, result: ToolResult, ended_at: int) -> None:
         """Set the result of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
@@ -1101,13 +1052,8 @@ class ToolMember(EffectMember):
             self.run.apply(result.change, self.asked.tool_name)
 
     def finish(self, result: ToolResult) -> None:
-        """Set the result, with the call's own name and id."""
-        # No duration and no change: this sets results of calls that never ran.
+        """Set or replace the result, with the call's own name and id; nothing is counted and no change is applied."""
         self.result = result.with_call(self.asked)
-
-    def replace(self, result: ToolResult) -> None:
-        """Replace the result, for example by that of a hook."""
-        self.result = result
 
     def recall(self, result: ToolResult) -> None:
         """Set the result from before the run was suspended."""

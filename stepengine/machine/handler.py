@@ -407,7 +407,7 @@ def _make_member(run: RunState, author: Author, asked: Any, *, children: int) ->
     call = _make_own_call(run, author, asked)
     # Each of these may need several effects, one after the other, while a member of a group has to say all of its
     # effects at once.
-    if call.how in ("spawns", "asks", "drives"):
+    if run.tools.bindings[asked.tool].runs.how in ("spawns", "asks", "drives"):
         msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
         raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
     return call

@@ -61,7 +61,9 @@ class HasStep(Protocol):
 def make_run_sources(plan: RunPlan, state: AgentState, progress: HasStep) -> RunSources:
     """Return the sources of a run that begins."""
     is_root, is_body = plan.path == "", plan.body is not None
-    index = Provenance(clean=plan.clean or _return_unchanged) if plan.provenance is None else plan.provenance
+    index = plan.provenance
+    if index is None:
+        index = Provenance() if plan.clean is None else Provenance(clean=plan.clean)
     made = RunSources(
         index,
         progress,
@@ -308,10 +310,6 @@ class _WrittenTexts:
         """Return whether the beginning of a text that was written stands among *tokens*; however much was written, in linear time."""
         sizes = range(1, COMPARED_TOKENS + 1) if self._beginnings else ()
         return any(tokens[start : start + size] in self._beginnings for start in range(len(tokens)) for size in sizes)
-
-
-def _return_unchanged(value: Any) -> Any:
-    return value
 
 
 def _get_content(result: ToolResult) -> list[object]:
