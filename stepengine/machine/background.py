@@ -51,7 +51,7 @@ class BackgroundChildRefs:
         )
         raise AgentError(msg)
 
-    def tell(self, path: str) -> bool:
+    def mark_reported(self, path: str) -> bool:
         """Record that the end of a child was reported to the run; return whether that is new."""
         return self._at_work.pop(path, None) is not None
 

@@ -202,7 +202,7 @@ def _close_calls(calls: Sequence[ToolMember], stop: Stop) -> None:
     # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
         if call.result is None:
-            call.close(stop)
+            call.set_stopped_result(stop)
 
 
 def _log_calls(calls: Sequence[ToolMember]) -> None:
@@ -271,7 +271,7 @@ def _run_together(
     # the order of the calls.
     for call in valid:
         if call.is_gathered and not stops:
-            yield Notify(call.finished())
+            yield Notify(call.make_finished_event())
         if call.needs_follow_up and not stops:
             yield from finish_pending_call(call)
         yield from _run_post_hooks(call)
@@ -343,16 +343,16 @@ def _start_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
         return ()
     # The driver shows the children, but not the call that starts them.
     if how == "spawns":
-        yield Notify(member.started())
+        yield Notify(member.make_started_event())
     return member.effects()
 
 
 def _start_race(race: RaceMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a race's members; none if one of them has ended already and so has won."""
-    if not race.has_ended():
+    if not race.set_early_winner():
         for member in race.members:
             yield from _start_member(member)
-            if race.has_ended():
+            if race.set_early_winner():
                 break
     return race.effects()
 
@@ -367,7 +367,7 @@ def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Sin
         # A call of which no child may start needs nothing, and has its result all the same.
         if member.handed_out or member.result is None:
             first, position = position, position + len(member.handed_out)
-            stop = member.take(outcomes[first:position])
+            stop = member.apply_outcomes(outcomes[first:position])
             stops += [] if stop is None else [stop]
     return stops
 
@@ -426,7 +426,7 @@ def _deny_call(call: ToolMember, message: str) -> None:
     in_a_row = call.run.budget.deny(name)
     if in_a_row >= DENIALS_UNTIL_ADVICE:
         text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
-    call.finish(ToolResult.error(text, status="denied"))
+    call.set_result(ToolResult.error(text, status="denied"))
 
 
 def _make_permission_question(call: ToolMember, decision: Decision) -> Question:
@@ -474,7 +474,7 @@ def _ask_questions_once(run: RunState, asking: Sequence[_AskedCall], *, together
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
         for one in same:
             if isinstance(outcome, Stop):
-                one.call.close(outcome)
+                one.call.set_stopped_result(outcome)
             # Nobody who could not be asked has agreed (reliability:PM30).
             elif isinstance(outcome, Failure):
                 _deny_call(one.call, f"Nobody could be asked: {outcome.error}")
@@ -508,14 +508,14 @@ def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer
     yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
         name = call.own_name
-        call.run.side_events.tell(
+        call.run.side_events.warn_once(
             f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
         reasons = untrusted_reasons(effect.questions[0].provenance)
         _deny_call(call, UNATTENDED.format(call.asked.tool_name) + (f" The reason: {reasons}." if reasons else ""))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
-        call.finish(ToolResult.error(answer.reason))
+        call.set_result(ToolResult.error(answer.reason))
     elif not answer.agrees:
         text = answer.reason or answer.text
         said = f": {text}" if text and text.lower() not in ("no", "n") else "."
@@ -577,4 +577,4 @@ def _run_post_hooks(call: ToolMember) -> Flow[None]:
     """Run the ``post_tool`` hooks for a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
-        call.finish(result)
+        call.set_result(result)

@@ -1,5 +1,5 @@
 """
-The requests of a run to the outside: members with ``effects()`` and ``take(outcomes)``, alone or several at once.
+The requests of a run to the outside: members with ``effects()`` and ``apply_outcomes(outcomes)``, alone or several at once.
 
 A call of a tool, a child, a question, a function of the author's, a model call beside the conversation: each gives the
 effects that it needs, is given what came of them, and has a result then. One that stands alone is a batch of one. What
@@ -105,7 +105,7 @@ class EffectMember(ABC):
         """Return its effects, which are numbered now."""
 
     @abstractmethod
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the result from the outcomes of its effects, in their order; return the stop if one was stopped."""
 
 
@@ -139,7 +139,7 @@ def _run_member(member: EffectMember) -> Flow[Any]:
         outcomes = yield from run.effects.gather(effects)
     elif effects:
         outcomes = ((yield effects[0]),)  # type: ignore[assignment]  # of one effect comes one outcome
-    stop = member.take(outcomes)
+    stop = member.apply_outcomes(outcomes)
     if stop is not None:
         raise Stopped(stop)
     # Raised here, and nowhere that members stand together: the error of one of several must not take the results of the
@@ -179,7 +179,7 @@ def _drive_call(call: ToolMember) -> Flow[ToolResult]:
 
 def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
     """Perform the effects of a call's steps in the run that makes it; errors as for ``finish_pending_call``."""
-    yield Notify(call.started())
+    yield Notify(call.make_started_event())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
@@ -187,10 +187,10 @@ def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
     try:
         result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
-        call.close(stopped.stop)
+        call.set_stopped_result(stopped.stop)
         raise
     except LimitReached as reached:
-        call.finish(ToolResult.error(f"Not executed: {reached.error}"))
+        call.set_result(ToolResult.error(f"Not executed: {reached.error}"))
         raise
     # What goes wrong in the steps of a tool is the tool's failure, which a model is told and an author may catch; but a
     # stop and a spent limit belong to the run, and are raised on after the call has its result.
@@ -201,7 +201,7 @@ def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
         call.run.side_events.warn(*author.close())
         call.run.progress.authors.pop()
     call.settle(result, call.run.effects.now)
-    yield Notify(call.finished())
+    yield Notify(call.make_finished_event())
 
 
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
@@ -231,13 +231,13 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
 
 def _run_shown_member(call: ToolMember) -> Flow[Any]:
     """Run a call and show its start and end."""
-    yield Notify(call.started())
+    yield Notify(call.make_started_event())
     try:
         return (yield from _run_member(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.effects.stop is None and call.result is not None:
-            yield Notify(call.finished())
+            yield Notify(call.make_finished_event())
 
 
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class ChildMember(EffectMember):
         # it is made by who plans the child, with the names that are known there.
         return (resolve_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the child's result and count it."""
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
@@ -340,7 +340,7 @@ class SingleEffectMember(EffectMember):
         self.handed_out = (self.effect(),)
         return self.handed_out
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the outcome."""
         (outcome,) = outcomes
         if isinstance(outcome, Value):
@@ -436,7 +436,7 @@ class ModelCallMember(EffectMember):
 
     __slots__ = ()
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Count the replies and set the result: the list of them, or the one reply of a single call."""
         replies: list[ModelReply] = []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
@@ -597,7 +597,7 @@ class StartMember(EffectMember):
         self.handed_out = [spawn for child in children for spawn in child.effects()]
         return self.handed_out
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the references; if one could not start, the others keep running and end with the run."""
         refs: list[ChildRef[Any]] = []
         stops: list[Stop] = []
@@ -641,7 +641,7 @@ class WaitMember(SingleEffectMember):
 
 def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResult:
     # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
-    if run.children.background.tell(path):
+    if run.children.background.mark_reported(path):
         run.spent.count_child(child)
     return child
 
@@ -748,16 +748,16 @@ class RaceMember(EffectMember):
         self.handed_out = [effect for member in self.members for effect in member.handed_out]
         return self.handed_out
 
-    def begin(self) -> Sequence[Leaf]:
+    def start(self) -> Sequence[Leaf]:
         """Number and return the effects of all members, none of which can have a result yet."""
         for member in self.members:
             if isinstance(member, RaceMember):
-                member.begin()
+                member.start()
             else:
                 member.effects()
         return self.effects()
 
-    def has_ended(self) -> bool:
+    def set_early_winner(self) -> bool:
         """Return whether a member has its result; the first such one is set as the winner, and no other starts."""
         if all(member.result is None for member in self.members):
             return False
@@ -769,7 +769,7 @@ class RaceMember(EffectMember):
         self.set_winner_result()
         return True
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the outcomes of the members, of which the first has won; a nested race has a winner of its own."""
         stops: list[Stop] = []
         ends: list[int] = []
@@ -777,7 +777,7 @@ class RaceMember(EffectMember):
             first = len(ends)
             # A member may have several effects, so the place of an outcome tells its member only by this list.
             ends += [number] * len(member.handed_out)
-            stop = member.take(outcomes[first : len(ends)])
+            stop = member.apply_outcomes(outcomes[first : len(ends)])
             stops += [] if stop is None else [stop]
         won = find_race_winner(outcomes)
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
@@ -949,7 +949,7 @@ class ToolMember(EffectMember):
             case Ordinary():
                 self.handed_out = (self._make_effect(CallTool, validated),)
             case Control(action):
-                self.finish(run_control(run, action, validated.input))
+                self.set_result(run_control(run, action, validated.input))
             case Spawning() as runs:
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
@@ -989,7 +989,7 @@ class ToolMember(EffectMember):
 
     # --- what came of it --------------------------------------------------------------------------------------------
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the result from the outcomes of the effects, and apply the call's changes to its run."""
         runs = self.binding.runs  # type: ignore[union-attr]
         if isinstance(runs, Control):
@@ -1002,7 +1002,7 @@ class ToolMember(EffectMember):
             # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
                 self.run.apply_body(outcome.body, self.asked.tool_name, was_stopped=True)
-            self.close(outcome)
+            self.set_stopped_result(outcome)
             return outcome
         if isinstance(outcome, Failure):
             error = self.failure = outcome.error
@@ -1023,7 +1023,7 @@ class ToolMember(EffectMember):
         """Set the result from the children, an error for one that could not start; return the stop, if any."""
         stop = children.apply_outcomes(outcomes)
         if stop is not None:
-            self.close(stop)
+            self.set_stopped_result(stop)
             return stop
         results = children.results
         if self.source != "model":
@@ -1051,11 +1051,11 @@ class ToolMember(EffectMember):
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
             self.run.apply(result.change, self.asked.tool_name)
 
-    def finish(self, result: ToolResult) -> None:
+    def set_result(self, result: ToolResult) -> None:
         """Set or replace the result, with the call's own name and id; nothing is counted and no change is applied."""
         self.result = result.with_call(self.asked)
 
-    def recall(self, result: ToolResult) -> None:
+    def restore_result(self, result: ToolResult) -> None:
         """Set the result from before the run was suspended."""
         # It had its result when the run was suspended; what was wrong with it then was told then.
         self.is_fault = False
@@ -1064,24 +1064,24 @@ class ToolMember(EffectMember):
     def fail(self, error: StepEngineError) -> None:
         """Set an error result for an invalid or unknown call."""
         self.is_fault = True
-        self.finish(ToolResult.error(error.message))
+        self.set_result(ToolResult.error(error.message))
 
     def skip(self, why: str) -> None:
         """Set a result that gives the reason why the call was not run."""
-        self.finish(ToolResult.error(why, status="skipped"))
+        self.set_result(ToolResult.error(why, status="skipped"))
 
-    def close(self, stop: Stop) -> None:
+    def set_stopped_result(self, stop: Stop) -> None:
         """Set a result that gives the reason why there is none: an open question, or the end of the run."""
         self.is_closed = True
         if stop.kind == "suspended":
             text = "Pending: the run is suspended."
             waiting = stop.questions
-            self.finish(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
+            self.set_result(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
         else:
             # Said so openly because a model that is told of it, when the run goes on, must not take it for granted that
             # nothing happened.
             text = "Cancelled: the run ended before this call gave a result; it may have had effects."
-            self.finish(ToolResult.error(text, status="cancelled"))
+            self.set_result(ToolResult.error(text, status="cancelled"))
 
     def log(self) -> None:
         """Add the call to the log of the run if it has its result."""
@@ -1106,10 +1106,10 @@ class ToolMember(EffectMember):
 
     def show(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped."""
-        yield Notify(self.started())
-        yield Notify(self.finished())
+        yield Notify(self.make_started_event())
+        yield Notify(self.make_finished_event())
 
-    def started(self) -> ev.Event:
+    def make_started_event(self) -> ev.Event:
         """Return the event for its start."""
         return ev.ToolStarted(
             path=self.run.plan.path,
@@ -1121,7 +1121,7 @@ class ToolMember(EffectMember):
             category="" if self.binding is None else self.binding.spec.category,
         )
 
-    def finished(self) -> ev.Event:
+    def make_finished_event(self) -> ev.Event:
         """Return the event for its end."""
         assert self.result is not None  # noqa: S101
         return ev.ToolFinished(
@@ -1197,7 +1197,7 @@ def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
         result: ToolResult = yield from carry_out(call)
     except Stopped as stopped:
         if call.result is None:
-            call.close(stopped.stop)
+            call.set_stopped_result(stopped.stop)
         raise
     finally:
         call.log()

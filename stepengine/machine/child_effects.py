@@ -66,7 +66,7 @@ def resolve_agent_id(run: RunState, wanted: str) -> str | None:
     found = find_matching_id(wanted, run.plan.agents or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:
-        run.side_events.tell(told)
+        run.side_events.warn_once(told)
     return found
 
 
@@ -137,7 +137,7 @@ class RequestedChildren:
             if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
         ]
         if refused:
-            self._run.side_events.tell(
+            self._run.side_events.warn_once(
                 f"{len(refused)} of {len(self.results)} agents of one {tool_name!r} were not started: {refused[0]}. "
                 "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
             )

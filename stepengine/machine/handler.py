@@ -145,7 +145,7 @@ def _warn_of_ignored_failures(run: RunState, author: Author, asked: object, answ
     # told only where the answer is dropped; who looks at it needs no warning.
     why = _failure_reasons(asked, answer)
     if why and author.discards_answer:
-        run.side_events.repeat(
+        run.side_events.warn_each_time(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 

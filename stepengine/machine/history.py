@@ -276,7 +276,7 @@ class RunHistory:
 
     # --- what stays beside it ---------------------------------------------------------------------------------------
 
-    def hold(self, reply: AssistantMessage | None) -> None:
+    def set_open_reply(self, reply: AssistantMessage | None) -> None:
         """Set the reply whose calls are running; ``None`` once they are done."""
         self.open_reply = reply
 

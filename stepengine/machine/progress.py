@@ -104,6 +104,6 @@ class Progress:
         self._stops_refused += 1
         return True
 
-    def end_with(self, reason: StopReason | None) -> None:
+    def replace_stop_reason(self, reason: StopReason | None) -> None:
         """Replace the stop reason of the last reply."""
         self.stop_reason = reason

@@ -145,7 +145,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.questions.suspend(ending.stop.questions)
         if run.side_events.waiting:
-            yield from map(Notify, run.side_events.take())
+            yield from map(Notify, run.side_events.pop_waiting())
         if run.history.inbox:
             # What was sent to the body belongs to the conversation of its caller.
             done.changes.extend(run.history.remove_inbox())
@@ -309,7 +309,7 @@ def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> N
     if returned is None or (isinstance(returned, str) and not returned):
         return
     own = run.plan.definition.id
-    run.side_events.tell(
+    run.side_events.warn_once(
         f"agent {own!r} handed the conversation over to {agent_id!r}, whose output is that of the run; the value that handle_steps of "
         f"{own!r} returned is left out. turn.agent_state.handed_to names the other agent; to use its output, call it with AgentCall(...)"
     )
@@ -395,7 +395,7 @@ def _append_opening(run: RunState) -> Flow[None]:
         listed = " and ".join(unoffered)
         has_handler = run.plan.definition.handle_steps is not None
         remedy = "its handler may call it without that" if has_handler else "the agent has no handler"
-        run.side_events.tell(
+        run.side_events.warn_once(
             f"agent {run.plan.definition.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
             f"leave it out, {remedy}"
         )
@@ -484,7 +484,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
             ending = _ending_from_stop(stop)._replace(output=kept)
             yield from _notify_end(run, ending)
     if run.side_events.waiting:
-        yield from map(Notify, run.side_events.take())
+        yield from map(Notify, run.side_events.pop_waiting())
     return _make_finished(run, ending)
 
 
@@ -515,9 +515,9 @@ def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.effects.seq))
+            yield from map(Notify, run.side_events.enter_phase(RunPhase.FAILED, "", run.effects.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.effects.seq))
+            yield from map(Notify, run.side_events.enter_phase(RunPhase.DONE, "", run.effects.seq))
         case _:
             assert_never(ending.status)
 

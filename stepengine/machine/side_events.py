@@ -52,7 +52,7 @@ class SideEvents:
         """Drop the reference to the ended run, so that it is freed without the garbage collector."""
         self._run = None
 
-    def take(self) -> list[ev.Event]:
+    def pop_waiting(self) -> list[ev.Event]:
         """Return and clear the waiting events."""
         waiting, self.waiting = self.waiting, []
         return waiting
@@ -71,7 +71,7 @@ class SideEvents:
             if type(first) in PHASES
             else None
         )
-        # As `enter`, which most effects of a watched run would call.
+        # As `enter_phase`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
             entered = ev.PhaseChanged(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
@@ -80,7 +80,7 @@ class SideEvents:
             self.waiting = []
         return waiting
 
-    def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
+    def enter_phase(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anyone watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
@@ -104,13 +104,13 @@ class SideEvents:
             own = [label_warning(text, plan.path, plan.definition.id) for text in own]
         return (*own, *self._body_warnings)
 
-    def tell(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """Warn once, in the result and in an event."""
         if text not in self.warnings:
             self.warn(text)
             self.warning(text)
 
-    def repeat(self, text: str) -> None:
+    def warn_each_time(self, text: str) -> None:
         """Warn once in the result, and in an event each time."""
         if text not in self.warnings:
             self.warn(text)
@@ -183,7 +183,7 @@ class SideEvents:
         )
         self.waiting.append(event)
 
-    def todos(self, todos: JsonValue) -> None:
+    def report_todos(self, todos: JsonValue) -> None:
         """Queue an event with the current todos."""
         run = self._run
         if run is not None and run.plan.watched():

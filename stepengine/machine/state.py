@@ -463,7 +463,7 @@ class RunState:
             elif isinstance(change, Change):
                 self.apply(change, by)
                 if self.body is None and change.context is not None and "todos" in change.context:
-                    self.side_events.todos(change.context["todos"])
+                    self.side_events.report_todos(change.context["todos"])
             else:
                 self.set_output(change.value)
 

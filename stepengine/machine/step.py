@@ -60,10 +60,10 @@ UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
 # Each continuation may be as long as the output limit again; a model that repeats itself would be paid for its whole
 # budget.
 MAX_CUTS = 3
-GO_ON = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
+CONTINUE_TEXT = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
 OF_A_STEP = ("step", "final_answer")
-CUT_OFF = "Not executed: the reply was cut off at the output limit."
+CUT_OFF_TEXT = "Not executed: the reply was cut off at the output limit."
 
 
 class StepReply(NamedTuple):
@@ -158,7 +158,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
         call.skip("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
     _commit_reply(run, reply.message, calls)
-    run.progress.end_with(model.stop_reason)
+    run.progress.replace_stop_reason(model.stop_reason)
 
 
 def _run_step(run: RunState, over: StepWith) -> Flow[bool]:
@@ -276,7 +276,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
     # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
         if known.status != "pending":
-            call.recall(known.result)
+            call.restore_result(known.result)
     # The model is not asked again: this reply was paid for and recorded in the run before. So there is no usage to
     # count either.
     reply = StepReply(ModelReply(message.content), message, message.tool_calls)
@@ -430,7 +430,7 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
         # cannot be continued.
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
             break
-        asked = UserMessage(system_reminder(GO_ON))
+        asked = UserMessage(system_reminder(CONTINUE_TEXT))
         reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply, asked)))
     # Raised after all continuations: what a provider calls an error in its last part makes the whole reply worthless.
     if reply.stop_reason is ERROR:
@@ -529,7 +529,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     mark = find_call_mark(reply.said)
     if not mark:
         return
-    run.side_events.tell(
+    run.side_events.warn_once(
         f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
         "models their tools wants prompts that show no such blocks"
@@ -567,10 +567,10 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
     # whose other half nobody knows.
     if run.progress.truncated:
         for call in calls:
-            call.skip(CUT_OFF)
+            call.skip(CUT_OFF_TEXT)
     # Beside the transcript, and not in it, until all results are there: at each moment every state that anybody can see
     # pairs, a child that inherits in the middle included.
-    run.history.hold(reply.message)
+    run.history.set_open_reply(reply.message)
     try:
         yield from run_batch(run, waiting)
     # Kept until reply and results are committed; `_end_step` raises it.
@@ -582,7 +582,7 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
         _commit_reply(run, reply.message, calls)
         raise
     finally:
-        run.history.hold(None)
+        run.history.set_open_reply(None)
     _commit_reply(run, reply.message, calls)
     return spent
 
