@@ -170,7 +170,7 @@ def finish_pending_call(call: ToolMember) -> Flow[None]:
 
 
 def _drive_call(call: ToolMember) -> Flow[ToolResult]:
-    """Run a call whose steps belong to the run."""
+    """Run a call of a ``Driving`` tool, whose steps yield in the run that makes the call; return its result."""
     call.effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
     yield from _run_steps(call, runs.steps(call.input, call.run.children.ensure_background()))
@@ -758,7 +758,7 @@ class RaceMember(EffectMember):
         return self.effects()
 
     def set_early_winner(self) -> bool:
-        """Return whether a member has its result; the first such one is set as the winner, and no other starts."""
+        """Set the first member that has a result already as the winner; return whether there is one. No other starts then."""
         if all(member.result is None for member in self.members):
             return False
         for member in self.members:
@@ -941,8 +941,8 @@ class ToolMember(EffectMember):
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.effects.now
-        # Denials are counted in a row: a call that is let through ends the row. Asked first, since hardly a run has
-        # any.
+        # Denials are counted in a row: a call that is allowed ends the row. Hardly a run has any, so most calls save the
+        # call of the method.
         if run.budget.denied:
             run.budget.allow(binding.spec.name)
         match binding.runs:

@@ -381,7 +381,12 @@ def _make_members(run: RunState, author: Author, asked: Sequence[Any], leaves: S
 def _run_members(
     run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], asked: y.Parallel[Any]
 ) -> Flow[tuple[ToolResult, ...]]:
-    """Run members of all kinds together; return the results of the calls among them."""
+    """
+    Run members of all kinds together; return the results of the calls among them.
+
+    Raises:
+        EndRun: when one of the calls was a successful ``end_turn``.
+    """
     calls = calls_among(members)
     if not calls:
         yield from run_batch(run, members, asked)

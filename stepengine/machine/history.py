@@ -448,37 +448,35 @@ class LastTexts:
 
 class CallIds:
     """
-    Gives tool calls ids that occur neither in the record nor in the view of a run.
+    Makes ids of tool calls that occur neither in the record nor in the view of a run.
 
-    Apart from the run, so that an effect, which a journal may keep, can tell the ids of calls that are still coming without
-    keeping the run.
+    It holds no reference to the run: a journal may keep an effect whose ``call_id`` is ``peek``, and must not keep the run with it.
 
     Attributes:
-        next: The number that the next id is tried with.
+        next: The number of the next id, unless a call with that id exists.
     """
 
-    __slots__ = ("_history", "_prefix", "_told", "next")
+    __slots__ = ("_history", "_peeked", "_prefix", "next")
 
     def __init__(self, history: RunHistory, prefix: str, next: int) -> None:
         self._history = history
         self._prefix = prefix
-        # The next id, once somebody was told, with the number that follows it and the histories in which it does not occur.
-        self._told: tuple[str, int, Transcript, Transcript] | None = None
+        # The id that `peek` found for the next call, the number after it, and the record and view in which it was looked up.
+        self._peeked: tuple[str, int, Transcript, Transcript] | None = None
         self.next = next
 
     def new(self) -> str:
         """Return the next id."""
         history = self._history
         record, view = history.record, history.view
-        # Found already where somebody watches.
-        told = self._told
-        if told is not None:
-            self._told = None
-            if told[2] is record and told[3] is view:
-                self.next = told[1]
-                return told[0]
-        # A loop, since a history of another program may have used the same ids; each may stand once (reliability:I1).
-        # What is found by a set costs nothing.
+        # A watched reply was peeked at, and while record and view are the same objects the id is still free.
+        peeked = self._peeked
+        if peeked is not None:
+            self._peeked = None
+            if peeked[2] is record and peeked[3] is view:
+                self.next = peeked[1]
+                return peeked[0]
+        # A loop, since a history of another program may have used the same ids; each may occur once (reliability:I1).
         while True:
             call_id = f"{self._prefix}{self.next}"
             self.next += 1
@@ -489,10 +487,10 @@ class CallIds:
         """Return the id that ``new`` will return for a call of the current reply; *number* counts from 0."""
         at, history = self.next, self._history
         record, view = history.record, history.view
-        # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
-        told = self._told
-        if not number and told is not None and told[2] is record and told[3] is view:
-            return told[0]
+        # A watched reply asks twice for the id of its first call: when its arguments arrive, and when the reply is complete.
+        peeked = self._peeked
+        if not number and peeked is not None and peeked[2] is record and peeked[3] is view:
+            return peeked[0]
         left = number
         while True:
             call_id = f"{self._prefix}{at}"
@@ -502,7 +500,7 @@ class CallIds:
                 left -= 1
             at += 1
         if not number:
-            self._told = call_id, at + 1, record, view
+            self._peeked = call_id, at + 1, record, view
         return call_id
 
 

@@ -369,13 +369,14 @@ class RunState:
         self.budget = budget = Budget(plan.limits, plan.definition.id)
         self.spent = spent = UsageTotals()
         self.progress = Progress(state.step_index, budget)
-        follows_data = bool(plan.hooks.pre_tool) and needs_provenance(plan.hooks)
+        # Hooks before tools are asked for first: hardly a run has any, and `needs_provenance` is a call for each run.
+        follows_data = plan.hooks.pre_tool and needs_provenance(plan.hooks)
         sources = make_run_sources(plan, state, self.progress) if follows_data else None
         self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent, sources=sources)
         self.prompt = Prompt(state.system_prompt)
         self.tools = RunTools(plan, state, results, history)
         self.output = Output(plan, state.output, LastTexts(history))
-        self.side_events = SideEvents(self)
+        self.side_events = SideEvents(plan, self.effects, self.progress)
         self.shared = SharedData(state.context, {} if body is None else body.values)
         self.questions = RunQuestions(state.pending)
         self.children = Children(state.handed_to)

@@ -461,7 +461,7 @@ def _is_cut_text(reply: ModelReply) -> bool:
 
 
 def _make_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return the function that assigns ids to the calls after those of an unfinished reply."""
+    """Return the function that looks up the ids of the calls after those of an unfinished reply."""
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
