@@ -94,8 +94,8 @@ ONLY_LAST = frozenset({"auth", "pwd"})
 """Words that are ordinary in the middle of a variable: ``SSH_AUTH_SOCK`` is a socket."""
 PROBABILITIES = frozenset({"logprob", "logProbability", "log_probability"})
 """Members next to which ``token`` is a piece of a text."""
-MIN_TOKEN = 8
-"""The shortest text, in characters, that is a secret in a member ``token``: shorter ones are pieces of texts."""
+MIN_TOKEN_CHARS = 8
+"""The shortest text that is a secret in a member ``token``: shorter ones are pieces of texts."""
 
 MEMBER_HINTS = (
     "authorization", "binary", "confirmation", "cookie", "credential", "credentials", "creds", "jwt", "key", "keys", "pass", "passcode",
@@ -233,5 +233,5 @@ def is_piece_of_text(name: str, members: Mapping[str, Any]) -> bool:
         return False
     value = members[name]
     return not PROBABILITIES.isdisjoint(members) or (
-        isinstance(value, str) and (len(value) < MIN_TOKEN or " " in value)
+        isinstance(value, str) and (len(value) < MIN_TOKEN_CHARS or " " in value)
     )

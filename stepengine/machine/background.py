@@ -1,4 +1,4 @@
-"""The other agents of a run: its children in the background, as far as it was told of them, and the agent that continues its conversation."""
+"""The other agents of a run: its background children, as known from its inputs, and the agent that continues its conversation."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ SPENT = "a limit of the run was spent"
 # A person approves an input, a hook changes it, the person is asked about the change, and so on: two sides that never
 # agree would ask for ever. After so many rounds the call is denied, since what was approved is what runs or nothing
 # does (reliability:R8).
-MAX_EDITS = 10
+MAX_EDIT_ROUNDS = 10
 UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
 # Models take a denial for a hiccup and repeat the call with other words. After the third they are told in plain words;
 # `max_denials` ends the run of one that does not listen even then (reliability:PM38).
@@ -90,7 +90,7 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     """
     Run all members to their results; members of a ``Parallel`` run together, whatever their tools say.
 
-    Only there may others than calls stand among them.
+    Only a ``Parallel`` may have members other than tool calls.
 
     Raises:
         LimitExceeded: when there is no room for the children of a ``Parallel``; nothing has started.
@@ -419,7 +419,7 @@ def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
 
 
 def _deny_call(call: ToolMember, message: str) -> None:
-    """Set a denial as the result of a call; a model that repeats it is told to stop, and in the end its run is stopped."""
+    """Set a denial as the result of a call. Repeated denials add an advice to stop, and too many of them spend a limit."""
     # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
@@ -524,7 +524,7 @@ def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer
 
 
 def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Sequence[_AskedCall]]:
-    """Apply a person's edit, the one with the number *edits*, to the input of a call; it is judged again, and a deny still wins."""
+    """Apply a person's edit, number *edits* from 1, to the input of a call; the call is judged again, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
     call.edit(answer.edited_input)
     message, allowed = "", False
@@ -536,7 +536,7 @@ def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Se
         approved = call.input
         decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
         allowed = decision is None or decision.kind != "deny"
-        if allowed and call.input != approved and edits < MAX_EDITS:
+        if allowed and call.input != approved and edits < MAX_EDIT_ROUNDS:
             # A hook made something else of what was approved, and what was approved is what runs.
             asks = decision is not None and decision.kind == "ask"
             question = _make_permission_question(call, decision if decision is not None and asks else Decision.ask())

@@ -1,9 +1,9 @@
 """
 The requests of a run to the outside: members with ``effects()`` and ``apply_outcomes(outcomes)``, alone or several at once.
 
-A call of a tool, a child, a question, a function of the author's, a model call beside the conversation: each gives the
-effects that it needs, is given what came of them, and has a result then. One that stands alone is a batch of one. What
-judges calls before they run, and in which order a batch goes, stands in ``batch``.
+A member is a call of a tool, a child, a question, a function of the author's, a wait, or a model call outside of the conversation.
+It returns the effects that it needs, receives their outcomes, and then has a result. ``batch`` judges calls before they run, and
+decides the order of several.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ MAX_TOOL_YIELDS = 100
 
 class EffectMember(ABC):
     """
-    One thing that a run asks for.
+    One request of a run.
 
     Attributes:
         run: The run.
-        handed_out: Its effects, once they were asked for.
-        result: What came of it, as its place among others shows it.
-        failure: The error that is raised where it stands alone; among others a failure stays inside its own result.
-        program_line: The line of the program that asks for it; 0 where no program does.
-        is_gathered: Whether its effects go out as one ``Gather`` even where it stands alone.
+        handed_out: Its effects, once they are numbered.
+        result: Its result, as an entry among those of other members.
+        failure: The error that is raised if the member is alone; among others a failure stays inside its own result.
+        program_line: The line of the program that makes the request; 0 without a program.
+        is_gathered: Whether its effects are one ``Gather`` even if the member is alone.
     """
 
     # By hand: a member is filled in as it goes on, so it is no frozen value, and each call of each step makes one.
@@ -244,7 +244,7 @@ def _run_shown_member(call: ToolMember) -> Flow[Any]:
 
 
 class ChildMember(EffectMember):
-    """A child run that a handler asks for; if it stands alone, only the error for a depth that is used up stays inside its result."""
+    """A child run that a handler asks for. If it is alone and cannot start, the error is raised, except for a spent depth."""
 
     __slots__ = ("_asked", "_by", "_is_background", "_of")
 
@@ -807,7 +807,7 @@ class ToolMember(EffectMember):
         accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
         source: Who asked for it.
         binding: The tool; ``None`` for one that is not there.
-        is_closed: Whether its result only says why there is none.
+        is_closed: Whether its result only gives the reason why there is none.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
 

@@ -346,7 +346,7 @@ def _commit_calls(run: RunState, calls: Sequence[ToolMember]) -> None:
 
 
 def _is_answer(spec: ToolSpec) -> bool:
-    """Return whether the result of a tool is meant for somebody who reads on."""
+    """Return whether the result of a tool may be the last text of a run."""
     return spec.forces_next_step and not spec.ends_turn
 
 

@@ -112,16 +112,16 @@ class RunHistory:
 
     Attributes:
         record: The whole conversation.
-        view: What the model is shown of it; the record itself until somebody changes that.
-        start: How many messages of the record stood there before this run.
-        opening: The messages that this run began with: what the user said, and the instructions.
-        end_turn_message: The message of an ``end_turn``, until something is said after it.
+        view: The messages that the model sees; the record itself until a change.
+        start: The number of messages in the record before those of this run.
+        opening: The first messages of this run: the user's prompt and the instructions.
+        end_turn_message: The message of an ``end_turn``, until a text follows it.
         own_calls: The ids of the handler's calls in the last step whose results count as its words.
-        open_reply: The reply whose calls are being carried out; it stands in no transcript yet.
+        open_reply: The reply whose calls are running; it is in no transcript yet.
         open_step: The reply, and the results so far, of the step in which the continued run was suspended, while it is held
             outside of the record.
-        inbox: What was sent to the run and is not in the record yet.
-        left_out: What stood in the record before it was replaced, oldest first, where that is kept.
+        inbox: The messages that were sent to the run and are not in the record yet.
+        left_out: The messages that replacements removed from the record, oldest first, if they are kept.
     """
 
     __slots__ = (
@@ -155,10 +155,11 @@ class RunHistory:
         """
         Start with *record* and *view*; *keeps* is the number of newest results shown per ephemeral tool.
 
-        *shorten* returns a tool message of so many characters as the model sees it. With *keeps_left_out* what a replaced record
-        held is put behind *left_out*.
+        *shorten* returns a tool message of so many characters as the model sees it. With *keeps_left_out* the messages that a
+        replacement removes are added to *left_out*.
 
-        Nothing is added to one that is the caller's, so nothing in it is looked at: a call would grow with the conversation.
+        The history of a tool's body is its caller's (*is_callers*). Nothing is added to it, so its messages are not read. Reading them
+        would make the cost of a call grow with the conversation.
         """
         self.record = record
         self.view = view
@@ -191,7 +192,7 @@ class RunHistory:
         """
         Append a reply and the results of its calls together.
 
-        *own_calls* are those of a handler. If nothing is said after them, the run ends with their results.
+        *own_calls* are the ids of a handler's calls. If no text follows, their results are the last texts of the run.
         """
         if self.end_turn_message and message.text.strip():
             self.end_turn_message = ""
@@ -238,8 +239,7 @@ class RunHistory:
         """
         Replace the record, which the view then follows, or the view alone.
 
-        What the run added stays its own where it still stands at the end of the other record; a run that has not begun yet
-        has added nothing, whatever the other record holds.
+        The run's own messages stay its own if the new record ends with them. A run that has not started has no messages of its own.
         """
         if record is not None:
             if self._keeps_left_out:
@@ -284,7 +284,8 @@ class RunHistory:
         """
         Remove the step in which the continued run was suspended; return whether there is one.
 
-        It is held separately while it runs. What was said after it, and *said*, what the run begins with, will follow its results.
+        The step is held separately while it runs. The messages after it and *said*, the first messages of this run, will follow its
+        results.
         """
         record, at = self.record, find_suspended_reply(self.record)
         reply = None if at is None else record[at]
@@ -505,7 +506,7 @@ class CallIds:
 
 
 def state_without_opening(state: AgentState, opening: Sequence[Message]) -> AgentState:
-    """Return the state that an inline child leaves to its parent: without the messages that the child began with."""
+    """Return the state that an inline child leaves to its parent: without *opening*, the first messages of the child."""
     if not opening:
         return state
     record = _remove_messages(state.message_history, opening)

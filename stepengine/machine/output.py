@@ -26,8 +26,8 @@ class Output:
     The output of a run so far.
 
     Attributes:
-        value: The JSON that stands there.
-        is_given: Whether there is an output, whatever value stands there: ``None`` may be one.
+        value: The output as JSON.
+        is_given: Whether there is an output; ``None`` may be one.
         is_of_turn: Whether it was set in the current turn.
         issues: What was wrong with the last attempt; empty once one was right.
         refused: The value of that attempt.

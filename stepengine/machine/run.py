@@ -134,7 +134,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
     Run the body of a tool: like a handler, without prompt, history, steps and output of its own.
 
-    Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
+    Its start and end are not events, since those of its call are. Hooks and policies see the calls that it makes.
     """
     done = cast("BodyProgress", run.body)
     try:
@@ -218,9 +218,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
     """
     Run *flow* and pass its effects to the driver.
 
-    What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
-    effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
-    in *flow* where it asks.
+    Queued events are shown before the next event or effect, and the new phase of the run before an effect. The state of the run is
+    updated from an outcome before *flow* receives it. After a stop no effect is passed on: ``Stopped`` is raised in *flow* instead.
     """
     # The one place where the machine meets the world. Whoever needs something yields it here through any number of
     # `yield from`s, so no part of the machine has to know how events are shown, time is kept or a stop is handled. It

@@ -60,7 +60,7 @@ class Prompt:
         measured: The size that the provider last reported for a request of a step.
         overflow: The refusal of the current request as too long; hooks are shown it.
         refused_tokens: The estimated size of what was refused.
-        placeholders: What those in the agent's prompts stand for, by name.
+        placeholders: The values of the placeholders in the agent's prompts, by name.
     """
 
     __slots__ = ("measured", "overflow", "placeholders", "refused_tokens", "system", "tail")
@@ -320,7 +320,7 @@ class RunState:
         budget: What it may still do.
         spent: What it and its children spent.
         output: Its output so far.
-        side_events: What it says beside its effects, and what went wrong; the logger of handlers and hooks.
+        side_events: Its notifications, log lines and warnings; the logger of handlers and hooks.
         shared: The data that its tools and hooks share.
         questions: What people are asked.
         children: The other agents.

@@ -48,18 +48,18 @@ from stepengine.machine.state import RunState
 
 # A provider pauses a reply while tools on its own servers work. One that is always paused again is a fault there, and
 # each continuation is paid for (reliability:MP56).
-MAX_CONTINUES = 5
+MAX_CONTINUATIONS = 5
 # A reply of thoughts alone ends no turn, since the model has said nothing yet and mostly goes on when asked again. A
 # model that only thinks would spend the whole step budget so, hence the third in a row is the last
 # (generator-contract:G51).
-MAX_THOUGHTS = 3
+MAX_THOUGHT_REPLIES = 3
 PLAIN = StepWith()
 PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
 COMPLETED = RunStatus.COMPLETED
 UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
 # Each continuation may be as long as the output limit again; a model that repeats itself would be paid for its whole
 # budget.
-MAX_CUTS = 3
+MAX_CUT_CONTINUATIONS = 3
 CONTINUE_TEXT = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
 OF_A_STEP = ("step", "final_answer")
@@ -97,8 +97,8 @@ def run_budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     Run one step and return whether the turn is complete.
 
-    At a spent budget a person may be asked for more; else the first request does what ``on_max_steps`` says, and every further one
-    is refused.
+    If the budget is spent, a person may be asked for more steps. Without more, the first request does what ``on_max_steps`` says, and
+    later ones are refused.
 
     Raises:
         LimitReached: when the budget is spent.
@@ -353,7 +353,7 @@ def _make_tail(run: RunState) -> Flow[Sequence[Message]]:
 def _accept_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
     """Count the step of a reply; return the reply and its calls."""
     in_a_row = run.progress.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
-    if in_a_row >= MAX_THOUGHTS:
+    if in_a_row >= MAX_THOUGHT_REPLIES:
         run.progress.cut_turn()
         run.side_events.warn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
     reply = _assign_ids(run, model)
@@ -419,11 +419,11 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
     Raises:
         ModelError: when the reply ended with an error.
     """
-    for _ in range(MAX_CONTINUES):
+    for _ in range(MAX_CONTINUATIONS):
         if reply.stop_reason is not PAUSE:
             break
         reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply)))
-    for _ in range(MAX_CUTS):
+    for _ in range(MAX_CUT_CONTINUATIONS):
         how = request.settings
         # Half an answer to a schema cannot be continued: each reply has to be whole.
         # Asked at each turn, of the reply that has grown: with a call in it nothing more is put on, as half a call
