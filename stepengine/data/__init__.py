@@ -1,22 +1,18 @@
 """
 Frozen values and their JSON codec.
 
-Everything that the floors hand each other is declared here: messages and transcripts, states and definitions, what a handler may
-yield, the effects that come of it and the outcomes that come back, events, results, and the small protocols between them. A value
-flows upwards and downwards and is never changed on the way: whoever wants another one makes it (``attrs.evolve``). That is what lets
-a state that somebody was given stay what it was, a record be compared with what is asked for now, and a thread look at anything
-without a lock.
+Every value that packages pass to each other is declared here: messages and transcripts, states and definitions, yieldables, effects
+and outcomes, events, results, and small protocols. A value never changes; ``attrs.evolve`` makes another one. So a state that
+somebody holds stays the same, a record can be compared with a new request, and threads read values without a lock.
 
-Three ways lead to a value. The constructor converts and checks, and stands at every door of the package. A quick maker
-(``makers``) fills in fields that were just made or checked, for the few classes of which each step makes some: a call is made in
-0.16 us so, where the constructor takes 0.9. And the codec (``codec``) reads what was stored: its list of classes is closed, so that
-nothing which is loaded can run code. Text and numbers of others are made sound where they come in (``json``), so that no floor above
-has to ask again whether a value can be stored.
+There are two ways to make a value. The constructor converts and checks its arguments. The codec (``codec``) reads stored values; its
+list of classes is closed, so nothing that is loaded can run code. Text and numbers from outside are checked where they become values
+(``json``), so no other package has to ask whether a value can be stored.
 
 Must not be here: a clock, ids, randomness, files, an event loop, an SDK, pydantic, or code that decides what happens next.
 
-Begin with ``messages`` and ``transcript``, what a conversation is; then ``yields``, ``effects`` and ``outcomes``, which are the three
-languages of a run; then ``state``.
+Start reading with ``messages`` and ``transcript``, the conversation. Then read ``yields``, ``effects`` and ``outcomes``, which are
+what an author asks for, what the machine asks for, and what comes back; then ``state``.
 """
 
 __all__: tuple[str, ...] = ()

@@ -30,11 +30,10 @@ from stepengine.data.messages import (
     ToolCallPart,
     assistant_parts,
     join_text_parts,
-    to_string_tuple,
     to_tuple,
 )
 from stepengine.data.schemas import check_references, find_keyword_problem
-from stepengine.data.server_tools import ServerTool
+from stepengine.data.server_tools import ServerTool, to_texts
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
@@ -156,10 +155,6 @@ STOPS = FieldCheck(
 )
 
 
-def _to_stop_sequences(value: str | Sequence[str]) -> Any:
-    return to_string_tuple(value) if isinstance(value, str | list | tuple) else value
-
-
 def _check_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
     if value is None:
         return None
@@ -258,9 +253,7 @@ class ModelSettings:
     temperature: float | None = attrs.field(default=None, validator=make_validator(allow_none(NUMBER)))
     top_p: float | None = attrs.field(default=None, validator=make_validator(allow_none(NUMBER)))
     max_tokens: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)))
-    stop_sequences: tuple[str, ...] = attrs.field(
-        default=(), converter=_to_stop_sequences, validator=make_validator(STOPS)
-    )
+    stop_sequences: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(STOPS))
     tool_choice: ToolChoice | None = attrs.field(default=None, validator=make_validator(allow_none(CHOICE)))
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=make_validator(allow_none(FLAG)))
     thinking: Thinking | None = attrs.field(default=None, validator=make_validator(allow_none(THINKING)))
@@ -281,7 +274,7 @@ class ModelSettings:
     server_tools: tuple[ServerTool, ...] = attrs.field(
         default=(), converter=_to_tool_tuple, validator=make_validator(SERVER_TOOLS)
     )
-    fallbacks: tuple[str, ...] = attrs.field(default=(), converter=_to_stop_sequences, validator=make_validator(STOPS))
+    fallbacks: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(STOPS))
     unsupported: Literal["warn", "error"] = attrs.field(
         default="warn", validator=make_validator(word_check("warn", "error"))
     )

@@ -259,7 +259,7 @@ class ObjectCodec:
             return [_Member(row.members, _sequence_codec(self._make_object_codec(row.items)), attrs.NOTHING)]
         return self._make_error_members(cls) if issubclass(cls, StepEngineError) else self._make_attrs_members(cls)
 
-    # By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
+    # By its default, made or given, a field is left out when it is stored: a state has twenty fields, of which few say
     # anything. A field that is marked as not stored is one of this process, such as a function.
     def _make_attrs_members(self, cls: type[Any]) -> list[_Member]:
         hints = get_type_hints(cls, localns=_NAMES)

@@ -155,7 +155,8 @@ def find_race_winner(outcomes: Sequence[Single]) -> int:
     """
     Return the index of the winner of a race: of the members that ended by themselves, the first by recorded time, then by order.
 
-    Who was really first is not asked, so that a replay, in which all come at once, finds the same.
+    If none did, the first of the others is returned. The real order of arrival does not count, so that a replay, in which all
+    outcomes arrive at once, finds the same.
     """
     return min([(was_given_up(outcome), outcome.at, number) for number, outcome in enumerate(outcomes)])[2]
 

@@ -70,9 +70,9 @@ MAX_URL_CHARS = 4_096
 USUAL_PORTS = {"http": ":80", "https": ":443"}
 KEPT_TEXTS = 64
 """Arguments and results are read several times within a step."""
-MIN_GROUPED = 9
+MIN_GROUPED_DIGITS = 9
 """Fewer digits in groups are several numbers, such as a list of ids."""
-MAX_COMPARED = 64
+MAX_COMPARED_TOKENS = 64
 """Tokens of a value that are compared at each place. Of a longer one, which may repeat itself, each text is searched once."""
 MAX_CANDIDATES = 32
 """Places at which a piece of a prompt may begin. A word that occurs more often begins a shorter piece, of which more is asked."""
@@ -155,7 +155,7 @@ def _normalize_token(kind: str, token: str) -> list[str]:
             return [f"{day} {re.sub('[^a-z]|of ', '', re.sub(_DAY, '', token.lower()))[:3]}"]
         case "grouped":
             joined = token.replace(" ", "").replace("-", "")
-            if len(joined) >= MIN_GROUPED:
+            if len(joined) >= MIN_GROUPED_DIGITS:
                 return [joined]
             return [one for part in token.split(" ") for one in _normalize_chunk(part)]
         case _:
@@ -374,7 +374,7 @@ class Provenance:
             leaf = bisect_right(self._leaf_starts, place) - 1
             if leaf == last or start < 0 or (is_id and not self._is_id_at(place)):
                 continue
-            is_long = len(tokens) > MAX_COMPARED
+            is_long = len(tokens) > MAX_COMPARED_TOKENS
             if is_long:
                 last = leaf
             if (

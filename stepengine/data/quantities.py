@@ -18,6 +18,8 @@ MAX_AGE: Final = timedelta(days=36_525)
 """100 years: a date that is this far from now can still be computed and stored."""
 IDEMPOTENCY_KEY_SECONDS: Final = 24 * 60 * 60
 """Clients repeat a request within hours at most; a day later, its idempotency key may be used for another one."""
+SHOWN_CHARS: Final = 40
+"""A longer text is cut in an error message: an age or a size is much shorter."""
 SIZE: Final = re.compile(r"([0-9]{1,15}) ?(|kib|mib|gib)")
 SIZE_UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -32,7 +34,7 @@ def parse_age(text: str) -> timedelta:
     found = AGE.fullmatch(text)
     # The largest number of weeks is more than a timedelta can hold, so it is compared first.
     if found is None or int(found[1]) > MAX_AGE // AGE_UNITS[found[2]]:
-        msg = f"{text[:40]!r} is not an age of at most 100 years; 30d, 12h, 90m and 2w are valid"
+        msg = f"{text[:SHOWN_CHARS]!r} is not an age of at most 100 years; 30d, 12h, 90m and 2w are valid"
         raise ValueError(msg)
     return int(found[1]) * AGE_UNITS[found[2]]
 
@@ -46,7 +48,7 @@ def parse_size(text: str) -> int:
     """
     found = SIZE.fullmatch(text.lower())
     if found is None:
-        msg = f"{text[:40]!r} is not a size; 100, 64KiB, 8MiB and 2GiB are valid"
+        msg = f"{text[:SHOWN_CHARS]!r} is not a size; 100, 64KiB, 8MiB and 2GiB are valid"
         raise ValueError(msg)
     return int(found[1]) * SIZE_UNITS[found[2]]
 

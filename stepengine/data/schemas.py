@@ -1,7 +1,7 @@
 """
 JSON Schemas as data: where schemas are inside a schema, and where their references lead.
 
-Checking a value against a schema is the job of ``tooling.schemas``.
+Checking a value against a schema is the job of ``stepengine.tools.schemas``.
 """
 
 from __future__ import annotations

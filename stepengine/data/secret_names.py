@@ -94,8 +94,8 @@ ONLY_LAST = frozenset({"auth", "pwd"})
 """Words that are ordinary in the middle of a variable: ``SSH_AUTH_SOCK`` is a socket."""
 PROBABILITIES = frozenset({"logprob", "logProbability", "log_probability"})
 """Members next to which ``token`` is a piece of a text."""
-MIN_TOKEN = 8
-"""The shortest text, in characters, that is a secret in a member ``token``: shorter ones are pieces of texts."""
+MIN_TOKEN_CHARS = 8
+"""The shortest text that is a secret in a member ``token``: shorter ones are pieces of texts."""
 
 MEMBER_HINTS = (
     "authorization", "binary", "confirmation", "cookie", "credential", "credentials", "creds", "jwt", "key", "keys", "pass", "passcode",
@@ -108,8 +108,8 @@ ESCAPED_LETTER = re.compile(r"\\u00([4-7][0-9a-f])")
 """A letter of a name may be escaped in JSON."""
 WORD = re.compile(r"[^\W_]+")
 CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-MOST = 200
-"""How much of a name is read, in characters from its end."""
+MAX_NAME_CHARS = 200
+"""Only the end of a name is read: it decides, and a name may be as long as a document."""
 
 
 Kind: TypeAlias = Literal["credential", "doubtful", "one session", "hint"]
@@ -120,18 +120,18 @@ RANDOM = re.compile(r"[A-Za-z0-9+/=_.~:-]{16,}")
 
 def is_secret_name(name: str, place: Place) -> bool:
     """Return True if the value of *name* in a *place* is secret, whatever the value is."""
-    return _find_kind(name[-MOST:], place) not in (None, "hint")
+    return _find_kind(name[-MAX_NAME_CHARS:], place) not in (None, "hint")
 
 
 def is_secret(name: str, value: str, place: Place) -> bool:
     """Return True if *value* is secret because of its *name* in a *place*."""
-    kind = _find_kind(name[-MOST:], place)
+    kind = _find_kind(name[-MAX_NAME_CHARS:], place)
     return kind is not None and (kind != "hint" or looks_random(value))
 
 
 def may_differ(name: str, value: str, place: Place) -> bool:
     """Return True if a secret is a credential, and so may be another one on another machine."""
-    kind = _find_kind(name[-MOST:], place)
+    kind = _find_kind(name[-MAX_NAME_CHARS:], place)
     return kind == "credential" or (kind == "doubtful" and looks_random(value))
 
 
@@ -139,7 +139,7 @@ def is_credential_cookie(name: str, value: str) -> bool:
     """Return True if a cookie is a credential: others, such as ``theme``, tell requests apart."""
     return (
         any(word.endswith(COOKIE_ENDINGS) for word in _split_words(name))
-        or _find_kind(name[-MOST:], "header") is not None
+        or _find_kind(name[-MAX_NAME_CHARS:], "header") is not None
         or looks_random(value)
     )
 
@@ -233,5 +233,5 @@ def is_piece_of_text(name: str, members: Mapping[str, Any]) -> bool:
         return False
     value = members[name]
     return not PROBABILITIES.isdisjoint(members) or (
-        isinstance(value, str) and (len(value) < MIN_TOKEN or " " in value)
+        isinstance(value, str) and (len(value) < MIN_TOKEN_CHARS or " " in value)
     )

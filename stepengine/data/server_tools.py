@@ -20,7 +20,8 @@ from stepengine.errors import DefinitionError
 PLACE = ("city", "country", "region", "timezone")
 
 
-def _to_texts(value: str | Sequence[str]) -> Any:
+def to_texts(value: str | Sequence[str]) -> Any:
+    """Return one text or several as a tuple, as a converter of attrs; any other value is left to the validator."""
     return to_string_tuple(value) if isinstance(value, str | list | tuple) else value
 
 
@@ -57,8 +58,8 @@ class WebSearch:
     """
 
     max_uses: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)))
-    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
-    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(TEXTS))
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(TEXTS))
     location: JsonDict | None = attrs.field(
         default=None, converter=_freeze_location, validator=make_validator(allow_none(LOCATION))
     )
@@ -79,8 +80,8 @@ class UrlContext:
     """
 
     max_uses: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)))
-    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
-    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(TEXTS))
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(TEXTS))
 
 
 @frozen(kw_only=True)
@@ -95,7 +96,7 @@ class CodeExecution:
         DefinitionError: for a value of another kind.
     """
 
-    files: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
+    files: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(TEXTS))
 
 
 @frozen
@@ -111,7 +112,7 @@ class FileSearch:
         DefinitionError: for a value of another kind.
     """
 
-    stores: tuple[str, ...] = attrs.field(converter=_to_texts, validator=make_validator(SOME))
+    stores: tuple[str, ...] = attrs.field(converter=to_texts, validator=make_validator(SOME))
     max_results: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)), kw_only=True)
 
 
@@ -130,10 +131,8 @@ class Programs:
         DefinitionError: for a value of another kind, and for a name in *direct* that is not in *tools*.
     """
 
-    tools: tuple[str, ...] = attrs.field(converter=_to_texts, validator=make_validator(SOME))
-    direct: tuple[str, ...] = attrs.field(
-        default=(), converter=_to_texts, validator=make_validator(TEXTS), kw_only=True
-    )
+    tools: tuple[str, ...] = attrs.field(converter=to_texts, validator=make_validator(SOME))
+    direct: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(TEXTS), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if strange := [name for name in self.direct if name not in self.tools]:

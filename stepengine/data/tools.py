@@ -3,7 +3,7 @@ The descriptions of tools that the packages share.
 
 ``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the floors below it know
 it as ``ToolLike``. ``ToolBinding`` is what the machine is given: the specification, the check of an input, and how a call
-runs, which is one of ``Ordinary``, ``Control``, ``Spawning`` and ``Asking``.
+runs (``Runs``): ``Ordinary``, ``Control``, ``Spawning``, ``Asking``, ``Yielding`` or ``Driving``.
 """
 
 from __future__ import annotations

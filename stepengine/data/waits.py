@@ -17,6 +17,8 @@ from stepengine.data.visible import one_line
 
 Out = TypeVar("Out", default=Any)
 WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
+WAIT_CHARS = 300
+"""About three lines of a terminal: a question's id or a topic fits, and a list of a hundred children is cut."""
 SHOWN_WAITS = 20
 """About one screen of reasons; further ones are only counted."""
 
@@ -136,4 +138,4 @@ def wait_to_json(one: Waits) -> dict[str, Any]:
 
 def describe_wait(one: Waits) -> str:
     """Describe one wait of a run in words."""
-    return one_line(one.words, 300)
+    return one_line(one.words, WAIT_CHARS)

@@ -1,24 +1,24 @@
 """
 The pure machine: a generator that turns what a handler yields into effects, and outcomes into what the handler is sent.
 
-``run_agent`` is the whole of it from outside: ``send`` an outcome, get the next effect, and in the end ``Finished``. It knows no
-clock, no ids, no files and no model; time and chance come in with what it is sent. So it can be driven by anybody: by the loop of
-``runtime``, by a replay that answers from a record, by a debugger that goes back (a machine is made anew and sent the same
-outcomes, since a generator cannot be copied), by a simulation that makes the world up, and by workers on a database. None of
-them is a mode of it: there is no flag in here to be wrong.
+``run_agent(plan, state)`` returns a ``Machine``. ``Machine.send(outcome)`` returns the next effect, and at the end the machine returns
+``Finished``. It knows no clock, no ids, no files and no model: time and chance are in the outcomes. So every driver runs the same
+machine: the loop of ``runtime``, a replay that answers from a record, a debugger, a simulation, and the workers of a database. To
+go back, a debugger starts a new machine and sends it the same outcomes, since a generator cannot be copied.
 
-It is generators all the way down, since everything in it may need the world in the middle: whoever does yields the effect and gets
-the outcome at that very line, and errors are raised there. Between them and the driver stands ``exchange`` of ``run``, alone: it
-gives what comes back to the run's state, shows events, and refuses after a stop. Mutable are only ``RunState`` and
-its parts; what leaves it is frozen. A conversation pairs at every moment, so the open step is held beside the history until all its calls have results.
+Every part of the machine is a generator. A part that needs something from outside yields the effect and receives the outcome in the
+same line; errors are raised there. ``exchange`` in ``run`` is the one function between these generators and the driver. It updates
+the state of the run from each outcome, shows events, and raises ``Stopped`` after a stop. Only ``RunState`` and its parts are
+mutable. In a conversation each call has its result at every moment, so the open step is held outside of the history until all of its
+calls have results.
 
-What is the author's (handlers, hooks, bodies of tools) is driven by ``author``, which closes it on every way out and says in which
-of the author's lines something went wrong. Signals that no ``except Exception`` of theirs may swallow stand in ``signals``.
+``author`` drives the author's generators (handlers, hooks, bodies of tools). It closes them on every way out and adds the author's
+line to errors. ``signals`` has the exceptions that no ``except Exception`` of an author may catch.
 
-Must not be here: I/O of any kind, third-party packages but attrs, and what only one driver needs.
+Must not be here: I/O of any kind, third-party packages other than attrs, and code that only one driver needs.
 
-Begin with ``protocol``, the tables of what may follow what; then ``run``, ``handler``, ``step`` (one model call and its tools), ``batch``
-(in which order calls go), ``calls`` (what each of them asks the world for) and ``state``.
+Start reading with ``protocol``, the tables of what may follow what. Then read ``run``, ``handler``, ``step`` (one model call and its
+tools), ``batch`` (the order of calls), ``calls`` (the effects of each call) and ``state``.
 """
 
 from stepengine.machine.plan import Finished, RunPlan

@@ -1,4 +1,4 @@
-"""The other agents of a run: its children in the background, as far as it was told of them, and the agent that continues its conversation."""
+"""The other agents of a run: its background children, as known from its inputs, and the agent that continues its conversation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BackgroundChildRefs:
         )
         raise AgentError(msg)
 
-    def tell(self, path: str) -> bool:
+    def mark_reported(self, path: str) -> bool:
         """Record that the end of a child was reported to the run; return whether that is new."""
         return self._at_work.pop(path, None) is not None
 

@@ -46,7 +46,7 @@ SPENT = "a limit of the run was spent"
 # A person approves an input, a hook changes it, the person is asked about the change, and so on: two sides that never
 # agree would ask for ever. After so many rounds the call is denied, since what was approved is what runs or nothing
 # does (reliability:R8).
-MAX_EDITS = 10
+MAX_EDIT_ROUNDS = 10
 UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
 # Models take a denial for a hiccup and repeat the call with other words. After the third they are told in plain words;
 # `max_denials` ends the run of one that does not listen even then (reliability:PM38).
@@ -90,7 +90,7 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     """
     Run all members to their results; members of a ``Parallel`` run together, whatever their tools say.
 
-    Only there may others than calls stand among them.
+    Only a ``Parallel`` may have members other than tool calls.
 
     Raises:
         LimitExceeded: when there is no room for the children of a ``Parallel``; nothing has started.
@@ -202,7 +202,7 @@ def _close_calls(calls: Sequence[ToolMember], stop: Stop) -> None:
     # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
         if call.result is None:
-            call.close(stop)
+            call.set_stopped_result(stop)
 
 
 def _log_calls(calls: Sequence[ToolMember]) -> None:
@@ -270,8 +270,8 @@ def _run_together(
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
     # the order of the calls.
     for call in valid:
-        if call.how == "spawns" and not stops:
-            yield Notify(call.finished())
+        if call.is_gathered and not stops:
+            yield Notify(call.make_finished_event())
         if call.needs_follow_up and not stops:
             yield from finish_pending_call(call)
         yield from _run_post_hooks(call)
@@ -337,21 +337,22 @@ def _start_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
         return ()
     # Done here, in its place in the order: a control tool changes the run itself and needs nothing of the world, so it
     # has no effect that could be gathered.
-    if member.how == "control":
+    how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
+    if how == "control":
         yield from carry_out(member)
         return ()
     # The driver shows the children, but not the call that starts them.
-    if member.how == "spawns":
-        yield Notify(member.started())
+    if how == "spawns":
+        yield Notify(member.make_started_event())
     return member.effects()
 
 
 def _start_race(race: RaceMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a race's members; none if one of them has ended already and so has won."""
-    if not race.has_ended():
+    if not race.set_early_winner():
         for member in race.members:
             yield from _start_member(member)
-            if race.has_ended():
+            if race.set_early_winner():
                 break
     return race.effects()
 
@@ -366,7 +367,7 @@ def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Sin
         # A call of which no child may start needs nothing, and has its result all the same.
         if member.handed_out or member.result is None:
             first, position = position, position + len(member.handed_out)
-            stop = member.take(outcomes[first:position])
+            stop = member.apply_outcomes(outcomes[first:position])
             stops += [] if stop is None else [stop]
     return stops
 
@@ -375,10 +376,16 @@ def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Sin
 
 
 class _AskedCall(NamedTuple):
-    """A call and the permission question that has to be answered before it runs."""
+    """
+    A call and the permission question that has to be answered before it runs.
+
+    Attributes:
+        edits: How often a person has changed its input.
+    """
 
     call: ToolMember
     question: Question
+    edits: int = 0
 
 
 def _validate_call(call: ToolMember) -> bool:
@@ -401,7 +408,7 @@ def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
         return ()
     # A tool whose author says that it needs no permission is not asked about because a default says "ask"; a deny holds
     # for it all the same, and so does a question about untrusted arguments, of which its author knew nothing.
-    needs_permission = call.spec is not None and (call.spec.requires_permission or bool(decision.provenance))
+    needs_permission = call.binding is not None and (call.binding.spec.requires_permission or bool(decision.provenance))
     if decision.kind == "ask" and needs_permission:
         return (_AskedCall(call, _make_permission_question(call, decision)),)
     # Told also where nobody was asked: whoever reads the events later wants to know by which rule a call ran.
@@ -412,14 +419,14 @@ def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
 
 
 def _deny_call(call: ToolMember, message: str) -> None:
-    """Set a denial as the result of a call; a model that repeats it is told to stop, and in the end its run is stopped."""
+    """Set a denial as the result of a call. Repeated denials add an advice to stop, and too many of them spend a limit."""
     # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
     in_a_row = call.run.budget.deny(name)
     if in_a_row >= DENIALS_UNTIL_ADVICE:
         text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
-    call.finish(ToolResult.error(text, status="denied"))
+    call.set_result(ToolResult.error(text, status="denied"))
 
 
 def _make_permission_question(call: ToolMember, decision: Decision) -> Question:
@@ -453,22 +460,26 @@ def _ask_questions_once(run: RunState, asking: Sequence[_AskedCall], *, together
     alike = _group_equal_questions(asking)
     effects = [
         make_ask_effect(
-            run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line
+            run,
+            first.question,
+            purpose="permission",
+            tool_call_id=first.call.asked.tool_call_id,
+            program_line=first.call.program_line,
         )
-        for (c, question), *_ in alike
+        for first, *_ in alike
     ]
     outcomes = (yield from run.effects.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []
     again: list[_AskedCall] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
-        for call, _ in same:
+        for one in same:
             if isinstance(outcome, Stop):
-                call.close(outcome)
+                one.call.set_stopped_result(outcome)
             # Nobody who could not be asked has agreed (reliability:PM30).
             elif isinstance(outcome, Failure):
-                _deny_call(call, f"Nobody could be asked: {outcome.error}")
+                _deny_call(one.call, f"Nobody could be asked: {outcome.error}")
             else:
-                again += yield from _apply_answer(call, effect, outcome.value)  # type: ignore[union-attr]
+                again += yield from _apply_answer(one, effect, outcome.value)  # type: ignore[union-attr]
         stops += [outcome] if isinstance(outcome, Stop) else []
     if stops:
         raise Stopped(merge_stops(stops))
@@ -486,25 +497,25 @@ def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall
     return list(found.values())
 
 
-def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_AskedCall]]:
+def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_AskedCall]]:
     """Apply a person's decision to a call; return the questions about an edited input."""
-    answer = answers[0]
+    call, answer = asked.call, answers[0]
     if answer.agrees and answer.edited_input is not None:
-        return (yield from _apply_edited_input(call, answer))
+        return (yield from _apply_edited_input(call, answer, asked.edits + 1))
     # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
     remembered = find_offered_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
         name = call.own_name
-        call.run.side_events.tell(
+        call.run.side_events.warn_once(
             f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
         reasons = untrusted_reasons(effect.questions[0].provenance)
         _deny_call(call, UNATTENDED.format(call.asked.tool_name) + (f" The reason: {reasons}." if reasons else ""))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
-        call.finish(ToolResult.error(answer.reason))
+        call.set_result(ToolResult.error(answer.reason))
     elif not answer.agrees:
         text = answer.reason or answer.text
         said = f": {text}" if text and text.lower() not in ("no", "n") else "."
@@ -512,8 +523,8 @@ def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]
     return ()
 
 
-def _apply_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_AskedCall]]:
-    """Apply a person's edit to the input of a call; it is judged again, and a deny still wins."""
+def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Sequence[_AskedCall]]:
+    """Apply a person's edit, number *edits* from 1, to the input of a call; the call is judged again, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
     call.edit(answer.edited_input)
     message, allowed = "", False
@@ -525,11 +536,11 @@ def _apply_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_Aske
         approved = call.input
         decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
         allowed = decision is None or decision.kind != "deny"
-        if allowed and call.input != approved and call.edits < MAX_EDITS:
+        if allowed and call.input != approved and edits < MAX_EDIT_ROUNDS:
             # A hook made something else of what was approved, and what was approved is what runs.
             asks = decision is not None and decision.kind == "ask"
             question = _make_permission_question(call, decision if decision is not None and asks else Decision.ask())
-            return (_AskedCall(call, question),)
+            return (_AskedCall(call, question, edits),)
         message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
         allowed = allowed and call.input == approved
     yield from _notify_decision(call, "allow" if allowed else "deny", None, answer)
@@ -566,4 +577,4 @@ def _run_post_hooks(call: ToolMember) -> Flow[None]:
     """Run the ``post_tool`` hooks for a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
-        call.replace(result.with_call(call.asked))
+        call.set_result(result)

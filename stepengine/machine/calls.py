@@ -1,9 +1,9 @@
 """
-The requests of a run to the outside: members with ``effects()`` and ``take(outcomes)``, alone or several at once.
+The requests of a run to the outside: members with ``effects()`` and ``apply_outcomes(outcomes)``, alone or several at once.
 
-A call of a tool, a child, a question, a function of the author's, a model call beside the conversation: each gives the
-effects that it needs, is given what came of them, and has a result then. One that stands alone is a batch of one. What
-judges calls before they run, and in which order a batch goes, stands in ``batch``.
+A member is a call of a tool, a child, a question, a function of the author's, a wait, or a model call outside of the conversation.
+It returns the effects that it needs, receives their outcomes, and then has a result. ``batch`` judges calls before they run, and
+decides the order of several.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from stepengine.data.tools import (
     Asking,
     Control,
     Driving,
-    How,
     Ordinary,
     Spawning,
     ToolBinding,
@@ -52,7 +51,12 @@ from stepengine.errors import (
 )
 from stepengine.machine.author import Author, ReturnValue, make_bad_yield
 from stepengine.machine.budget import is_budget_spent, raisable_error
-from stepengine.machine.child_effects import make_child_effects, resolve_agent_id, spawn_not_allowed_error
+from stepengine.machine.child_effects import (
+    RequestedChildren,
+    child_result_from_outcome,
+    resolve_agent_id,
+    spawn_not_allowed_error,
+)
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merge_stops
@@ -74,15 +78,15 @@ MAX_TOOL_YIELDS = 100
 
 class EffectMember(ABC):
     """
-    One thing that a run asks for.
+    One request of a run.
 
     Attributes:
         run: The run.
-        handed_out: Its effects, once they were asked for.
-        result: What came of it, as its place among others shows it.
-        failure: The error that is raised where it stands alone; among others a failure stays inside its own result.
-        program_line: The line of the program that asks for it; 0 where no program does.
-        is_gathered: Whether its effects go out as one ``Gather`` even where it stands alone.
+        handed_out: Its effects, once they are numbered.
+        result: Its result, as an entry among those of other members.
+        failure: The error that is raised if the member is alone; among others a failure stays inside its own result.
+        program_line: The line of the program that makes the request; 0 without a program.
+        is_gathered: Whether its effects are one ``Gather`` even if the member is alone.
     """
 
     # By hand: a member is filled in as it goes on, so it is no frozen value, and each call of each step makes one.
@@ -101,7 +105,7 @@ class EffectMember(ABC):
         """Return its effects, which are numbered now."""
 
     @abstractmethod
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the result from the outcomes of its effects, in their order; return the stop if one was stopped."""
 
 
@@ -117,8 +121,10 @@ def carry_out(member: EffectMember) -> Flow[Any]:
     # Calls that the driver performs are shown by it, as they begin. Those that have no effect of their own to be shown
     # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
     # twice.
-    if isinstance(member, ToolMember) and CALLS[member.how].is_shown:  # type: ignore[index]
-        return _drive_call(member) if member.how == "drives" else _run_shown_member(member)
+    if isinstance(member, ToolMember):
+        how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
+        if CALLS[how].is_shown:
+            return _drive_call(member) if how == "drives" else _run_shown_member(member)
     return _run_member(member)
 
 
@@ -133,7 +139,7 @@ def _run_member(member: EffectMember) -> Flow[Any]:
         outcomes = yield from run.effects.gather(effects)
     elif effects:
         outcomes = ((yield effects[0]),)  # type: ignore[assignment]  # of one effect comes one outcome
-    stop = member.take(outcomes)
+    stop = member.apply_outcomes(outcomes)
     if stop is not None:
         raise Stopped(stop)
     # Raised here, and nowhere that members stand together: the error of one of several must not take the results of the
@@ -164,7 +170,7 @@ def finish_pending_call(call: ToolMember) -> Flow[None]:
 
 
 def _drive_call(call: ToolMember) -> Flow[ToolResult]:
-    """Run a call whose steps belong to the run."""
+    """Run a call of a ``Driving`` tool, whose steps yield in the run that makes the call; return its result."""
     call.effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
     yield from _run_steps(call, runs.steps(call.input, call.run.children.ensure_background()))
@@ -173,7 +179,7 @@ def _drive_call(call: ToolMember) -> Flow[ToolResult]:
 
 def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
     """Perform the effects of a call's steps in the run that makes it; errors as for ``finish_pending_call``."""
-    yield Notify(call.started())
+    yield Notify(call.make_started_event())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
@@ -181,10 +187,10 @@ def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
     try:
         result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
-        call.close(stopped.stop)
+        call.set_stopped_result(stopped.stop)
         raise
     except LimitReached as reached:
-        call.finish(ToolResult.error(f"Not executed: {reached.error}"))
+        call.set_result(ToolResult.error(f"Not executed: {reached.error}"))
         raise
     # What goes wrong in the steps of a tool is the tool's failure, which a model is told and an author may catch; but a
     # stop and a spent limit belong to the run, and are raised on after the call has its result.
@@ -195,7 +201,7 @@ def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
         call.run.side_events.warn(*author.close())
         call.run.progress.authors.pop()
     call.settle(result, call.run.effects.now)
-    yield Notify(call.finished())
+    yield Notify(call.make_finished_event())
 
 
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
@@ -225,20 +231,20 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
 
 def _run_shown_member(call: ToolMember) -> Flow[Any]:
     """Run a call and show its start and end."""
-    yield Notify(call.started())
+    yield Notify(call.make_started_event())
     try:
         return (yield from _run_member(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.effects.stop is None and call.result is not None:
-            yield Notify(call.finished())
+            yield Notify(call.make_finished_event())
 
 
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
 
 
 class ChildMember(EffectMember):
-    """A child run that a handler asks for; if it stands alone, only the error for a depth that is used up stays inside its result."""
+    """A child run that a handler asks for. If it is alone and cannot start, the error is raised, except for a spent depth."""
 
     __slots__ = ("_asked", "_by", "_is_background", "_of")
 
@@ -255,7 +261,7 @@ class ChildMember(EffectMember):
     def effects(self) -> Sequence[Leaf]:
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
-        body, sources = run.plan.body, run.sources
+        body, sources = run.plan.body, run.effects.sources
         params = run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params
         if sources is not None and not self._by:
             sources.add_handler_values([asked.prompt, params])
@@ -286,7 +292,7 @@ class ChildMember(EffectMember):
         # it is made by who plans the child, with the names that are known there.
         return (resolve_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the child's result and count it."""
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
@@ -297,20 +303,13 @@ class ChildMember(EffectMember):
         if isinstance(outcome, Failure) and not self._of and not _is_depth_error(outcome.error):
             self.failure = outcome.error
             return None
-        self.result = _to_child_result(outcome, self._asked.agent_id)
+        self.result = child_result_from_outcome(outcome, self._asked.agent_id)
         self.run.spent.count_child(self.result)
         return None
 
 
 def _is_depth_error(error: StepEngineError) -> bool:
     return isinstance(error, LimitExceeded) and error.kind == "depth"
-
-
-def _to_child_result(outcome: Single, agent_id: str) -> Any:
-    """Return the result of a child; one that never ran has failed."""
-    if isinstance(outcome, Failure):
-        return ChildResult(agent_id=agent_id, status="failed", error=outcome.error)
-    return outcome.value  # type: ignore[union-attr]
 
 
 class SingleEffectMember(EffectMember):
@@ -341,7 +340,7 @@ class SingleEffectMember(EffectMember):
         self.handed_out = (self.effect(),)
         return self.handed_out
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the outcome."""
         (outcome,) = outcomes
         if isinstance(outcome, Value):
@@ -432,7 +431,33 @@ def _make_question_id(name: str, path: str) -> str:
     return f"{path}:{name}" if name and path else name
 
 
-class CompleteMember(EffectMember):
+class ModelCallMember(EffectMember):
+    """Model calls outside of the conversation; those that fail are left out, unless all do."""
+
+    __slots__ = ()
+
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Count the replies and set the result: the list of them, or the one reply of a single call."""
+        replies: list[ModelReply] = []
+        for effect, outcome in zip(self.handed_out, outcomes, strict=True):
+            # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
+            # see the replies.
+            if isinstance(outcome, Value):
+                self.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
+                self.run.side_events.report_gaps(outcome.value)
+                replies.append(outcome.value)
+        stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
+        if stops:
+            return merge_stops(stops)
+        if replies:
+            self.result = replies if self.is_gathered else replies[0]
+        else:
+            # The first failure speaks for all: they asked the same of the same model, and mostly failed of the same cause.
+            self.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
+        return None
+
+
+class CompleteMember(ModelCallMember):
     """One model call outside of the conversation."""
 
     __slots__ = ("_asked",)
@@ -461,17 +486,9 @@ class CompleteMember(EffectMember):
         self.handed_out = (ef.CallModel(run.effects.number(), request, "complete"),)
         return self.handed_out
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the reply and count it."""
-        return _apply_replies(self, outcomes)
 
-    def keep(self, replies: list[ModelReply]) -> None:
-        """Store the reply."""
-        (self.result,) = replies
-
-
-class CandidatesMember(EffectMember):
-    """Several replies to one request; those that fail are left out, unless all do."""
+class CandidatesMember(ModelCallMember):
+    """Several replies to one request."""
 
     __slots__ = ("_count", "_request")
     is_gathered = True
@@ -486,34 +503,6 @@ class CandidatesMember(EffectMember):
         run = self.run
         self.handed_out = [ef.CallModel(run.effects.number(), self._request, "candidate") for _ in range(self._count)]
         return self.handed_out
-
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the replies and count them."""
-        return _apply_replies(self, outcomes)
-
-    def keep(self, replies: list[ModelReply]) -> None:
-        """Store the replies."""
-        self.result = replies
-
-
-def _apply_replies(member: CompleteMember | CandidatesMember, outcomes: Sequence[Single]) -> Stop | None:
-    replies: list[ModelReply] = []
-    for effect, outcome in zip(member.handed_out, outcomes, strict=True):
-        # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
-        # see the replies.
-        if isinstance(outcome, Value):
-            member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
-            member.run.side_events.report_gaps(outcome.value)
-            replies.append(outcome.value)
-    stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
-    if stops:
-        return merge_stops(stops)
-    if replies:
-        member.keep(replies)
-    else:
-        # The first failure speaks for all: they asked the same of the same model, and mostly failed of the same cause.
-        member.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
-    return None
 
 
 # --- what only waits, and children in the background ------------------------------------------------------------------
@@ -608,7 +597,7 @@ class StartMember(EffectMember):
         self.handed_out = [spawn for child in children for spawn in child.effects()]
         return self.handed_out
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the references; if one could not start, the others keep running and end with the run."""
         refs: list[ChildRef[Any]] = []
         stops: list[Stop] = []
@@ -652,7 +641,7 @@ class WaitMember(SingleEffectMember):
 
 def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResult:
     # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
-    if run.children.background.tell(path):
+    if run.children.background.mark_reported(path):
         run.spent.count_child(child)
     return child
 
@@ -759,17 +748,17 @@ class RaceMember(EffectMember):
         self.handed_out = [effect for member in self.members for effect in member.handed_out]
         return self.handed_out
 
-    def begin(self) -> Sequence[Leaf]:
+    def start(self) -> Sequence[Leaf]:
         """Number and return the effects of all members, none of which can have a result yet."""
         for member in self.members:
             if isinstance(member, RaceMember):
-                member.begin()
+                member.start()
             else:
                 member.effects()
         return self.effects()
 
-    def has_ended(self) -> bool:
-        """Return whether a member has its result; the first such one is set as the winner, and no other starts."""
+    def set_early_winner(self) -> bool:
+        """Set the first member that has a result already as the winner; return whether there is one. No other starts then."""
         if all(member.result is None for member in self.members):
             return False
         for member in self.members:
@@ -780,7 +769,7 @@ class RaceMember(EffectMember):
         self.set_winner_result()
         return True
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the outcomes of the members, of which the first has won; a nested race has a winner of its own."""
         stops: list[Stop] = []
         ends: list[int] = []
@@ -788,7 +777,7 @@ class RaceMember(EffectMember):
             first = len(ends)
             # A member may have several effects, so the place of an outcome tells its member only by this list.
             ends += [number] * len(member.handed_out)
-            stop = member.take(outcomes[first : len(ends)])
+            stop = member.apply_outcomes(outcomes[first : len(ends)])
             stops += [] if stop is None else [stop]
         won = find_race_winner(outcomes)
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
@@ -818,9 +807,7 @@ class ToolMember(EffectMember):
         accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
         source: Who asked for it.
         binding: The tool; ``None`` for one that is not there.
-        how: How the tool runs.
-        edits: How often a person has changed its input.
-        is_closed: Whether its result only says why there is none.
+        is_closed: Whether its result only gives the reason why there is none.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
 
@@ -832,8 +819,6 @@ class ToolMember(EffectMember):
         "accepted",
         "asked",
         "binding",
-        "edits",
-        "how",
         "is_closed",
         "is_fault",
         "source",
@@ -845,27 +830,20 @@ class ToolMember(EffectMember):
         self.asked = asked
         self.source: Source = source
         self.binding = binding
-        self.how: How | None = None if binding is None else binding.runs.how
         self.handed_out: Sequence[Leaf] = ()
         self.result: ToolResult | None = None
         self.failure = None
         self.program_line = 0
-        self.edits = 0
         self.accepted: ToolCallPart | None = None
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
-        self._children: Sequence[ef.Spawn | ChildResult] = ()
+        self._children: RequestedChildren | None = None
         self._started = self._duration = 0
 
     @property
     def is_gathered(self) -> bool:  # type: ignore[override]  # of most members it is known without looking
         """Whether its effects go out as one ``Gather``: those of a call that spawns do."""
-        return self.how == "spawns"
-
-    @property
-    def spec(self) -> ToolSpec | None:
-        """The tool's specification, if the tool is known."""
-        return self.binding.spec if self.binding else None
+        return self._children is not None
 
     @property
     def own_name(self) -> str:
@@ -952,7 +930,6 @@ class ToolMember(EffectMember):
     def edit(self, input: JsonDict) -> None:
         """Apply a person's change to the input; the history shows the call that ran."""
         asked = self.asked
-        self.edits += 1
         self.asked = self.accepted = ToolCallPart(
             asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data
         )
@@ -964,25 +941,25 @@ class ToolMember(EffectMember):
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.effects.now
-        # Denials are counted in a row: a call that is let through ends the row. Asked first, since hardly a run has
-        # any.
+        # Denials are counted in a row: a call that is allowed ends the row. Hardly a run has any, so most calls save the
+        # call of the method.
         if run.budget.denied:
             run.budget.allow(binding.spec.name)
         match binding.runs:
             case Ordinary():
                 self.handed_out = (self._make_effect(CallTool, validated),)
             case Control(action):
-                self.finish(run_control(run, action, validated.input))
+                self.set_result(run_control(run, action, validated.input))
             case Spawning() as runs:
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
                 parent = partial(run.snapshot.inheritable, asked.tool_call_id)
-                self._children = make_child_effects(run, asked, runs, validated.input, parent)
-                self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
-                self.is_fault = len(self.handed_out) < len(self._children)
+                self._children = children = RequestedChildren(run, asked, runs, validated.input, parent)
+                self.handed_out = children.effects
+                self.is_fault = children.has_invalid_entry
             case Yielding():
                 body = self._make_effect(CallBody, validated)
-                known = None if run.sources is None else run.sources.make_body_index()
+                known = None if run.effects.sources is None else run.effects.sources.make_body_index()
                 self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values, provenance=known),)
             case Driving():
                 self.handed_out = ()
@@ -1012,20 +989,20 @@ class ToolMember(EffectMember):
 
     # --- what came of it --------------------------------------------------------------------------------------------
 
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the result from the outcomes of the effects, and apply the call's changes to its run."""
         runs = self.binding.runs  # type: ignore[union-attr]
         if isinstance(runs, Control):
             return None
-        if isinstance(runs, Spawning):
-            return self._apply_child_outcomes(runs, outcomes)
+        if isinstance(runs, Spawning) and self._children is not None:
+            return self._apply_child_outcomes(runs, self._children, outcomes)
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
             # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
                 self.run.apply_body(outcome.body, self.asked.tool_name, was_stopped=True)
-            self.close(outcome)
+            self.set_stopped_result(outcome)
             return outcome
         if isinstance(outcome, Failure):
             error = self.failure = outcome.error
@@ -1040,50 +1017,24 @@ class ToolMember(EffectMember):
         self.settle(result, outcome.at)
         return None
 
-    def _apply_child_outcomes(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
+    def _apply_child_outcomes(
+        self, runs: Spawning, children: RequestedChildren, outcomes: Sequence[Single]
+    ) -> Stop | None:
         """Set the result from the children, an error for one that could not start; return the stop, if any."""
-        run, ran = self.run, []
-        for effect, outcome in zip(self.handed_out, outcomes, strict=True):
-            # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
-            # paid (reliability:I4). When it goes on, the recorded ones are answered and none runs twice.
-            if isinstance(outcome, Stop):
-                run.spent.count_child_of_stop(outcome)
-            else:
-                ran.append(_to_child_result(outcome, effect.agent_id))  # type: ignore[union-attr]
-                run.spent.count_child(ran[-1])
-        stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
-        if stops:
-            stop = merge_stops(stops)
-            self.close(stop)
+        stop = children.apply_outcomes(outcomes)
+        if stop is not None:
+            self.set_stopped_result(stop)
             return stop
+        results = children.results
         if self.source != "model":
-            self._warn_of_refused_children(ran)
-        # Two lists become one in the order of the request: entries that could never be (an unknown agent) have their
-        # error in their own place, so a model can tell which of its requests went wrong.
-        given = iter(ran)
-        children: list[ChildResult] = [
-            next(given) if isinstance(child, ef.Spawn) else child for child in self._children
-        ]
+            children.warn_of_refused(self.asked.tool_name)
         # A child that failed may have left half of something; the conversation then stays as it was
         # (generator-contract:L23).
-        left = children[0].left if runs.is_inline and not children[0].is_error else None
+        left = results[0].left if runs.is_inline and not results[0].is_error else None
         if left is not None:
-            run.apply_inline_child(left.state, self.asked.tool_call_id)
-        self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
+            self.run.apply_inline_child(left.state, self.asked.tool_call_id)
+        self.settle(runs.shown(results), max([outcome.at for outcome in outcomes], default=0))
         return None
-
-    def _warn_of_refused_children(self, ran: Sequence[ChildResult]) -> None:
-        """Warn of entries that a limit refused, since the call as a whole succeeds."""
-        # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
-        # none of it. What would be missing in silence is told once in the run's warnings.
-        refused = [
-            c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
-        ]
-        if refused:
-            self.run.side_events.tell(
-                f"{len(refused)} of {len(self._children)} agents of one {self.asked.tool_name!r} were not started: {refused[0]}. "
-                "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
-            )
 
     def settle(self, result: ToolResult, ended_at: int) -> None:
         """Set the result of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
@@ -1100,16 +1051,11 @@ class ToolMember(EffectMember):
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
             self.run.apply(result.change, self.asked.tool_name)
 
-    def finish(self, result: ToolResult) -> None:
-        """Set the result, with the call's own name and id."""
-        # No duration and no change: this sets results of calls that never ran.
+    def set_result(self, result: ToolResult) -> None:
+        """Set or replace the result, with the call's own name and id; nothing is counted and no change is applied."""
         self.result = result.with_call(self.asked)
 
-    def replace(self, result: ToolResult) -> None:
-        """Replace the result, for example by that of a hook."""
-        self.result = result
-
-    def recall(self, result: ToolResult) -> None:
+    def restore_result(self, result: ToolResult) -> None:
         """Set the result from before the run was suspended."""
         # It had its result when the run was suspended; what was wrong with it then was told then.
         self.is_fault = False
@@ -1118,24 +1064,24 @@ class ToolMember(EffectMember):
     def fail(self, error: StepEngineError) -> None:
         """Set an error result for an invalid or unknown call."""
         self.is_fault = True
-        self.finish(ToolResult.error(error.message))
+        self.set_result(ToolResult.error(error.message))
 
     def skip(self, why: str) -> None:
         """Set a result that gives the reason why the call was not run."""
-        self.finish(ToolResult.error(why, status="skipped"))
+        self.set_result(ToolResult.error(why, status="skipped"))
 
-    def close(self, stop: Stop) -> None:
+    def set_stopped_result(self, stop: Stop) -> None:
         """Set a result that gives the reason why there is none: an open question, or the end of the run."""
         self.is_closed = True
         if stop.kind == "suspended":
             text = "Pending: the run is suspended."
             waiting = stop.questions
-            self.finish(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
+            self.set_result(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
         else:
             # Said so openly because a model that is told of it, when the run goes on, must not take it for granted that
             # nothing happened.
             text = "Cancelled: the run ended before this call gave a result; it may have had effects."
-            self.finish(ToolResult.error(text, status="cancelled"))
+            self.set_result(ToolResult.error(text, status="cancelled"))
 
     def log(self) -> None:
         """Add the call to the log of the run if it has its result."""
@@ -1160,10 +1106,10 @@ class ToolMember(EffectMember):
 
     def show(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped."""
-        yield Notify(self.started())
-        yield Notify(self.finished())
+        yield Notify(self.make_started_event())
+        yield Notify(self.make_finished_event())
 
-    def started(self) -> ev.Event:
+    def make_started_event(self) -> ev.Event:
         """Return the event for its start."""
         return ev.ToolStarted(
             path=self.run.plan.path,
@@ -1175,7 +1121,7 @@ class ToolMember(EffectMember):
             category="" if self.binding is None else self.binding.spec.category,
         )
 
-    def finished(self) -> ev.Event:
+    def make_finished_event(self) -> ev.Event:
         """Return the event for its end."""
         assert self.result is not None  # noqa: S101
         return ev.ToolFinished(
@@ -1251,7 +1197,7 @@ def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
         result: ToolResult = yield from carry_out(call)
     except Stopped as stopped:
         if call.result is None:
-            call.close(stopped.stop)
+            call.set_stopped_result(stopped.stop)
         raise
     finally:
         call.log()

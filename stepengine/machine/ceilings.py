@@ -25,8 +25,8 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
     """
     Ask people to raise the limits that refused *effect*, and return its new outcome; *outcome* is the first one.
 
-    What was refused is asked for again as long as they allow more. With a no it stays refused; where nobody answers, it is what
-    the run is suspended at. Of a race, the members that were refused try again alone: those they had beaten have been given up.
+    While they allow more, the refused effects are repeated. After a denial they stay refused. Without an answer the run is suspended
+    at the question. Of a race only the refused members try again: the others have been given up.
     """
     leaves: Sequence[Any] = effect.effects if isinstance(effect, Gather) else (effect,)
     outcomes: list[Single] = list(outcome.outcomes) if isinstance(outcome, Gathered) else [outcome]

@@ -1,22 +1,25 @@
 """
-Children that tools request: resolve an agent id, and make one effect for each child that may start.
+Children that tools request: resolve an agent id, make one effect for each child that may start, and collect the results.
 
-Every entry that is asked for has its result in its place: agents that may not be spawned get an error entry and start
-nothing, the others run.
+Every requested child has a result, in the order of the request. An agent that may not be spawned gets an error entry and
+starts nothing; the others run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stepengine.data.alike import list_names
 from stepengine.data.definition import normalised_id, split_agent_id
 from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallPart
+from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ChildRequest, Spawning
-from stepengine.errors import AgentError
+from stepengine.errors import AgentError, LimitExceeded
+from stepengine.machine.signals import merge_stops
 from stepengine.machine.state import RunState
 
 
@@ -63,22 +66,81 @@ def resolve_agent_id(run: RunState, wanted: str) -> str | None:
     found = find_matching_id(wanted, run.plan.agents or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:
-        run.side_events.tell(told)
+        run.side_events.warn_once(told)
     return found
 
 
-def make_child_effects(
-    run: RunState, call: ToolCallPart, runs: Spawning, value: JsonDict, parent: Callable[[], AgentState]
-) -> list[Spawn | ChildResult]:
-    """
-    Return one effect for each child that *call* requests, or a failed result where it is not allowed.
+def child_result_from_outcome(outcome: Single, agent_id: str) -> Any:
+    """Return the result of a child; one that never ran has failed."""
+    if isinstance(outcome, Failure):
+        return ChildResult(agent_id=agent_id, status="failed", error=outcome.error)
+    return outcome.value  # type: ignore[union-attr]
 
-    *parent* gives the state as they may inherit it.
+
+class RequestedChildren:
     """
-    entries = runs.entries(value)
-    return [
-        _make_child_effect(run, call, entry, parent, is_inline=runs.is_inline, of=len(entries)) for entry in entries
-    ]
+    The children that one tool call requests.
+
+    Attributes:
+        effects: One ``Spawn`` for each child that may start.
+        results: The results of all children, in the order of the request; empty until the children have ended.
+    """
+
+    __slots__ = ("_entries", "_run", "effects", "results")
+
+    def __init__(
+        self, run: RunState, call: ToolCallPart, runs: Spawning, value: JsonDict, parent: Callable[[], AgentState]
+    ) -> None:
+        """Number the effects; *parent* gives the state that the children may inherit."""
+        requests = runs.entries(value)
+        self._run = run
+        # In the order of the request: the effect of a child that may start, else its failed result.
+        self._entries = [
+            _make_child_effect(run, call, one, parent, is_inline=runs.is_inline, of=len(requests)) for one in requests
+        ]
+        self.effects = [entry for entry in self._entries if isinstance(entry, Spawn)]
+        self.results: Sequence[ChildResult] = ()
+
+    @property
+    def has_invalid_entry(self) -> bool:
+        """Whether a requested child may not start."""
+        return len(self.effects) < len(self._entries)
+
+    def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Count the spending of the children and set the results; return the stop, if any."""
+        stops: list[Stop] = []
+        ended: list[ChildResult] = []
+        for effect, outcome in zip(self.effects, outcomes, strict=True):
+            # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
+            # paid (reliability:I4). When it goes on, the recorded ones are answered and none runs twice.
+            if isinstance(outcome, Stop):
+                self._run.spent.count_child_of_stop(outcome)
+                stops.append(outcome)
+            else:
+                ended.append(child_result_from_outcome(outcome, effect.agent_id))
+                self._run.spent.count_child(ended[-1])
+        if stops:
+            return merge_stops(stops)
+        # Two lists become one: entries that could never be (an unknown agent) have their error in their own place, so a
+        # model can tell which of its requests went wrong.
+        rest = iter(ended)
+        self.results = [next(rest) if isinstance(entry, Spawn) else entry for entry in self._entries]
+        return None
+
+    def warn_of_refused(self, tool_name: str) -> None:
+        """Warn of children that a limit refused, since the call of *tool_name* as a whole succeeds."""
+        # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
+        # none of it. What would be missing in silence is told once in the run's warnings.
+        refused = [
+            c.error
+            for c in self.results
+            if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
+        ]
+        if refused:
+            self._run.side_events.warn_once(
+                f"{len(refused)} of {len(self.results)} agents of one {tool_name!r} were not started: {refused[0]}. "
+                "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
+            )
 
 
 def _make_child_effect(
@@ -100,7 +162,7 @@ def _make_child_effect(
             error = spawn_not_allowed_error(run.plan.definition.id, agent_id, agents, hint)
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
-    sources = run.sources
+    sources = run.effects.sources
     params = run.plan.mend_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
     return Spawn(
         run.effects.number(),

@@ -1,7 +1,7 @@
 """
 Reports to a model about its background children: one for each child, when it has ended.
 
-Only a run whose model can start such children is told. A handler asks by itself, with ``Wait``.
+Only a run whose model can start such children gets reports. A handler waits for its children with ``Wait``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wait_for_children(run: RunState) -> Flow[bool]:
     """
     Wait before the turn ends for a background child to report; return whether one ended, so that the turn continues.
 
-    One who has no step left, or was cut off, waits for nothing: there would be nobody to tell.
+    A run without a step left, or with a cut reply, does not wait: its model could not read the report.
     """
     can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.progress.truncated
     if not can_go_on or not _needs_reports(run):

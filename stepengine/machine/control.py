@@ -59,7 +59,7 @@ def _warn_of_output_mode(run: RunState) -> None:
         f"agent {run.plan.definition.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
         "say output_mode='structured_output'"
     )
-    run.side_events.tell(text)
+    run.side_events.warn_once(text)
 
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
@@ -99,7 +99,7 @@ def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
     run.apply(Change(context=JsonDict({"todos": value["todos"]})))
     if run.plan.body is None:
         # What the body of a tool writes down is shown when its caller has it.
-        run.side_events.todos(value["todos"])
+        run.side_events.report_todos(value["todos"])
     done = sum(bool(todo["completed"]) for todo in value["todos"])
     return _make_message_result(f"{done} of {len(value['todos'])} done.")
 

@@ -14,6 +14,7 @@ from stepengine.machine.budget import Budget, is_budget_spent, raisable_error
 from stepengine.machine.history import RunHistory
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
+from stepengine.machine.sources import RunSources
 from stepengine.machine.spent import UsageTotals
 
 
@@ -27,18 +28,27 @@ class EffectChannel:
         seq: The number of the next effect.
         now: Milliseconds since the root was created, as of the latest outcome.
         stop: Why the run was stopped from outside; ``None`` while it was not.
+        sources: Where the received values come from; ``None`` if no policy asks for that.
     """
 
-    __slots__ = ("_budget", "_created", "_history", "_spent", "now", "seq", "stop")
+    __slots__ = ("_budget", "_created", "_history", "_spent", "now", "seq", "sources", "stop")
 
     def __init__(
-        self, created: datetime, starts_at: int, history: RunHistory, budget: Budget, spent: UsageTotals
+        self,
+        created: datetime,
+        starts_at: int,
+        history: RunHistory,
+        budget: Budget,
+        spent: UsageTotals,
+        *,
+        sources: RunSources | None,
     ) -> None:
         """Start the clock at *starts_at* milliseconds after *created*."""
         self._created = created
         self._history = history
         self._budget = budget
         self._spent = spent
+        self.sources = sources
         # A child's time begins where its parent's is, as it is told in its `Spawn`: one clock for the tree, whatever
         # process drives which part.
         self.seq, self.now = 0, starts_at

@@ -45,7 +45,7 @@ def get_final_text(run: RunState) -> str:
     output = run.output
     if output.is_given and isinstance(output.value, str):
         return output.value
-    return _shorten_answer(run.history.get_last_answer())
+    return _shorten_answer(output.last_texts.get_answer())
 
 
 def _shorten_answer(text: str) -> str:
@@ -76,7 +76,7 @@ def get_final_output(run: RunState, returned: object) -> object:
             )
             raise HandlerError(msg, kind="too_long")
         return messages
-    return output.value if output.is_given else _shorten_answer(run.history.get_last_answer())
+    return output.value if output.is_given else _shorten_answer(output.last_texts.get_answer())
 
 
 def require_output(run: RunState, returned: object) -> Flow[None]:
@@ -106,13 +106,13 @@ def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
     # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
     # call costs a step (generator-contract:S12).
     if returned is None and not run.output.is_given:
-        run.output.set_from_text(run.history.get_last_text())
+        run.output.set_from_text(run.output.last_texts.get_last_text())
     for left in range(run.plan.definition.output_retries, 0, -1):
         if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
             break
         yield from _request_correction(run, remedy, is_last=left == 1)
         if not run.output.is_given:
-            run.output.set_from_text(run.history.get_last_text())
+            run.output.set_from_text(run.output.last_texts.get_last_text())
 
 
 def _is_output_complete(run: RunState, returned: object) -> bool:

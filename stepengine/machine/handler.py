@@ -54,7 +54,7 @@ from stepengine.machine.step import (
     finish_reopened_step,
     make_step_prompt,
     make_step_request,
-    record_last_word,
+    record_end_turn_message,
     run_budgeted_step,
     run_turn,
 )
@@ -145,7 +145,7 @@ def _warn_of_ignored_failures(run: RunState, author: Author, asked: object, answ
     # told only where the answer is dropped; who looks at it needs no warning.
     why = _failure_reasons(asked, answer)
     if why and author.discards_answer:
-        run.side_events.repeat(
+        run.side_events.warn_each_time(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
@@ -258,7 +258,7 @@ def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
         raise
     # Here as at the end of the run: a handler that checks the output of a turn must see what the result would have.
     if run.progress.steps_complete and not run.output.is_of_turn:
-        run.output.set_from_text(run.history.get_reply_text())
+        run.output.set_from_text(run.output.last_texts.get_reply_text())
     return _make_step_result(run)
 
 
@@ -291,8 +291,8 @@ def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMemb
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
-        if run.sources is not None:
-            run.sources.add_handler_values(asked.input)
+        if run.effects.sources is not None:
+            run.effects.sources.add_handler_values(asked.input)
         return ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), source, binding)
     raise author_call_error(run, asked.tool)
 
@@ -313,7 +313,7 @@ def _answer_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answe
     finally:
         _commit_own_calls(run, (asked,), (call,))
     assert call.result is not None  # noqa: S101
-    if record_last_word(run, (call,)):
+    if record_end_turn_message(run, (call,)):
         # The handler is not told how its own `end_turn` went: nothing comes back from it (generator-contract:G49).
         raise EndRun
     return _make_step_result(run, (call.result,))
@@ -346,7 +346,7 @@ def _commit_calls(run: RunState, calls: Sequence[ToolMember]) -> None:
 
 
 def _is_answer(spec: ToolSpec) -> bool:
-    """Return whether the result of a tool is meant for somebody who reads on."""
+    """Return whether the result of a tool may be the last text of a run."""
     return spec.forces_next_step and not spec.ends_turn
 
 
@@ -381,7 +381,12 @@ def _make_members(run: RunState, author: Author, asked: Sequence[Any], leaves: S
 def _run_members(
     run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], asked: y.Parallel[Any]
 ) -> Flow[tuple[ToolResult, ...]]:
-    """Run members of all kinds together; return the results of the calls among them."""
+    """
+    Run members of all kinds together; return the results of the calls among them.
+
+    Raises:
+        EndRun: when one of the calls was a successful ``end_turn``.
+    """
     calls = calls_among(members)
     if not calls:
         yield from run_batch(run, members, asked)
@@ -394,7 +399,7 @@ def _run_members(
         yield from run_batch(run, members, asked)
     finally:
         _commit_own_calls(run, [one for one in leaves if isinstance(one, y.ToolCall)], calls)
-    if record_last_word(run, calls):
+    if record_end_turn_message(run, calls):
         raise EndRun
     return tuple([call.result for call in calls if call.result is not None])
 
@@ -407,7 +412,7 @@ def _make_member(run: RunState, author: Author, asked: Any, *, children: int) ->
     call = _make_own_call(run, author, asked)
     # Each of these may need several effects, one after the other, while a member of a group has to say all of its
     # effects at once.
-    if call.how in ("spawns", "asks", "drives"):
+    if run.tools.bindings[asked.tool].runs.how in ("spawns", "asks", "drives"):
         msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
         raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
     return call
@@ -466,7 +471,7 @@ def _answer_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
                 assert_never(piece)
     if ended_by is not None and not fault:
         run.progress.end_turn(complete=not run.history.append_inbox())
-        record_last_word(run, (ended_by,))
+        record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 
 

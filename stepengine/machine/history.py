@@ -70,37 +70,72 @@ def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | Non
     return shown
 
 
+class EphemeralResults:
+    """
+    The results of ephemeral tools in the view of a run.
+
+    Args:
+        keeps: The number of newest results that stay in the view, by the name of the tool.
+        view: The view at the start.
+    """
+
+    __slots__ = ("_call_ids", "_keeps")
+
+    def __init__(self, keeps: Mapping[str, int], view: Transcript) -> None:
+        self._keeps = keeps
+        self.reset(view)
+
+    def reset(self, view: Transcript) -> None:
+        """Start again with another view."""
+        # The calls whose results are in the view, oldest first.
+        self._call_ids: dict[str, deque[str]] = {name: deque() for name in self._keeps}
+        self.record(view)
+
+    def record(self, messages: Iterable[Message]) -> None:
+        """Record the results in new messages of the view."""
+        for message in messages:
+            if isinstance(message, ToolMessage) and message.tool_name in self._keeps:
+                self._call_ids[message.tool_name].append(message.tool_call_id)
+
+    def expire(self, view: Transcript) -> Transcript:
+        """Return *view* with a placeholder for each result but the newest ones of its tool."""
+        expired: dict[str, ToolResult] = {}
+        for name, call_ids in self._call_ids.items():
+            while len(call_ids) > self._keeps[name]:
+                expired[call_ids.popleft()] = ToolResult.text(EXPIRED)
+        return view.resolve_all(expired)
+
+
 class RunHistory:
     """
     Record and view of one run; read from outside, changed by its methods only.
 
     Attributes:
         record: The whole conversation.
-        view: What the model is shown of it; the record itself until somebody changes that.
-        start: How many messages of the record stood there before this run.
-        opening: The messages that this run began with: what the user said, and the instructions.
-        last_word: The message of an ``end_turn``, until something is said after it.
-        open_reply: The reply whose calls are being carried out; it stands in no transcript yet.
+        view: The messages that the model sees; the record itself until a change.
+        start: The number of messages in the record before those of this run.
+        opening: The first messages of this run: the user's prompt and the instructions.
+        end_turn_message: The message of an ``end_turn``, until a text follows it.
+        own_calls: The ids of the handler's calls in the last step whose results count as its words.
+        open_reply: The reply whose calls are running; it is in no transcript yet.
         open_step: The reply, and the results so far, of the step in which the continued run was suspended, while it is held
             outside of the record.
-        inbox: What was sent to the run and is not in the record yet.
-        left_out: What stood in the record before it was replaced, oldest first, where that is kept.
+        inbox: The messages that were sent to the run and are not in the record yet.
+        left_out: The messages that replacements removed from the record, oldest first, if they are kept.
     """
 
     __slots__ = (
-        "_keeps",
+        "_ephemeral_results",
         "_keeps_left_out",
-        "_own_calls",
-        "_said",
         "_shorten",
-        "_shown_results",
         "_times",
+        "end_turn_message",
         "inbox",
-        "last_word",
         "left_out",
         "open_reply",
         "open_step",
         "opening",
+        "own_calls",
         "record",
         "start",
         "view",
@@ -120,41 +155,36 @@ class RunHistory:
         """
         Start with *record* and *view*; *keeps* is the number of newest results shown per ephemeral tool.
 
-        *shorten* returns a tool message of so many characters as the model sees it. With *keeps_left_out* what a replaced record
-        held is put behind *left_out*.
+        *shorten* returns a tool message of so many characters as the model sees it. With *keeps_left_out* the messages that a
+        replacement removes are added to *left_out*.
 
-        Nothing is added to one that is the caller's, so nothing in it is looked at: a call would grow with the conversation.
+        The history of a tool's body is its caller's (*is_callers*). Nothing is added to it, so its messages are not read. Reading them
+        would make the cost of a call grow with the conversation.
         """
         self.record = record
         self.view = view
         self.start = len(record)
         self.opening: tuple[Message, ...] = ()
-        self.last_word = ""
+        self.end_turn_message = ""
         self.inbox: list[UserMessage] = []
         self.open_reply: AssistantMessage | None = None
         self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
         self._times = set[TimeToLive]() if is_callers else {m.ttl for m in record if m.ttl is not None}
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
-        self._said: tuple[Transcript, str] | None = None
-        self._own_calls: Collection[str] = ()
-        """The calls of the last step of the handler whose results count as its words."""
-        self._keeps = keeps
+        self.own_calls: Collection[str] = ()
         self._shorten = shorten
         self.left_out = left_out
         self._keeps_left_out = keeps_left_out
-        self._shown_results: dict[str, deque[str]] = {}
-        """The calls of ephemeral tools whose results are in the view, oldest first."""
         if view is record and not is_callers:
             self.view = _shorten_transcript(record, shorten)
-        if keeps:
-            self._index_results()
+        self._ephemeral_results = EphemeralResults(keeps, self.view) if keeps else None
 
     # --- what is said -----------------------------------------------------------------------------------------------
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages to record and view."""
-        if self.last_word and any(isinstance(m, AssistantMessage) and m.text.strip() for m in messages):
-            self.last_word = ""
+        if self.end_turn_message and any(isinstance(m, AssistantMessage) and m.text.strip() for m in messages):
+            self.end_turn_message = ""
         self._append_all(messages)
         self._record_lifetimes(messages)
 
@@ -162,11 +192,11 @@ class RunHistory:
         """
         Append a reply and the results of its calls together.
 
-        *own_calls* are those of a handler. If nothing is said after them, the run ends with their results.
+        *own_calls* are the ids of a handler's calls. If no text follows, their results are the last texts of the run.
         """
-        if self.last_word and message.text.strip():
-            self.last_word = ""
-        self._own_calls = own_calls
+        if self.end_turn_message and message.text.strip():
+            self.end_turn_message = ""
+        self.own_calls = own_calls
         # Reply and results are appended in one piece, so there is no moment at which the record holds a call without
         # its result (reliability:I1).
         self._append_all((message, *map(ToolMessage.from_result, results)))
@@ -181,8 +211,8 @@ class RunHistory:
         else:
             self.view = self.view.with_messages(shown)
         self.record = record
-        if self._keeps:
-            self._record_results(messages)
+        if self._ephemeral_results is not None:
+            self._ephemeral_results.record(messages)
 
     def append_inbox(self) -> bool:
         """Append the messages in the inbox; return whether there were any."""
@@ -209,8 +239,7 @@ class RunHistory:
         """
         Replace the record, which the view then follows, or the view alone.
 
-        What the run added stays its own where it still stands at the end of the other record; a run that has not begun yet
-        has added nothing, whatever the other record holds.
+        The run's own messages stay its own if the new record ends with them. A run that has not started has no messages of its own.
         """
         if record is not None:
             if self._keeps_left_out:
@@ -225,72 +254,19 @@ class RunHistory:
             self.record, self.view = record, _shorten_transcript(record, self._shorten)
         if view is not None:
             self.view = _shorten_transcript(view, self._shorten)
-        self._index_results()
+        if self._ephemeral_results is not None:
+            self._ephemeral_results.reset(self.view)
         self._record_lifetimes(self.view)
 
-    def end_with(self, word: str) -> None:
+    def set_end_turn_message(self, message: str) -> None:
         """Set the message of an ``end_turn``."""
-        self.last_word = word
+        self.end_turn_message = message
 
     def added(self) -> tuple[Message, ...]:
         """Return the messages that this run added to the record."""
         return self.record[self.start :]
 
-    def get_last_answer(self) -> str:
-        """
-        Return the message of ``end_turn``, else the last text of this run.
-
-        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them. The results of
-        a handler's own call follow, if the run ends with it.
-        """
-        if self.last_word:
-            return self.last_word
-        if self._said is None or self._said[0] is not self.record:
-            texts = self._texts_of_last_call() or self._last_texts()
-            self._said = (self.record, "\n\n".join(reversed(texts)))
-        return self._said[1]
-
-    def get_last_text(self) -> str:
-        """Return the message of ``end_turn``, else the text of the last assistant message alone."""
-        return self.last_word or next(iter(self._last_texts()), "")
-
-    def get_reply_text(self) -> str:
-        """Return the message of ``end_turn`` in the newest assistant message, else its text."""
-        newest = next((m for m in self._iterate_newest_first() if isinstance(m, AssistantMessage)), None)
-        if newest is None:
-            return ""
-        return self.last_word if any(call.tool_name == "end_turn" for call in newest.tool_calls) else newest.said
-
-    def _last_texts(self) -> list[str]:
-        """Return the texts of the last assistant messages that follow each other, the newest first."""
-        texts: list[str] = []
-        for message in self._iterate_newest_first():
-            if not isinstance(message, AssistantMessage):
-                if texts:
-                    break
-            elif not _is_single_call(message):
-                text = message.said
-                if text.strip():
-                    texts.append(text)
-        return texts
-
-    def _texts_of_last_call(self) -> list[str]:
-        """Return the results of the handler's call that ends the run, then the texts right before it, the newest first; or nothing."""
-        own, results, texts = self._own_calls, list[str](), list[str]()
-        is_before = False
-        for message in self._iterate_newest_first() if own else ():
-            if isinstance(message, AssistantMessage):
-                if not is_before and all(call.tool_call_id not in own for call in message.tool_calls):
-                    return []
-                is_before = True
-                texts.append(message.said)
-            elif is_before:
-                break
-            elif isinstance(message, ToolMessage) and message.tool_call_id in own:
-                results.append(message.text)
-        return [text for text in (*results, *texts) if text.strip()] if any(map(str.strip, results)) else []
-
-    def _iterate_newest_first(self) -> Iterator[Message]:
+    def iterate_newest_first(self) -> Iterator[Message]:
         """Yield the messages of this run backwards, in slices: a transcript gives slices cheaply and single items not."""
         record, end = self.record, len(self.record)
         while end > self.start:
@@ -300,7 +276,7 @@ class RunHistory:
 
     # --- what stays beside it ---------------------------------------------------------------------------------------
 
-    def hold(self, reply: AssistantMessage | None) -> None:
+    def set_open_reply(self, reply: AssistantMessage | None) -> None:
         """Set the reply whose calls are running; ``None`` once they are done."""
         self.open_reply = reply
 
@@ -308,7 +284,8 @@ class RunHistory:
         """
         Remove the step in which the continued run was suspended; return whether there is one.
 
-        It is held separately while it runs. What was said after it, and *said*, what the run begins with, will follow its results.
+        The step is held separately while it runs. The messages after it and *said*, the first messages of this run, will follow its
+        results.
         """
         record, at = self.record, find_suspended_reply(self.record)
         reply = None if at is None else record[at]
@@ -321,7 +298,8 @@ class RunHistory:
         self.record = Transcript(record[:at])
         self.view = self.record if same else Transcript(self.view[:shown])
         self.start = min(self.start, at)
-        self._index_results()
+        if self._ephemeral_results is not None:
+            self._ephemeral_results.reset(self.view)
         # Behind the results that are still to come, for the same reason as in `append_inbox`.
         self.inbox += [*[m for m in record[after:] if isinstance(m, UserMessage)], *said]
         return True
@@ -352,26 +330,10 @@ class RunHistory:
             record, _make_if_changed(self.view, [m for m in self.view if _effective_lifetime(m) not in over])
         )
 
-    def _index_results(self) -> None:
-        self._shown_results = {name: deque() for name in self._keeps}
-        if self._keeps:
-            self._record_results(self.view)
-
-    def _record_results(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            if isinstance(message, ToolMessage) and message.tool_name in self._keeps:
-                self._shown_results[message.tool_name].append(message.tool_call_id)
-
     def expire_results(self) -> None:
         """Replace all but the newest results of each ephemeral tool in the view by a placeholder."""
-        if not self._keeps:
-            return
-        expired: dict[str, ToolResult] = {}
-        for name, shown in self._shown_results.items():
-            while len(shown) > self._keeps[name]:
-                expired[shown.popleft()] = ToolResult.text(EXPIRED)
-        if expired:
-            self.view = self.view.resolve_all(expired)
+        if self._ephemeral_results is not None:
+            self.view = self._ephemeral_results.expire(self.view)
 
     # --- parents and children ---------------------------------------------------------------------------------------
 
@@ -414,39 +376,108 @@ class RunHistory:
         return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
 
 
+class LastTexts:
+    """
+    Reads the last texts of a run, which are its output if no other is set.
+
+    Args:
+        history: The history of the run.
+    """
+
+    __slots__ = ("_answer", "_history")
+
+    def __init__(self, history: RunHistory) -> None:
+        self._history = history
+        self._answer: tuple[Transcript, str] | None = None
+
+    def get_answer(self) -> str:
+        """
+        Return the message of ``end_turn``, else the last text of this run.
+
+        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them. The results of
+        a handler's own call follow, if the run ends with it.
+        """
+        history = self._history
+        if history.end_turn_message:
+            return history.end_turn_message
+        if self._answer is None or self._answer[0] is not history.record:
+            texts = (self._texts_of_last_call() if history.own_calls else ()) or self._last_texts()
+            self._answer = (history.record, "\n\n".join(reversed(texts)))
+        return self._answer[1]
+
+    def get_last_text(self) -> str:
+        """Return the message of ``end_turn``, else the text of the last assistant message alone."""
+        return self._history.end_turn_message or next(iter(self._last_texts()), "")
+
+    def get_reply_text(self) -> str:
+        """Return the message of ``end_turn`` in the newest assistant message, else its text."""
+        newest = next((m for m in self._history.iterate_newest_first() if isinstance(m, AssistantMessage)), None)
+        if newest is None:
+            return ""
+        has_ended_turn = any(call.tool_name == "end_turn" for call in newest.tool_calls)
+        return self._history.end_turn_message if has_ended_turn else newest.said
+
+    def _last_texts(self) -> list[str]:
+        """Return the texts of the last assistant messages that follow each other, the newest first."""
+        texts: list[str] = []
+        for message in self._history.iterate_newest_first():
+            if not isinstance(message, AssistantMessage):
+                if texts:
+                    break
+            elif not _is_single_call(message):
+                text = message.said
+                if text.strip():
+                    texts.append(text)
+        return texts
+
+    def _texts_of_last_call(self) -> list[str]:
+        """Return the results of the handler's call that ends the run, then the texts right before it, the newest first; or nothing."""
+        own, results, texts = self._history.own_calls, list[str](), list[str]()
+        is_before = False
+        for message in self._history.iterate_newest_first():
+            if isinstance(message, AssistantMessage):
+                if not is_before and all(call.tool_call_id not in own for call in message.tool_calls):
+                    return []
+                is_before = True
+                texts.append(message.said)
+            elif is_before:
+                break
+            elif isinstance(message, ToolMessage) and message.tool_call_id in own:
+                results.append(message.text)
+        return [text for text in (*results, *texts) if text.strip()] if any(map(str.strip, results)) else []
+
+
 class CallIds:
     """
-    Gives tool calls ids that occur neither in the record nor in the view of a run.
+    Makes ids of tool calls that occur neither in the record nor in the view of a run.
 
-    Apart from the run, so that an effect, which a journal may keep, can tell the ids of calls that are still coming without
-    keeping the run.
+    It holds no reference to the run: a journal may keep an effect whose ``call_id`` is ``peek``, and must not keep the run with it.
 
     Attributes:
-        next: The number that the next id is tried with.
+        next: The number of the next id, unless a call with that id exists.
     """
 
-    __slots__ = ("_history", "_prefix", "_told", "next")
+    __slots__ = ("_history", "_peeked", "_prefix", "next")
 
     def __init__(self, history: RunHistory, prefix: str, next: int) -> None:
         self._history = history
         self._prefix = prefix
-        # The next id, once somebody was told, with the number that follows it and the histories in which it does not occur.
-        self._told: tuple[str, int, Transcript, Transcript] | None = None
+        # The id that `peek` found for the next call, the number after it, and the record and view in which it was looked up.
+        self._peeked: tuple[str, int, Transcript, Transcript] | None = None
         self.next = next
 
     def new(self) -> str:
         """Return the next id."""
         history = self._history
         record, view = history.record, history.view
-        # Found already where somebody watches.
-        told = self._told
-        if told is not None:
-            self._told = None
-            if told[2] is record and told[3] is view:
-                self.next = told[1]
-                return told[0]
-        # A loop, since a history of another program may have used the same ids; each may stand once (reliability:I1).
-        # What is found by a set costs nothing.
+        # A watched reply was peeked at, and while record and view are the same objects the id is still free.
+        peeked = self._peeked
+        if peeked is not None:
+            self._peeked = None
+            if peeked[2] is record and peeked[3] is view:
+                self.next = peeked[1]
+                return peeked[0]
+        # A loop, since a history of another program may have used the same ids; each may occur once (reliability:I1).
         while True:
             call_id = f"{self._prefix}{self.next}"
             self.next += 1
@@ -457,10 +488,10 @@ class CallIds:
         """Return the id that ``new`` will return for a call of the current reply; *number* counts from 0."""
         at, history = self.next, self._history
         record, view = history.record, history.view
-        # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
-        told = self._told
-        if not number and told is not None and told[2] is record and told[3] is view:
-            return told[0]
+        # A watched reply asks twice for the id of its first call: when its arguments arrive, and when the reply is complete.
+        peeked = self._peeked
+        if not number and peeked is not None and peeked[2] is record and peeked[3] is view:
+            return peeked[0]
         left = number
         while True:
             call_id = f"{self._prefix}{at}"
@@ -470,12 +501,12 @@ class CallIds:
                 left -= 1
             at += 1
         if not number:
-            self._told = call_id, at + 1, record, view
+            self._peeked = call_id, at + 1, record, view
         return call_id
 
 
 def state_without_opening(state: AgentState, opening: Sequence[Message]) -> AgentState:
-    """Return the state that an inline child leaves to its parent: without the messages that the child began with."""
+    """Return the state that an inline child leaves to its parent: without *opening*, the first messages of the child."""
     if not opening:
         return state
     record = _remove_messages(state.message_history, opening)

@@ -134,8 +134,8 @@ def _answer_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]
 def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
     """Run a race of waits, functions and model calls; tool calls are not allowed in a hook's race."""
     race = RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
-    outcomes = yield from run.effects.gather(effects := race.begin(), races=((0, len(effects)),))
-    stop = race.take(outcomes)
+    outcomes = yield from run.effects.gather(effects := race.start(), races=((0, len(effects)),))
+    stop = race.apply_outcomes(outcomes)
     if stop is not None:
         raise Stopped(stop)
     race.set_winner_result()

@@ -9,6 +9,7 @@ from typing import Any
 from stepengine.data.json import NO_JSON, JsonValue, freeze, parse_json_answer
 from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
+from stepengine.machine.history import LastTexts
 from stepengine.machine.plan import RunPlan
 
 
@@ -25,18 +26,20 @@ class Output:
     The output of a run so far.
 
     Attributes:
-        value: The JSON that stands there.
-        is_given: Whether there is an output, whatever value stands there: ``None`` may be one.
+        value: The output as JSON.
+        is_given: Whether there is an output; ``None`` may be one.
         is_of_turn: Whether it was set in the current turn.
         issues: What was wrong with the last attempt; empty once one was right.
         refused: The value of that attempt.
+        last_texts: The last texts of the run, for a run whose output they are.
     """
 
-    __slots__ = ("_decoded", "_plan", "_shown", "is_given", "is_of_turn", "issues", "refused", "value")
+    __slots__ = ("_decoded", "_plan", "_shown", "is_given", "is_of_turn", "issues", "last_texts", "refused", "value")
 
-    def __init__(self, plan: RunPlan, value: Any) -> None:
+    def __init__(self, plan: RunPlan, value: Any, last_texts: LastTexts) -> None:
         """Start with *value*, the output in the state that the run continues."""
         self._plan = plan
+        self.last_texts = last_texts
         self.value = value
         self.is_given = value is not None
         self.is_of_turn = False

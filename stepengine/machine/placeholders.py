@@ -26,7 +26,7 @@ def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
     run.prompt.set_placeholders(values)
     for name in placeholders.names:
         if name not in values:
-            run.side_events.tell(_describe_unfilled(plan.definition.id, name))
+            run.side_events.warn_once(_describe_unfilled(plan.definition.id, name))
     # A prompt that is inherited, or made by an object, is no text of this definition.
     if run.prompt.system == plan.definition.system_prompt:
         run.prompt.replace_system(fill_placeholders(run.prompt.system, values))
@@ -48,7 +48,7 @@ def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -
     try:
         read: Any = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     except PerformError as error:
-        run.side_events.tell(f"agent {run.plan.definition.id!r}: its project could not be read: {error.message}")
+        run.side_events.warn_once(f"agent {run.plan.definition.id!r}: its project could not be read: {error.message}")
         return {}
     for warning in _get_member(read, "warnings", list):
         run.side_events.warning(str(warning))

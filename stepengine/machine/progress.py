@@ -1,4 +1,4 @@
-"""How far a run is: its steps and turns, why the last reply stopped, and the author's generators that it is in."""
+"""The progress of a run: its steps and turns, why the last reply stopped, and the author's running generators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Progress:
         only_thoughts: How many replies in a row were only thoughts.
         stop_reason: Why the last reply stopped.
         thinking: The thoughts of its replies.
-        authors: The author's generators that it is in: its handler or the body of a tool, and the hook or tool that this waits for.
+        authors: The author's running generators, outermost first: handler or tool body, then the hook or tool that it waits for.
     """
 
     __slots__ = (
@@ -104,6 +104,6 @@ class Progress:
         self._stops_refused += 1
         return True
 
-    def end_with(self, reason: StopReason | None) -> None:
+    def replace_stop_reason(self, reason: StopReason | None) -> None:
         """Replace the stop reason of the last reply."""
         self.stop_reason = reason

@@ -134,7 +134,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
     Run the body of a tool: like a handler, without prompt, history, steps and output of its own.
 
-    Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
+    Its start and end are not events, since those of its call are. Hooks and policies see the calls that it makes.
     """
     done = cast("BodyProgress", run.body)
     try:
@@ -145,7 +145,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.questions.suspend(ending.stop.questions)
         if run.side_events.waiting:
-            yield from map(Notify, run.side_events.take())
+            yield from map(Notify, run.side_events.pop_waiting())
         if run.history.inbox:
             # What was sent to the body belongs to the conversation of its caller.
             done.changes.extend(run.history.remove_inbox())
@@ -218,9 +218,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
     """
     Run *flow* and pass its effects to the driver.
 
-    What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
-    effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
-    in *flow* where it asks.
+    Queued events are shown before the next event or effect, and the new phase of the run before an effect. The state of the run is
+    updated from an outcome before *flow* receives it. After a stop no effect is passed on: ``Stopped`` is raised in *flow* instead.
     """
     # The one place where the machine meets the world. Whoever needs something yields it here through any number of
     # `yield from`s, so no part of the machine has to know how events are shown, time is kept or a stop is handled. It
@@ -247,8 +246,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             if isinstance(outcome, Value) and not isinstance(effect, Gather):
                 # All that ``receive`` does with what nearly every outcome is.
                 run.effects.record_arrival(outcome)
-                if run.sources is not None:
-                    run.sources.receive(effect, outcome)  # type: ignore[arg-type]  # what is only shown is gone by now
+                if run.effects.sources is not None:
+                    run.effects.sources.receive(effect, outcome)  # type: ignore[arg-type]  # what is only shown is gone by now
                 effect = send(outcome)
                 continue
             try:
@@ -258,8 +257,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
                 outcome = (yield from ask_to_raise_limits(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
                 received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
-                if run.sources is not None:
-                    run.sources.receive(effect, received)  # type: ignore[arg-type]
+                if run.effects.sources is not None:
+                    run.effects.sources.receive(effect, received)  # type: ignore[arg-type]
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -309,7 +308,7 @@ def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> N
     if returned is None or (isinstance(returned, str) and not returned):
         return
     own = run.plan.definition.id
-    run.side_events.tell(
+    run.side_events.warn_once(
         f"agent {own!r} handed the conversation over to {agent_id!r}, whose output is that of the run; the value that handle_steps of "
         f"{own!r} returned is left out. turn.agent_state.handed_to names the other agent; to use its output, call it with AgentCall(...)"
     )
@@ -324,7 +323,7 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    known = None if run.sources is None else run.sources.make_body_index()
+    known = None if run.effects.sources is None else run.effects.sources.make_body_index()
     effect = Spawn(
         run.effects.number(),
         agent_id,
@@ -395,7 +394,7 @@ def _append_opening(run: RunState) -> Flow[None]:
         listed = " and ".join(unoffered)
         has_handler = run.plan.definition.handle_steps is not None
         remedy = "its handler may call it without that" if has_handler else "the agent has no handler"
-        run.side_events.tell(
+        run.side_events.warn_once(
             f"agent {run.plan.definition.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
             f"leave it out, {remedy}"
         )
@@ -484,7 +483,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
             ending = _ending_from_stop(stop)._replace(output=kept)
             yield from _notify_end(run, ending)
     if run.side_events.waiting:
-        yield from map(Notify, run.side_events.take())
+        yield from map(Notify, run.side_events.pop_waiting())
     return _make_finished(run, ending)
 
 
@@ -515,23 +514,19 @@ def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.effects.seq))
+            yield from map(Notify, run.side_events.enter_phase(RunPhase.FAILED, "", run.effects.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.effects.seq))
+            yield from map(Notify, run.side_events.enter_phase(RunPhase.DONE, "", run.effects.seq))
         case _:
             assert_never(ending.status)
 
 
-def _text_at_end(run: RunState, ending: _Ending) -> str:
-    if ending.status is RunStatus.SUSPENDED or run.plan.body is not None:
-        return ""
-    return get_final_text(run) if ending.text is None else ending.text
-
-
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
-    children, body = run.spent.children, run.body
+    children, body, text = run.spent.children, run.body, ending.text
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(cancel_suspended, children))
+    if ending.status is RunStatus.SUSPENDED or body is not None:
+        text = ""
     own = run.side_events.collect_warnings()
     if ending.error is not None:
         cut_error(ending.error)
@@ -540,7 +535,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         state=run.snapshot.state(),
         stop_reason=run.progress.stop_reason,
         output=ending.output,
-        text=_text_at_end(run, ending),
+        text=get_final_text(run) if text is None else text,
         error=ending.error,
         is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,
@@ -556,5 +551,5 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         successor=run.children.successor_end,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),
-        trust="untrusted" if run.sources is None else run.sources.trust_of_output(ending.output),
+        trust="untrusted" if run.effects.sources is None else run.effects.sources.trust_of_output(ending.output),
     )

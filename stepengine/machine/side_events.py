@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.effects import CallModel, CallTool, Effect, Gather
@@ -19,29 +19,23 @@ from stepengine.machine.progress import Progress
 from stepengine.machine.protocol import CALLING, EXECUTING, PHASES
 
 
-class EventOrigin(Protocol):
-    """The run that events come from, with the members that they need."""
-
-    plan: RunPlan
-    effects: EffectChannel
-    progress: Progress
-
-
 class SideEvents:
     """
     Notifications and log lines of a run, queued until the next effect, and its warnings.
 
-    It is the logger and notifier of one run; it only remembers, the machine shows.
+    It is the logger and notifier of one run. It only queues events; ``exchange`` shows them.
 
     Attributes:
-        waiting: What was said since the last effect.
-        warnings: What was noted and dropped in this run.
-        problems: What went wrong with closing the handler.
+        waiting: The events since the last effect.
+        warnings: The warnings of this run.
+        problems: The problems in closing the handler.
     """
 
-    def __init__(self, run: EventOrigin) -> None:
-        self._run: EventOrigin | None = run
-        self._plan = run.plan
+    def __init__(self, plan: RunPlan, effects: EffectChannel, progress: Progress) -> None:
+        self._plan = plan
+        self._effects = effects
+        self._progress = progress
+        self._is_closed = False
         self._phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self.waiting: list[ev.Event] = []
         self.warnings: list[str] = []
@@ -49,10 +43,10 @@ class SideEvents:
         self._body_warnings: list[str] = []
 
     def close(self) -> None:
-        """Drop the reference to the ended run, so that it is freed without the garbage collector."""
-        self._run = None
+        """Refuse log lines and notifications from now on, since the run has ended."""
+        self._is_closed = True
 
-    def take(self) -> list[ev.Event]:
+    def pop_waiting(self) -> list[ev.Event]:
         """Return and clear the waiting events."""
         waiting, self.waiting = self.waiting, []
         return waiting
@@ -71,7 +65,7 @@ class SideEvents:
             if type(first) in PHASES
             else None
         )
-        # As `enter`, which most effects of a watched run would call.
+        # As `enter_phase`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
             entered = ev.PhaseChanged(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
@@ -80,7 +74,7 @@ class SideEvents:
             self.waiting = []
         return waiting
 
-    def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
+    def enter_phase(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anyone watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
@@ -104,13 +98,13 @@ class SideEvents:
             own = [label_warning(text, plan.path, plan.definition.id) for text in own]
         return (*own, *self._body_warnings)
 
-    def tell(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """Warn once, in the result and in an event."""
         if text not in self.warnings:
             self.warn(text)
             self.warning(text)
 
-    def repeat(self, text: str) -> None:
+    def warn_each_time(self, text: str) -> None:
         """Warn once in the result, and in an event each time."""
         if text not in self.warnings:
             self.warn(text)
@@ -118,7 +112,7 @@ class SideEvents:
 
     def report_gaps(self, reply: ModelReply) -> None:
         """Warn once of settings that the request of *reply* was sent without, and of parts of it that are not read."""
-        run, data = self._run, reply.provider_data
+        data = reply.provider_data
         provider = data.get("provider", "a provider")
         told = [
             f"{provider} does not take {name} of ModelSettings for the model {data.get('model', '')!r}, so requests were sent without "
@@ -132,62 +126,59 @@ class SideEvents:
         for text in told:
             if text not in self.warnings:
                 self.warn(text)
-                if run is not None and run.plan.watched():
-                    self.waiting.append(ev.Warned(path=run.plan.path, seq=run.effects.seq, message=text))
+                if self._plan.watched():
+                    self.waiting.append(ev.Warned(path=self._plan.path, seq=self._effects.seq, message=text))
 
     def report_close_problems(self, problems: tuple[str, ...]) -> None:
         """Record and report problems in closing the handler."""
         self.problems = problems
         self.warn(*problems)
-        run = self._run
-        if run is not None:
-            self.waiting += [
-                ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="handler_ignored_close", message=problem)
-                for problem in problems
-            ]
+        path, seq = self._plan.path, self._effects.seq
+        self.waiting += [
+            ev.HandlerNotice(path=path, seq=seq, kind="handler_ignored_close", message=problem) for problem in problems
+        ]
 
-    def _get_open_run(self, what: str) -> EventOrigin:
-        run = self._run
-        if run is None:
+    def _check_open(self, what: str) -> None:
+        """Raise ``AgentError`` if the run has ended, or the caller is in another thread."""
+        if self._is_closed:
             msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
             raise AgentError(msg)
-        if not run.plan.here():
+        if not self._plan.here():
             msg = (
-                f"{what} of agent {run.plan.definition.id!r} was used from another thread; a run is told of things in its own thread "
+                f"{what} of agent {self._plan.definition.id!r} was used from another thread; a run is told of things in its own thread "
                 "only. Return what the thread found from Perform(fn, ...) and say it in the handler"
             )
             raise AgentError(msg)
-        return run
 
     def notify(self, message: str, data: object = None) -> None:
         """Queue a notification."""
-        run = self._get_open_run("ctx.notify")
-        self.waiting.append(
-            ev.Notification(path=run.plan.path, seq=run.effects.seq, message=str(message), data=_to_json_or_label(data))
+        self._check_open("ctx.notify")
+        event = ev.Notification(
+            path=self._plan.path, seq=self._effects.seq, message=str(message), data=_to_json_or_label(data)
         )
+        self.waiting.append(event)
 
     def report_compaction(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
         """Queue an event that *by* made the view smaller, if it did."""
-        run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
-        if run is None or tokens[1] >= tokens[0]:
+        tokens_before, tokens_after = transcript_tokens(before), transcript_tokens(after)
+        if tokens_after >= tokens_before:
             return
         event = ev.Compacted(
-            path=run.plan.path,
-            seq=run.effects.seq,
+            path=self._plan.path,
+            seq=self._effects.seq,
             by=by,
             record=record,
-            tokens_before=tokens[0],
-            tokens_after=tokens[1],
+            tokens_before=tokens_before,
+            tokens_after=tokens_after,
             messages_before=len(before),
             messages_after=len(after),
         )
         self.waiting.append(event)
 
-    def todos(self, todos: JsonValue) -> None:
+    def report_todos(self, todos: JsonValue) -> None:
         """Queue an event with the current todos."""
-        run = self._run
-        if run is not None and run.plan.watched():
-            self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.effects.seq, todos=todos))
+        if self._plan.watched():
+            self.waiting.append(ev.TodosChanged(path=self._plan.path, seq=self._effects.seq, todos=todos))
 
     def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
@@ -206,14 +197,14 @@ class SideEvents:
         self._log("error", message, data)
 
     def _log(self, level: str, message: str, data: dict[str, object]) -> None:
-        run = self._get_open_run("the logger")
+        self._check_open("the logger")
         line = ev.LogLine(
-            path=run.plan.path,
-            seq=run.effects.seq,
+            path=self._plan.path,
+            seq=self._effects.seq,
             level=level,
             message=str(message),
             data=_to_json_or_label(data) if data else None,
-            step=run.progress.step,
+            step=self._progress.step,
         )
         self.waiting.append(line)
 

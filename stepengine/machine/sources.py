@@ -1,8 +1,8 @@
 """
-What a run has received, in the order of its outcomes, for policies that follow data.
+The values that a run has received, in the order of its outcomes, for policies that follow data.
 
-Kept by the machine, since it is the same again when a run is replayed or resumed: everything here comes from the plan, from the author's code
-and from recorded outcomes. A run whose policy has no such rule keeps nothing.
+They come from the plan, from the author's code and from recorded outcomes, so a replayed or resumed run has the same. A run without
+such a policy stores nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class HasStep(Protocol):
 def make_run_sources(plan: RunPlan, state: AgentState, progress: HasStep) -> RunSources:
     """Return the sources of a run that begins."""
     is_root, is_body = plan.path == "", plan.body is not None
-    index = Provenance(clean=plan.clean or _return_unchanged) if plan.provenance is None else plan.provenance
+    index = plan.provenance
+    if index is None:
+        index = Provenance() if plan.clean is None else Provenance(clean=plan.clean)
     made = RunSources(
         index,
         progress,
@@ -118,7 +120,7 @@ class RunSources:
         self._written = _WrittenTexts()
 
     def add_prompt(self, prompt: str, params: JsonValue) -> None:
-        """Add the prompt of a run that nobody has handed anything on to: of a root the user's."""
+        """Add the prompt and params of a run without inherited provenance; those of a root are the user's."""
         trust: Trust = "trusted" if self._is_root else "untrusted"
         self.index.add(Source("prompt", trust), prompt)
         self.index.add(Source("prompt", trust, tool="params"), params)
@@ -305,17 +307,13 @@ class _WrittenTexts:
         self._beginnings -= {(), (BREAK,)}
 
     def occurs_in(self, tokens: tuple[str, ...]) -> bool:
-        """Return whether the beginning of a text that was written stands among *tokens*; however much was written, in linear time."""
+        """Return whether *tokens* contain the beginning of a written text, in time that is linear in *tokens*."""
         sizes = range(1, COMPARED_TOKENS + 1) if self._beginnings else ()
         return any(tokens[start : start + size] in self._beginnings for start in range(len(tokens)) for size in sizes)
 
 
-def _return_unchanged(value: Any) -> Any:
-    return value
-
-
 def _get_content(result: ToolResult) -> list[object]:
-    """Return what a result says, as JSON: its data, and its texts."""
+    """Return the texts, media addresses and data of a result as JSON."""
     texts = [part.text for part in result.content if isinstance(part, TextPart)]
     media = [part.url or "" for part in result.media]
     return [*texts, *media, *([] if result.data is None else [result.data])]

@@ -28,7 +28,7 @@ class UsageTotals:
         child_run_ids: The run ids of those that ran.
         cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
         credits_used: The credits that they used.
-        entries: How often something was added.
+        entries: How often something was added. A kept sum is current while this number is the same.
     """
 
     __slots__ = (
@@ -58,7 +58,6 @@ class UsageTotals:
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add the usage of a model call that sent *requests*."""
-        # Counts additions, so that whoever keeps a state can see whether it is still the sum, without adding up.
         self.entries += 1
         self._usage = None
         tally = self._by_model.get(model)
@@ -81,27 +80,22 @@ class UsageTotals:
 
     def count_child(self, child: ChildResult) -> None:
         """Add a child and its spending; the changes of an inline child are not applied here."""
-        self.entries += 1
         # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
         # for as long as the run lasts.
-        self._add_children([child if child.left is None else attrs.evolve(child, left=None)])
-        others = self._children = self._children + child.spending
-        self._usage = None
-        self.cost = add_cost(self._own_cost, others.cost)
-        self.credits_used = self._own_credits + others.credits_used
+        self._add_children([child if child.left is None else attrs.evolve(child, left=None)], child.spending)
 
     def count_body(self, body: BodyEnd) -> None:
         """Add the spending of a tool's body and the children it started, which count as the caller's."""
+        self._add_children(body.children, body.spending)
+
+    def _add_children(self, children: Sequence[ChildResult], spending: Spending) -> None:
         self.entries += 1
-        self._add_children(body.children)
-        others = self._children = self._children + body.spending
+        self.children += children
+        self.child_run_ids += tuple([child.run_id for child in children if child.run_id])
+        others = self._children = self._children + spending
         self._usage = None
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
-
-    def _add_children(self, children: Sequence[ChildResult]) -> None:
-        self.children += children
-        self.child_run_ids += tuple([child.run_id for child in children if child.run_id])
 
     def count_child_of_stop(self, stop: Stop) -> None:
         """Add the child whose end a stop reports, if it reports one."""

@@ -4,16 +4,16 @@ The mutable state of one run, used by the machine alone; values that leave it ar
 Code that needs something of the world yields the effect; ``exchange`` of ``run`` passes it on and receives the outcome. A
 ``RunState`` consists of parts. Each has one responsibility, knows nothing of the run, and changes by its own methods only:
 
-- ``effects``: numbers, clock, and the stop; outcomes are received here.
+- ``effects``: numbers, clock, and the stop; outcomes are received here, and their sources for policies that follow data.
 - ``history``: record and view of the conversation, and the messages that wait for their place in it.
 - ``prompt``: what requests carry beside the history, and how large providers found them.
 - ``tools``: which tools the run may call and which ones it sends; ids and log of its calls.
 - ``progress``: steps and turns, and the author's generators that the run is in.
 - ``budget`` and ``spent``: what the run may still do; what it and its children used.
-- ``output``: the output so far. ``side_events``: notifications, log lines and warnings.
+- ``output``: the output so far, and the last texts, which are the output of most runs. ``side_events``: notifications, log lines and warnings.
 - ``shared``: the data that tools and hooks share. ``questions``: what people are asked.
 - ``children``: the other agents. ``body``: for the body of a tool, what it leaves to its caller.
-- ``snapshot``: the frozen state, made from the other parts. ``sources``: what the run has received, for policies that follow data.
+- ``snapshot``: the frozen state, made from the other parts.
 
 What is left here concerns several parts at once: a change, the end of a tool's body, the context of a hook.
 """
@@ -40,7 +40,7 @@ from stepengine.errors import BadYield, ContextOverflow
 from stepengine.machine.background import Children
 from stepengine.machine.budget import Budget
 from stepengine.machine.effect_channel import EffectChannel
-from stepengine.machine.history import RunHistory
+from stepengine.machine.history import LastTexts, RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.progress import Progress
@@ -60,7 +60,7 @@ class Prompt:
         measured: The size that the provider last reported for a request of a step.
         overflow: The refusal of the current request as too long; hooks are shown it.
         refused_tokens: The estimated size of what was refused.
-        placeholders: What those in the agent's prompts stand for, by name.
+        placeholders: The values of the placeholders in the agent's prompts, by name.
     """
 
     __slots__ = ("measured", "overflow", "placeholders", "refused_tokens", "system", "tail")
@@ -312,7 +312,7 @@ class RunState:
 
     Attributes:
         plan: What it was started with.
-        effects: The effects that it asks for.
+        effects: The effects that it asks for, and what it receives.
         history: Record and view.
         prompt: What requests carry beside the history.
         tools: Its tools and calls.
@@ -320,13 +320,12 @@ class RunState:
         budget: What it may still do.
         spent: What it and its children spent.
         output: Its output so far.
-        side_events: What it says beside its effects, and what went wrong; the logger of handlers and hooks.
+        side_events: Its notifications, log lines and warnings; the logger of handlers and hooks.
         shared: The data that its tools and hooks share.
         questions: What people are asked.
         children: The other agents.
         body: What it has done as the body of a tool; ``None`` for the run of an agent.
         snapshot: Its frozen state.
-        sources: What it has received; ``None`` where no policy asks where a value comes from.
     """
 
     # Slots by hand, since the state and its parts are the only objects of the machine that change. An attribute that is
@@ -345,7 +344,6 @@ class RunState:
         "shared",
         "side_events",
         "snapshot",
-        "sources",
         "spent",
         "tools",
     )
@@ -370,17 +368,18 @@ class RunState:
         )
         self.budget = budget = Budget(plan.limits, plan.definition.id)
         self.spent = spent = UsageTotals()
-        self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent)
+        self.progress = Progress(state.step_index, budget)
+        # Hooks before tools are asked for first: hardly a run has any, and `needs_provenance` is a call for each run.
+        follows_data = plan.hooks.pre_tool and needs_provenance(plan.hooks)
+        sources = make_run_sources(plan, state, self.progress) if follows_data else None
+        self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent, sources=sources)
         self.prompt = Prompt(state.system_prompt)
         self.tools = RunTools(plan, state, results, history)
-        self.progress = Progress(state.step_index, budget)
-        self.output = Output(plan, state.output)
-        self.side_events = SideEvents(self)
+        self.output = Output(plan, state.output, LastTexts(history))
+        self.side_events = SideEvents(plan, self.effects, self.progress)
         self.shared = SharedData(state.context, {} if body is None else body.values)
         self.questions = RunQuestions(state.pending)
         self.children = Children(state.handed_to)
-        follows_data = bool(plan.hooks.pre_tool) and needs_provenance(plan.hooks)
-        self.sources = make_run_sources(plan, state, self.progress) if follows_data else None
         self.snapshot = Snapshot(
             state,
             history=history,
@@ -397,7 +396,7 @@ class RunState:
 
     def hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
         """Return the context for hooks; *source* is the origin of the call in question."""
-        plan, prompt = self.plan, self.prompt
+        plan, prompt, sources = self.plan, self.prompt, self.effects.sources
         return HookContext(
             state=self.snapshot.state(),
             agent=plan.definition,
@@ -419,7 +418,7 @@ class RunState:
             measured=prompt.measured,
             prompt_limit=plan.hooks.find_prompt_limit(plan.context_window),
             source=source,
-            provenance=None if self.sources is None else self.sources.index,
+            provenance=None if sources is None else sources.index,
         )
 
     def apply(self, change: RequestedChange, by: str = "") -> None:
@@ -465,7 +464,7 @@ class RunState:
             elif isinstance(change, Change):
                 self.apply(change, by)
                 if self.body is None and change.context is not None and "todos" in change.context:
-                    self.side_events.todos(change.context["todos"])
+                    self.side_events.report_todos(change.context["todos"])
             else:
                 self.set_output(change.value)
 

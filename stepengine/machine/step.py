@@ -48,22 +48,22 @@ from stepengine.machine.state import RunState
 
 # A provider pauses a reply while tools on its own servers work. One that is always paused again is a fault there, and
 # each continuation is paid for (reliability:MP56).
-MAX_CONTINUES = 5
+MAX_CONTINUATIONS = 5
 # A reply of thoughts alone ends no turn, since the model has said nothing yet and mostly goes on when asked again. A
 # model that only thinks would spend the whole step budget so, hence the third in a row is the last
 # (generator-contract:G51).
-MAX_THOUGHTS = 3
+MAX_THOUGHT_REPLIES = 3
 PLAIN = StepWith()
 PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
 COMPLETED = RunStatus.COMPLETED
 UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
 # Each continuation may be as long as the output limit again; a model that repeats itself would be paid for its whole
 # budget.
-MAX_CUTS = 3
-GO_ON = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
+MAX_CUT_CONTINUATIONS = 3
+CONTINUE_TEXT = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
 OF_A_STEP = ("step", "final_answer")
-CUT_OFF = "Not executed: the reply was cut off at the output limit."
+CUT_OFF_TEXT = "Not executed: the reply was cut off at the output limit."
 
 
 class StepReply(NamedTuple):
@@ -97,8 +97,8 @@ def run_budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     Run one step and return whether the turn is complete.
 
-    At a spent budget a person may be asked for more; else the first request does what ``on_max_steps`` says, and every further one
-    is refused.
+    If the budget is spent, a person may be asked for more steps. Without more, the first request does what ``on_max_steps`` says, and
+    later ones are refused.
 
     Raises:
         LimitReached: when the budget is spent.
@@ -158,7 +158,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
         call.skip("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
     _commit_reply(run, reply.message, calls)
-    run.progress.end_with(model.stop_reason)
+    run.progress.replace_stop_reason(model.stop_reason)
 
 
 def _run_step(run: RunState, over: StepWith) -> Flow[bool]:
@@ -231,7 +231,7 @@ def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | 
     """Record the end of a step; return whether the turn is complete, or raise if a limit was spent in it."""
     if ended:
         run.progress.reset_refused_stops()
-        record_last_word(run, calls)
+        record_end_turn_message(run, calls)
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
@@ -276,7 +276,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
     # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
         if known.status != "pending":
-            call.recall(known.result)
+            call.restore_result(known.result)
     # The model is not asked again: this reply was paid for and recorded in the run before. So there is no usage to
     # count either.
     reply = StepReply(ModelReply(message.content), message, message.tool_calls)
@@ -353,7 +353,7 @@ def _make_tail(run: RunState) -> Flow[Sequence[Message]]:
 def _accept_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
     """Count the step of a reply; return the reply and its calls."""
     in_a_row = run.progress.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
-    if in_a_row >= MAX_THOUGHTS:
+    if in_a_row >= MAX_THOUGHT_REPLIES:
         run.progress.cut_turn()
         run.side_events.warn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
     reply = _assign_ids(run, model)
@@ -419,18 +419,18 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
     Raises:
         ModelError: when the reply ended with an error.
     """
-    for _ in range(MAX_CONTINUES):
+    for _ in range(MAX_CONTINUATIONS):
         if reply.stop_reason is not PAUSE:
             break
         reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply)))
-    for _ in range(MAX_CUTS):
+    for _ in range(MAX_CUT_CONTINUATIONS):
         how = request.settings
         # Half an answer to a schema cannot be continued: each reply has to be whole.
         # Asked at each turn, of the reply that has grown: with a call in it nothing more is put on, as half a call
         # cannot be continued.
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
             break
-        asked = UserMessage(system_reminder(GO_ON))
+        asked = UserMessage(system_reminder(CONTINUE_TEXT))
         reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply, asked)))
     # Raised after all continuations: what a provider calls an error in its last part makes the whole reply worthless.
     if reply.stop_reason is ERROR:
@@ -461,7 +461,7 @@ def _is_cut_text(reply: ModelReply) -> bool:
 
 
 def _make_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return the function that assigns ids to the calls after those of an unfinished reply."""
+    """Return the function that looks up the ids of the calls after those of an unfinished reply."""
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
@@ -529,7 +529,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     mark = find_call_mark(reply.said)
     if not mark:
         return
-    run.side_events.tell(
+    run.side_events.warn_once(
         f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
         "models their tools wants prompts that show no such blocks"
@@ -567,10 +567,10 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
     # whose other half nobody knows.
     if run.progress.truncated:
         for call in calls:
-            call.skip(CUT_OFF)
+            call.skip(CUT_OFF_TEXT)
     # Beside the transcript, and not in it, until all results are there: at each moment every state that anybody can see
     # pairs, a child that inherits in the middle included.
-    run.history.hold(reply.message)
+    run.history.set_open_reply(reply.message)
     try:
         yield from run_batch(run, waiting)
     # Kept until reply and results are committed; `_end_step` raises it.
@@ -582,7 +582,7 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
         _commit_reply(run, reply.message, calls)
         raise
     finally:
-        run.history.hold(None)
+        run.history.set_open_reply(None)
     _commit_reply(run, reply.message, calls)
     return spent
 
@@ -652,10 +652,10 @@ def _can_end_turn(run: RunState) -> Flow[bool]:
     return not (yield from hooks.on_stop(run))
 
 
-def record_last_word(run: RunState, calls: Sequence[ToolMember]) -> bool:
-    """Set the run's last text from an ``end_turn`` among *calls* that ran; return whether there is one."""
+def record_end_turn_message(run: RunState, calls: Sequence[ToolMember]) -> bool:
+    """Record the message of an ``end_turn`` among *calls* that ran; return whether there is one."""
     for call in calls:
         if call.asked.tool_name == "end_turn" and call.has_ended_turn:
-            run.history.end_with(call.input.get("message", ""))
+            run.history.set_end_turn_message(call.input.get("message", ""))
             return True
     return False

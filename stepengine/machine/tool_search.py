@@ -51,14 +51,11 @@ def add_search_tool(offered: Mapping[str, ToolSpec], bindings: Mapping[str, Tool
         )
         raise DefinitionError(msg)
     others = {name: spec for name, spec in offered.items() if name != FIND_TOOLS}
-    return {**others, FIND_TOOLS: _make_search_spec(binding.spec, hidden)}
+    description = _describe_search_tool(binding.spec.description, hidden)
+    return {**others, FIND_TOOLS: attrs.evolve(binding.spec, description=description)}
 
 
-def _make_search_spec(spec: ToolSpec, hidden: tuple[str, ...]) -> ToolSpec:
-    return attrs.evolve(spec, description=_describe_search_tool(spec.description, hidden))
-
-
-@lru_cache(64)
+@lru_cache(64)  # one entry for each agent with hidden tools; a process has few such agents
 def _describe_search_tool(description: str, hidden: tuple[str, ...]) -> str:
     more = f", and {len(hidden) - MAX_NAMED_TOOLS} more" if len(hidden) > MAX_NAMED_TOOLS else ""
     return f"{description}\nThe tools: {', '.join(hidden[:MAX_NAMED_TOOLS])}{more}"
@@ -100,4 +97,5 @@ def _normalize_words(text: str) -> str:
     return f" {BETWEEN.sub(' ', text.casefold()).strip()} "
 
 
+# Each search reads the name and the description of each hidden tool: 4,096 texts are those of about 2,000 tools.
 _plain_kept = lru_cache(4_096)(_normalize_words)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.transcript import Transcript
-from stepengine.machine.history import SLICE_MESSAGES, RunHistory
+from stepengine.machine.history import SLICE_MESSAGES, LastTexts, RunHistory
 from tests.machine.world import lines
 
 
@@ -35,19 +35,20 @@ def result(call_id, name="look", text="seen"):
 @pytest.mark.parametrize("calls", [0, 1, SLICE_MESSAGES - 1, SLICE_MESSAGES, 3 * SLICE_MESSAGES])
 def test_last_answer_is_found_behind_any_number_of_calls(calls):
     past = history(AssistantMessage("before the run"))
+    texts = LastTexts(past)
 
     def work(word):
         for n in range(calls):
             past.commit(calling(f"{word}{n}"), [result(f"{word}{n}")])
 
     work("a")
-    assert past.get_last_answer() == ""
+    assert texts.get_answer() == ""
     past.add([AssistantMessage("thinking aloud"), AssistantMessage(" ")])
     work("b")
-    assert past.get_last_answer() == past.get_last_answer() == "thinking aloud"
+    assert texts.get_answer() == texts.get_answer() == "thinking aloud"
     past.commit(calling("c", text="more"), [result("c")])
     work("d")
-    assert past.get_last_answer() == ("more" if calls else "thinking aloud\n\nmore")
+    assert texts.get_answer() == ("more" if calls else "thinking aloud\n\nmore")
 
 
 @pytest.mark.spec("requirements:X11")
