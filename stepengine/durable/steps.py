@@ -1330,10 +1330,9 @@ def _was_requested_by_model(item: Item) -> bool:
 def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
     """Return what is left of the budgets of a run and those around it, divided by *among*."""
     found: dict[str, list[Any]] = {}
-    around: SpendingLedger | None = ledger
     # The narrowest of the budgets around counts: a child's share may not be larger than what is left to its
     # grandparents.
-    while around is not None:
+    for around in (ledger, *ledger.above):
         limits = around.limits
         if limits.max_tokens is not None:
             left = limits.max_tokens - around.tokens - around.reserved_tokens
@@ -1344,7 +1343,6 @@ def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
         if around.given.max_total_children is not None:
             more = around.given.max_total_children - around.children
             found.setdefault("max_total_children", []).append(max(0, more) // among)
-        around = around.parent
     return {name: min(values) for name, values in found.items()}
 
 

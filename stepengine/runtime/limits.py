@@ -73,9 +73,48 @@ class CallEstimate(NamedTuple):
     max_cost: Decimal | None
 
 
+class RunningCalls:
+    """
+    The most that the running model calls of a run, and of those below it, may use together.
+
+    Attributes:
+        count: How many are running.
+        tokens: The most tokens of those that have a bound.
+        cost: The most US dollars of those that have a bound.
+        unbounded_tokens: How many have no bound in tokens.
+        unbounded_costs: How many have no bound in dollars.
+    """
+
+    __slots__ = ("cost", "count", "tokens", "unbounded_costs", "unbounded_tokens")
+
+    def __init__(self) -> None:
+        self.count = self.tokens = self.unbounded_tokens = self.unbounded_costs = 0
+        self.cost = FREE
+
+    def add(self, call: CallEstimate, count: Literal[1, -1]) -> None:
+        """Count a call as running (1), or as ended (-1)."""
+        self.count += count
+        self.tokens += count * (call.max_tokens or 0)
+        self.cost += count * (call.max_cost or FREE)
+        self.unbounded_tokens += count * (call.max_tokens is None)
+        self.unbounded_costs += count * (call.max_cost is None)
+
+    def fits(self, call: CallEstimate, tokens_left: int | None, dollars_left: Decimal | None) -> bool:
+        """Return whether a call and the running ones stay within what is left; ``None`` is no limit. A call that is alone fits."""
+        if not self.count:
+            return True
+        if tokens_left is not None and (
+            call.max_tokens is None or self.unbounded_tokens or self.tokens + call.max_tokens > tokens_left
+        ):
+            return False
+        if dollars_left is None:
+            return True
+        return call.max_cost is not None and not self.unbounded_costs and self.cost + call.max_cost <= dollars_left
+
+
 class SpendingLedger:
     """
-    The spending of one run and the runs below it, the reservations for runs elsewhere, and the running model calls.
+    The spending of one run and the runs below it, and the reservations for runs elsewhere.
 
     Args:
         limits: The run's limits in force.
@@ -87,27 +126,25 @@ class SpendingLedger:
     Attributes:
         max_tokens: The run's own limit in tokens, with what people allowed beyond it; ``None`` without one.
         max_cost: The same in US dollars.
+        above: The ledgers of the runs around it, the nearest first.
+        running: The running model calls here and below.
     """
 
     __slots__ = (
+        "above",
         "asked",
         "bounded",
-        "call_cost",
-        "call_tokens",
-        "calls",
         "children",
         "cost",
         "given",
         "limits",
         "max_cost",
         "max_tokens",
-        "parent",
         "path",
         "reserved_cost",
         "reserved_tokens",
+        "running",
         "tokens",
-        "unbounded_costs",
-        "unbounded_tokens",
     )
 
     def __init__(
@@ -120,7 +157,7 @@ class SpendingLedger:
     ) -> None:
         self.limits = limits
         self.given = given
-        self.parent = parent
+        self.above: tuple[SpendingLedger, ...] = () if parent is None else (parent, *parent.above)
         self.path = path
         self.max_tokens, dollars = (limits.max_tokens, limits.max_cost_usd) if own is None else own
         self.max_cost = None if dollars is None else Decimal(str(dollars))
@@ -134,51 +171,30 @@ class SpendingLedger:
         self.asked = 0
         self.reserved_tokens = 0
         self.reserved_cost = FREE
-        # The running model calls here and below: how many, the most that they may use, and how many of them have no such bound.
-        self.calls = self.call_tokens = self.unbounded_tokens = self.unbounded_costs = 0
-        self.call_cost = FREE
+        self.running = RunningCalls()
 
     def has_room(self, call: CallEstimate) -> bool:
-        """Return whether a call may run beside the running ones, here and above; a call that is alone may."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
-            if ledger.calls and not ledger._fits_beside_calls(call):  # noqa: SLF001 - of the same class
+        """Return whether a call may run at the same time as the running ones, here and above; a call that is alone may."""
+        for ledger in (self, *self.above):
+            most, dollars = ledger.max_tokens, ledger.max_cost
+            tokens_left = None if most is None else most - ledger.tokens - ledger.reserved_tokens
+            dollars_left = None if dollars is None else dollars - ledger.cost - ledger.reserved_cost
+            if not ledger.running.fits(call, tokens_left, dollars_left):
                 return False
-            ledger = ledger.parent
         return True
-
-    def _fits_beside_calls(self, call: CallEstimate) -> bool:
-        """Return whether the most that a call and the running ones may use fits into this run's own limits."""
-        if self.max_tokens is not None:
-            used = self.tokens + self.reserved_tokens + self.call_tokens
-            if call.max_tokens is None or self.unbounded_tokens or used + call.max_tokens > self.max_tokens:
-                return False
-        if self.max_cost is None:
-            return True
-        spent = self.cost + self.reserved_cost + self.call_cost
-        return call.max_cost is not None and not self.unbounded_costs and spent + call.max_cost <= self.max_cost
 
     def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
         """Count a call as running here and above (1), or as ended (-1)."""
-        tokens, cost = count * (call.max_tokens or 0), count * (call.max_cost or FREE)
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
-            ledger.calls += count
-            ledger.call_tokens += tokens
-            ledger.call_cost += cost
-            ledger.unbounded_tokens += count * (call.max_tokens is None)
-            ledger.unbounded_costs += count * (call.max_cost is None)
-            ledger = ledger.parent
+        for ledger in (self, *self.above):
+            ledger.running.add(call, count)
 
     def refusal(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return the error if a call of *model* of at most *tokens* and *cost* has no room here or above, or ``None``."""
-        ledger: SpendingLedger | None = self
         # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
-        while ledger is not None:
+        for ledger in (self, *self.above):
             problem = ledger.find_own_limit_error(tokens, cost, model)
             if problem is not None:
                 return problem
-            ledger = ledger.parent
         return None
 
     def find_own_limit_error(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
@@ -215,19 +231,15 @@ class SpendingLedger:
 
     def reserve(self, tokens: int, cost: Decimal) -> None:
         """Reserve here and above; negative numbers release a reservation."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             ledger.reserved_tokens += tokens
             ledger.reserved_cost += cost
-            ledger = ledger.parent
 
     def spend(self, tokens: int, cost: Decimal) -> None:
         """Count usage here and above."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             ledger.tokens += tokens
             ledger.cost += cost
-            ledger = ledger.parent
 
     def admit_children(self, count: int, *, by_model: bool) -> LimitExceeded | None:
         """
@@ -235,8 +247,7 @@ class SpendingLedger:
 
         A limit that somebody set holds for every child; the default holds for those that models asked for (requirements:X50).
         """
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             most, started = ledger.given.max_total_children, ledger.children
             # An author who writes a loop over 10,000 items has meant it; the default is there for models, which spawn
             # without having meant anything.
@@ -246,18 +257,15 @@ class SpendingLedger:
                 more = "" if count == 1 else f", {count} more are asked for at once"
                 msg = f"the run tree has started {started} children{more}, and max_total_children is {most}; raise Limits(max_total_children=...)"
                 return LimitExceeded(msg, kind="children", limit=most)
-            ledger = ledger.parent
         self.count_children(count, by_model=by_model)
         return None
 
     def count_children(self, count: int, *, by_model: bool) -> None:
         """Count children here and above; a negative number removes children that never started."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             ledger.children += count
             if by_model:
                 ledger.asked += count
-            ledger = ledger.parent
 
 
 class Ledgers:

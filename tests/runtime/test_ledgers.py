@@ -45,6 +45,7 @@ class Trees(RuleBasedStateMachine):
         given = limits(tokens, cents, children)
         self.root = SpendingLedger(given, given)
         self.ledgers = [self.root]
+        self.parents: dict[int, SpendingLedger | None] = {id(self.root): None}
         self.calls: list[Call] = []
         self.spent = {id(self.root): [0, Decimal(0)]}
         self.started = {id(self.root): 0}
@@ -53,7 +54,7 @@ class Trees(RuleBasedStateMachine):
         found = []
         while ledger is not None:
             found.append(ledger)
-            ledger = ledger.parent
+            ledger = self.parents[id(ledger)]
         return found
 
     @rule(
@@ -72,6 +73,7 @@ class Trees(RuleBasedStateMachine):
             given = limits(tokens, cents, children)
             child = SpendingLedger(given, given, parent)
             self.ledgers.append(child)
+            self.parents[id(child)] = parent
             self.spent[id(child)], self.started[id(child)] = [0, Decimal(0)], 0
 
     @rule(at=st.integers(0, 9), tokens=st.integers(1, 60), cents=st.integers(0, 60))
