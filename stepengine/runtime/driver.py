@@ -51,6 +51,7 @@ from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.innermost import NOTHING, has_deferred_results
 from stepengine.runtime.mail import find_received_message
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable, quick_item, run_compute
+from stepengine.runtime.task_cancellation import TaskCancellation
 from stepengine.runtime.tree_protocols import Performers
 
 if TYPE_CHECKING:
@@ -123,15 +124,14 @@ class RunTask:
         is_ending: Whether its machine has ended, and its children in the background are waited for.
         direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
             for as it is, all but children and questions.
+        cancellation: The cancellations of the task that drives the run.
     """
 
     # By hand, and no attrs class: a run task is changed all the time and compared by identity, and thousands of them
     # may wait at once in one process. Slots save the dictionary that each would carry.
     __slots__ = (
-        "_base",
-        "_kicked",
-        "_loop",
         "busy",
+        "cancellation",
         "cancelled",
         "direct",
         "has_ended",
@@ -142,7 +142,6 @@ class RunTask:
         "spares",
         "state",
         "stopping",
-        "task",
         "tree",
     )
 
@@ -151,7 +150,7 @@ class RunTask:
         self.plan = plan
         self.state = state
         self.path = path
-        self.task: asyncio.Task[object] | None = None
+        self.cancellation = TaskCancellation()
         self.stopping: Stop | None = None
         self.busy: Item | _RunningGroup | Literal[True] | None = None
         self.spares = False
@@ -159,31 +158,11 @@ class RunTask:
         self.has_ended = False
         self.is_ending = False
         self.direct: Performer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._base = 0
-        self._kicked = False
         self.is_cut = False
-
-    def enter(self) -> None:
-        """Register the current task as the one that drives this run."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101
-        self.task = task
-        # A task may carry cancellations that are none of ours when we enter it: somebody's `asyncio.timeout` around us
-        # that has fired and is still unwinding. Only what is counted above this base came while the run was driven.
-        # Without it such a task would end every run that is started in its cleanup.
-        self._base = task.cancelling()
-        self._loop = task.get_loop()
 
     def leave(self) -> None:
         """Release the task without any pending cancellation of this run."""
-        if self._kicked and self.task is not None:
-            # `uncancel` takes back one count of the task, so it may be called exactly as often as we cancelled: once
-            # too seldom, and the caller's next `await` behind a finished run sees a cancellation that nobody asked for;
-            # once too often, and the caller's own is lost (reliability:SS12).
-            self._kicked = False
-            self.task.uncancel()
-        self._loop = None
+        self.cancellation.leave()
         self.direct = None
 
     def start_waiting(self) -> None:
@@ -197,7 +176,6 @@ class RunTask:
     def release(self) -> None:
         """Drop the reference to the tree; nothing more will be performed."""
         del self.tree
-        self.task = None
 
     def stop(self, stop: Stop) -> None:
         """Stop the run; the first reason counts. May be called from any thread, any number of times."""
@@ -205,14 +183,11 @@ class RunTask:
         # gave. The first reason is the one that is told, since all later ones are mostly consequences of it.
         self.spares = False
         self.stopping = self.stopping or stop
-        if self.is_cut or self._loop is None or self._loop.is_closed():
-            return
-        self.is_cut = True
         # Always by way of the loop, also from its own thread. A stop may be called by the effect itself (a tool that
         # cancels its run, an observer): to cancel the task right here would strike the frame that is calling. And from
         # another thread, or from a signal handler, `Task.cancel` is not safe at all. `is_cut` keeps a thousand stops
         # from filling the loop's queue (reliability:I12).
-        self._loop.call_soon_threadsafe(self._cancel_task)
+        self.is_cut = self.is_cut or self.cancellation.schedule(self._cancel_task)
 
     def lasting(self) -> list[Item]:
         """Return the running effects that cannot be repeated."""
@@ -246,20 +221,15 @@ class RunTask:
 
     def interrupted(self) -> Stop:
         """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
-        task = self.task
-        assert task is not None  # noqa: S101
         # Ours first, so that what is left of the count is from outside. Where no stop of ours is known, it can only
         # have been the caller.
-        if self._kicked:
-            self._kicked = False
-            task.uncancel()
+        self.cancellation.take_back()
         self.notice_cancel(certain=self.stopping is None)
         return self.halt()
 
     def notice_cancel(self, *, certain: bool = False) -> None:
         """Record a cancellation from outside."""
-        assert self.task is not None  # noqa: S101
-        if certain or self.task.cancelling() - self._kicked > self._base:
+        if certain or self.cancellation.is_from_outside:
             self.cancelled = True
             self.stopping = self.stopping or Stop("cancelled")
 
@@ -311,9 +281,8 @@ class RunTask:
         # Only while something is awaited. Between two effects the machine itself runs, synchronously; the drive loop
         # looks at `stopping` before the next effect, and a cancellation that was left pending would strike some
         # innocent `await` later.
-        if self.busy and not self._kicked and self.task is not None:
-            self._kicked = True
-            self.task.cancel()
+        if self.busy:
+            self.cancellation.cancel()
 
 
 async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask) -> Finished:
@@ -480,7 +449,7 @@ async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single: 
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item, kind)
         outcome = await performer.perform(item, tree)
-        if run.task.cancelling():  # type: ignore[union-attr]  # it is driven
+        if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.notice_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
     # without results, and a journal without an end. `_outcome_of_exception` sorts them: ours, the caller's, or a broken performer's.

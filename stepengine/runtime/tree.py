@@ -210,7 +210,7 @@ class RunTree:
         timer = None
         if seconds is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, stop_for_time(seconds))
-        root.enter()
+        root.cancellation.enter()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
         try:
@@ -283,7 +283,7 @@ class RunTree:
         # Before the machine is made: its first effect reserves in the ledger.
         run.direct = self.performers.open(run.path, plan)
         self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
-        run.enter()
+        run.cancellation.enter()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
