@@ -329,7 +329,7 @@ class Launcher:
             session.writer.close()
             raise
         live.session = session
-        live.tree.hub.resumed = session.mode.resumes
+        live.tree.hub.root.is_resumed = session.mode.resumes
         return live
 
     def ready(self, request: RunRequest, *, prepare: Prepare | None = None, wrap: Wrap | None = None) -> EngineRun:
@@ -365,7 +365,7 @@ class Launcher:
             seed=self.seed,
             created=self.services.clock.now(),
             watched=partial(WATCHED, hub),
-            opened=hub.opened,
+            opened=hub.root.set_history,
             recorded=recorded,
             chosen={**(self.agent_models or recorded.chosen), **self._run_models(request, recorded)},
         )
@@ -422,7 +422,7 @@ class Launcher:
             into: The run itself, where it waited for its turn in a session: now it starts from *made*.
         """
         request, services = made.request, made.services
-        made.hub.shows = shows
+        made.hub.show_news(shows)
         # A run that waited for its turn has a handle already, which somebody holds: so its tree is filled and not
         # replaced.
         if into is None:

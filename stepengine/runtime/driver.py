@@ -160,11 +160,6 @@ class RunTask:
         self.direct: Performer | None = None
         self.is_cut = False
 
-    def leave(self) -> None:
-        """Release the task without any pending cancellation of this run."""
-        self.cancellation.leave()
-        self.direct = None
-
     def start_waiting(self) -> None:
         """Record that the run is at its end, and waits for its children in the background."""
         self.is_ending = self.busy = True

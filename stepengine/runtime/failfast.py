@@ -48,7 +48,8 @@ class FailFastGroup:
 
     def __init__(self, brake: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
         self._brake = brake
-        self._children = {(i.path, i.effect.seq): child_path(i.path, i.effect.seq) for i in items if _starts_run(i)}
+        runs = [(item.path, item.effect.seq) for item in items if type(item.effect) in RUNS]
+        self._children = {address: child_path(*address) for address in runs}
         self._begun: set[tuple[str, int]] = set()
         self._gone = has_failed
 
@@ -75,10 +76,6 @@ class FailFastGroup:
             return
         self._gone = True
         self._brake.stop_children([path for address, path in self._children.items() if address in self._begun])
-
-
-def _starts_run(item: Item) -> bool:
-    return type(item.effect) in RUNS
 
 
 class StopOnFailure:

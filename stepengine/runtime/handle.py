@@ -139,7 +139,7 @@ class RunHandle(Generic[Out]):
     @property
     def history(self) -> Transcript:
         """The messages of the conversation so far; those of a step are added at its end."""
-        history, task = self._tree.hub.history, self._task
+        history, task = self._tree.hub.root.history, self._task
         if history is not None:
             return history()
         if task.done() and not task.cancelled() and task.exception() is None:
@@ -149,7 +149,7 @@ class RunHandle(Generic[Out]):
     @property
     def phase(self) -> RunPhase:
         """The phase of the run; a kept-open handle is ``IDLE`` between its turns."""
-        return RunPhase.IDLE if self._task.done() and not self.done else self._tree.hub.phase
+        return RunPhase.IDLE if self._task.done() and not self.done else self._tree.hub.root.phase
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -159,7 +159,7 @@ class RunHandle(Generic[Out]):
     @property
     def epoch(self) -> str:
         """The prefix of the ``id`` of this handle's events."""
-        return self._tree.hub.epoch
+        return self._tree.hub.numbers.draw_epoch()
 
     @property
     def done(self) -> bool:

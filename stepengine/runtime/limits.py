@@ -644,9 +644,7 @@ class UsageMeter:
 
     def _check_body_depth(self, item: Item, effect: CallBody) -> None:
         """Refuse the body of a tool that is nested too deeply; it counts as a level, not as a child."""
-        error = _find_depth_error(
-            child_path(item.path, effect.seq), self._ledgers.get_ledger(item.path).limits, "body of the tool"
-        )
+        error = _find_depth_error(child_path(item.path, effect.seq), item.plan.limits, "body of the tool")
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
 

@@ -34,7 +34,8 @@ class TaskCancellation:
 
     def leave(self) -> None:
         """Release the task without the cancellation of this run."""
-        self.take_back()
+        if self._is_requested:
+            self.take_back()
         self.task = None
 
     def schedule(self, cancel: Callable[[], None]) -> bool:

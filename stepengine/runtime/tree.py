@@ -146,8 +146,7 @@ class RunTree:
     def _use_services(self, services: Services, plan: RunPlan) -> None:
         """Create the clock, mail and performers of the tree from *services*."""
         self.services = services
-        self.hub.index_waiting_events()
-        self.hub.run_id = plan.run_id
+        self.hub.set_run(plan.run_id)
         self.clock = TreeClock(services.clock, plan.created, services.since)
         self.mail = Mail(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
         self.standstill.is_replaying = services.record is not None
@@ -222,7 +221,7 @@ class RunTree:
             root.busy = None
             if timer is not None:
                 timer.cancel()
-            root.leave()
+            root.cancellation.leave()
         return root.stopping is None
 
     async def run(self) -> Finished:
@@ -249,7 +248,7 @@ class RunTree:
         self.standstill.close()
         self.background.close()
         del self.performers
-        self.hub.failures.on_crash = self.hub.history = None
+        self.hub.failures.on_crash = self.hub.root.history = None
         self.root.release()
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
@@ -311,7 +310,8 @@ class RunTree:
                 timer.cancel()
             if run.path in self.runs.belongings.by_path:
                 await self.runs.belongings.end(run)
-            run.leave()
+            run.direct = None  # refers to the tree
+            run.cancellation.leave()
             self._forget_run(run.path)
 
     def _forget_run(self, path: str) -> None:
