@@ -1066,7 +1066,9 @@ class Subscription:
     def _make_dropped_event(self) -> EventsDropped:
         """Return the event that reports the dropped events, and reset the count."""
         numbers = self._hub.numbers
-        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=numbers.run_id, epoch=numbers.draw_epoch())
+        event = EventsDropped(
+            count=self._dropped, reason=self._reason, run_id=numbers.run_id, epoch=numbers.draw_epoch()
+        )
         # Told once and then counted anew: the reader knows what it missed since the last time.
         self._dropped, self._reason, self._has_lost = 0, "buffer", False
         return event
