@@ -35,7 +35,7 @@ from stepengine.data.effects import (
     Spawn,
 )
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
-from stepengine.errors import ReplayDivergence, StepEngineError
+from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.background import TreeWithBackground
@@ -50,7 +50,16 @@ from stepengine.runtime.effect_events import (
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.innermost import NOTHING, has_deferred_results
 from stepengine.runtime.mail import find_received_message
-from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable, quick_item, run_compute
+from stepengine.runtime.performer import (
+    IO,
+    Item,
+    Performer,
+    child_path,
+    is_repeatable,
+    quick_item,
+    run_compute,
+    wrap_error,
+)
 from stepengine.runtime.task_cancellation import TaskCancellation
 from stepengine.runtime.tree_protocols import Performers
 
@@ -244,11 +253,7 @@ class RunTask:
         # Whoever sees it must not have to know the classes of SDKs (reliability:R22). It ends the run, and is not
         # thrown into the handler: a performer that lets an exception out is broken, and what the effect did is not
         # known, so nothing could follow from it.
-        if not isinstance(error, StepEngineError):
-            cause = error
-            msg = f"performing an effect of the run at {self.path!r} failed with {type(error).__name__}: {error}"
-            error = StepEngineError(msg)
-            error.__cause__ = cause
+        error = wrap_error(error, f"performing an effect of the run at {self.path!r} failed")
         self.stop(Stop("diverged", error=error))
         return self.halt()
 

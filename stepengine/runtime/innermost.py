@@ -378,7 +378,9 @@ class Innermost:
             # Rules about files judge what is opened, and not the path that was written in the call: between the two
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
             if self._services.tools.guard is not None:
-                guard = self._services.tools.guard(_make_permission_request(item, effect, binding.spec))
+                guard = self._services.tools.guard(
+                    _make_permission_request(item, binding.spec, effect.input, source=effect.source)
+                )
                 running = _await_guarded(running, guard, self._services.tools.workspace)
             is_late = getattr(tool, "deferred", False)
             result = await (self._wait_for_delivery(item, running, io) if is_late else running)
@@ -449,21 +451,8 @@ class Innermost:
         guard = self._services.tools.guard
         if guard is None:
             return None
-        from stepengine.permissions import Request  # an engine without rules does not load them
-
         spec = ToolSpec("project_context", category="read", annotations=ToolAnnotations(read_only=True))
-        info = item.plan.info
-        return guard(
-            Request(
-                tool=spec,
-                input=JsonDict(),
-                agent_id=item.plan.definition.id,
-                session_id=info.session_id,
-                user_id=info.user_id,
-                source="handler",
-                is_call=False,
-            )
-        )
+        return guard(_make_permission_request(item, spec, JsonDict(), source="handler", is_call=False))
 
     async def _call_in_place_or_thread(self, name: str, body: Callable[[], Any], fn: object) -> object:
         """Call an author's function, in a thread if it is synchronous, and return its result."""
@@ -679,18 +668,7 @@ def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
         for part in reply.content:
             if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
-                effect: CallModel = item.effect  # type: ignore[assignment]
-                coming = effect.call_id
-                call_id = "" if coming is None else coming(calls)
-                io.emit(
-                    ToolInputDelta(
-                        path=item.path,
-                        seq=effect.seq,
-                        tool_name=part.tool_name,
-                        tool_call_id=call_id,
-                        text=raw_arguments(part),
-                    )
-                )
+                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), raw_arguments(part))
                 calls += 1
             else:
                 for delta in split_part_into_deltas(part, calls):
@@ -825,18 +803,21 @@ def _to_step_error(model: str, raised: BaseException) -> StepEngineError:
 # --- what tool calls need ----------------------------------------------------------------------------------------------
 
 
-def _make_permission_request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
-    """Return a call in the form that permission rules use."""
+def _make_permission_request(
+    item: Item, spec: ToolSpec, given: JsonDict, *, source: str, is_call: bool = True
+) -> Request:
+    """Return a call with the input *given*, or another access to files, in the form that permission rules use."""
     from stepengine.permissions import Request  # an engine without rules does not load them
 
     info = item.plan.info
     return Request(
         tool=spec,
-        input=effect.input,
+        input=given,
         agent_id=item.plan.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,
-        source=effect.source,
+        source=source,
+        is_call=is_call,
     )
 
 

@@ -158,7 +158,8 @@ class AdvanceAnswers:
 
     Args:
         given: By question id or text.
-        earlier: Questions of the run that this one continues, with their answers.
+        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
+            One without a text, of which no more is known than that it is open, is the first that is asked.
 
     Raises:
         AnswerRejected: when one is not a valid answer.
@@ -254,11 +255,9 @@ class OpenQuestions:
     The open questions of one run tree.
 
     Args:
-        given: Answers given up front, by question id or text.
+        given: The answers given in advance.
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
-        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
-            One without a text, of which no more is known than that it is open, is the first that is asked.
         of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
 
     Attributes:
@@ -267,17 +266,13 @@ class OpenQuestions:
         remembered: What people allowed for good in this run tree, recorded answers included.
         given: The answers given in advance.
         limits: The questions about limits.
-
-    Raises:
-        AnswerRejected: when an answer given up front is none.
     """
 
     def __init__(
         self,
-        given: Mapping[str, AnswerLike],
+        given: AdvanceAnswers,
         interactor: Interactor | None,
         threads: ThreadPool,
-        earlier: Sequence[tuple[Question, AnswerLike]] = (),
         of_session: RememberedRules | None = None,
     ) -> None:
         self.headless = False
@@ -287,7 +282,7 @@ class OpenQuestions:
         # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
         # way.
         self._of_session = RememberedRules() if of_session is None else of_session
-        self.given = AdvanceAnswers(given, earlier)
+        self.given = given
         self.limits = LimitQuestions()
         self._interactor = interactor
         self._threads = threads

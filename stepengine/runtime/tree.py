@@ -27,7 +27,6 @@ from stepengine.data.outcomes import Failure, PartialUsage, Stop
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
@@ -41,7 +40,7 @@ from stepengine.runtime.innermost import NOTHING, Innermost, OutcomeMaker
 from stepengine.runtime.leftovers import Leftovers
 from stepengine.runtime.mail import Inboxes, Mail, Message
 from stepengine.runtime.outside_messages import apply_outside_message
-from stepengine.runtime.performer import Item, RetryWait
+from stepengine.runtime.performer import Item, RetryWait, wrap_error
 from stepengine.runtime.performer_stack import PerformerStack
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.questions import AdvanceAnswers, OpenQuestions
@@ -114,9 +113,8 @@ class RunTree:
         self.hub = hub
         # The bound method, looked up once: performers call it for each delta of each reply.
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = OpenQuestions(
-            answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
-        )
+        given = AdvanceAnswers(answers or {}, earlier)
+        self.desk = OpenQuestions(given, services.interactor, services.tools.threads, services.remembered)
         self.leftovers = Leftovers()
         self.inboxes = Inboxes()
         self.deferred = DeferredCalls()
@@ -338,9 +336,5 @@ def _fail_with_callers_error(finished: Finished, error: BaseException | None) ->
 
 def _finish_lost_run(run: RunTask, error: BaseException) -> Finished:
     """Return the failed end of a run whose machine raised an internal error."""
-    if not isinstance(error, StepEngineError):
-        msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
-        wrapped = StepEngineError(msg)
-        wrapped.__cause__ = error
-        return Finished(status=RunStatus.FAILED, state=run.state, error=wrapped)
+    error = wrap_error(error, f"the run of {run.plan.definition.id!r} broke")
     return Finished(status=RunStatus.FAILED, state=run.state, error=error)
