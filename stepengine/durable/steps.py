@@ -851,7 +851,7 @@ class Steps:
 
         outcome, form = await self._record_outcome(item, place, act)
         for rule in form.get("rules", ()):
-            cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
+            cast("RunTree", run.tree).questions.remembered.add(freeze_object(rule))
         if "body" in form:
             self._check_body_result(item, place.seeded, form)
             body = parse_body_end(form["body"])
@@ -982,7 +982,7 @@ class Steps:
         if not isinstance(child, ChildResult):
             return outcome
         for rule in ended.get("rules", ()):
-            tree.desk.remembered.add(freeze_object(rule))
+            tree.questions.remembered.add(freeze_object(rule))
         run.started += ended.get("started", 0) + bool(child.run_id)
         plan: RunPlan = cast("RunInBackground", item.effect).plan
         with contextlib.suppress(StepEngineError):
@@ -1145,7 +1145,7 @@ class _RemoteIO:
             parent=inherited_state(self._item.effect, plan),
             previous=None,
             slice=self._share,
-            rules=tree.desk.remembered.rules,
+            rules=tree.questions.remembered.rules,
         )
         # The id is that of the path, so to enqueue it again after a crash finds the child that is there (durable:U5). A
         # queue for each depth: on one for all, parents that wait would hold the places which their children need, for

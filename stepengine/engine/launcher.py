@@ -431,8 +431,8 @@ class Launcher:
         else:
             if into.turn is not None:
                 services = into.turn.watched(services, into)
-            into.tree.seat(services, made.plan, made.state, request.answers, earlier=request.earlier)
-        into.tree.desk.headless = self.headless
+            into.tree.set_plan(services, made.plan, made.state, request.answers, earlier=request.earlier)
+        into.tree.questions.headless = self.headless
         return into
 
     def _run_models(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
@@ -503,7 +503,7 @@ class Launcher:
     def forget(self, session_id: str, ids: Collection[str]) -> None:
         """Drop the rules of a conversation that have one of *ids*, or all where there are none."""
         trees = [live.tree for live in list(self.active) if live.tree.root.plan.info.session_id == session_id]
-        for kept in (self._remembered.get(session_id), *[tree.desk.remembered for tree in trees]):
+        for kept in (self._remembered.get(session_id), *[tree.questions.remembered for tree in trees]):
             if kept is not None:
                 kept.forget(ids)
 

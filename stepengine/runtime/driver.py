@@ -111,28 +111,28 @@ class DrivenTree(TreeWithBackground, Protocol):
 
     @property
     def performers(self) -> DrivenPerformers:
-        """What performs the effects."""
+        """The performers of its effects."""
 
 
 class RunTask:
     """
-    One run of a tree; it may be told to ``stop`` also before and after it is driven.
+    One run of a tree; ``stop`` may be called also before and after it is driven.
 
     Attributes:
-        tree: What all runs of the tree share.
-        plan: What the run was started with.
-        state: The state it was started with.
+        tree: The parts that all runs of the tree share.
+        plan: The plan of the run.
+        state: The state that it starts from.
         path: Its path.
-        stopping: Why the run must end, once somebody said so.
-        busy: What is under way, so that there is something to cancel: an effect, the members of a ``Gather``, or ``True``
-            for a wait that is not an effect; ``None`` while nothing is.
-        spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
+        stopping: The reason why the run must end; ``None`` until it is stopped.
+        busy: The running effect, the members of a ``Gather``, or ``True`` for a wait that is not an effect; ``None`` if there is
+            nothing to cancel.
+        is_in_grace: Whether running effects that cannot be repeated may end by themselves although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
-        has_ended: Whether its machine has come to its end, and was not broken off.
-        is_cut: Whether it was stopped at once, and not only told to start nothing more.
-        is_ending: Whether its machine has ended, and its children in the background are waited for.
-        direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
-            for as it is, all but children and questions.
+        has_ended: Whether its machine has reached its end, and was not broken off.
+        is_cut: Whether it was stopped at once, without grace.
+        is_ending: Whether its machine has ended, and its background children have not.
+        direct: The innermost performer, or the recorder; ``None`` unless every wrapper around it would pass on the effects of
+            the run unchanged, except for children and questions.
         cancellation: The cancellations of the task that drives the run.
     """
 
@@ -146,9 +146,9 @@ class RunTask:
         "has_ended",
         "is_cut",
         "is_ending",
+        "is_in_grace",
         "path",
         "plan",
-        "spares",
         "state",
         "stopping",
         "tree",
@@ -162,7 +162,7 @@ class RunTask:
         self.cancellation = TaskCancellation()
         self.stopping: Stop | None = None
         self.busy: Item | _RunningGroup | Literal[True] | None = None
-        self.spares = False
+        self.is_in_grace = False
         self.cancelled = False
         self.has_ended = False
         self.is_ending = False
@@ -185,7 +185,7 @@ class RunTask:
         """Stop the run; the first reason counts. May be called from any thread, any number of times."""
         # Whoever calls this does not wait for anything: a second, harder stop takes away the grace that an earlier one
         # gave. The first reason is the one that is told, since all later ones are mostly consequences of it.
-        self.spares = False
+        self.is_in_grace = False
         self.stopping = self.stopping or stop
         # Always by way of the loop, also from its own thread. A stop may be called by the effect itself (a tool that
         # cancels its run, an observer): to cancel the task right here would strike the frame that is calling. And from
@@ -193,13 +193,13 @@ class RunTask:
         # from filling the loop's queue (reliability:I12).
         self.is_cut = self.is_cut or self.cancellation.schedule(self._cancel_task)
 
-    def lasting(self) -> list[Item]:
+    def list_unrepeatable(self) -> list[Item]:
         """Return the running effects that cannot be repeated."""
         busy = self.busy
         items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _RunningGroup) else []
         return [item for item in items if self._would_be_in_doubt(item)]
 
-    def spare(self, stop: Stop) -> None:
+    def stop_gracefully(self, stop: Stop) -> None:
         """Start nothing more, and cancel all running effects that can be repeated; children are stopped separately."""
         self.stopping = self.stopping or stop
         busy = self.busy
@@ -223,22 +223,22 @@ class RunTask:
             self.stopping = self.tree.clock.time_limit_stop(self.path)
         return self.stopping is not None
 
-    def interrupted(self) -> Stop:
+    def absorb_cancellation(self) -> Stop:
         """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
         # Ours first, so that what is left of the count is from outside. Where no stop of ours is known, it can only
         # have been the caller.
         self.cancellation.take_back()
-        self.notice_cancel(certain=self.stopping is None)
-        return self.halt()
+        self.record_outside_cancel(certain=self.stopping is None)
+        return self.make_stop()
 
-    def notice_cancel(self, *, certain: bool = False) -> None:
-        """Record a cancellation from outside."""
+    def record_outside_cancel(self, *, certain: bool = False) -> None:
+        """Record a cancellation from outside, if there was one or it is *certain*."""
         if certain or self.cancellation.is_from_outside:
             self.cancelled = True
             self.stopping = self.stopping or Stop("cancelled")
 
-    def crashed(self, error: BaseException) -> Stop:
-        """Account for an exception that belongs to the caller: the tree ends, then it is raised there."""
+    def crash_tree(self, error: BaseException) -> Stop:
+        """Stop the whole tree for an exception that belongs to the caller, where it is raised afterwards."""
         self.tree.leftovers.reraise = self.tree.leftovers.reraise or error
         is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
         stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
@@ -246,7 +246,7 @@ class RunTask:
         # person at the terminal. A parent that only saw a failed child would go on paying for model calls after Ctrl-C.
         self.tree.root.stop(stop)
         self.stop(stop)
-        return self.halt()
+        return self.make_stop()
 
     def stop_with_error(self, error: BaseException) -> Stop:
         """Stop the run because a performer raised an exception."""
@@ -255,9 +255,9 @@ class RunTask:
         # known, so nothing could follow from it.
         error = wrap_error(error, f"performing an effect of the run at {self.path!r} failed")
         self.stop(Stop("diverged", error=error))
-        return self.halt()
+        return self.make_stop()
 
-    def halt(self, item: Item | None = None) -> Stop:
+    def make_stop(self, item: Item | None = None) -> Stop:
         """Return the outcome of an effect that was not performed, or not completely, with its usage so far."""
         # What a stopped effect leaves behind was put aside by whoever was interrupted: a cancelled coroutine has no way
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
@@ -265,7 +265,7 @@ class RunTask:
         if item is None:
             return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
         address = item.address
-        left = tree.leftovers.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
+        left = tree.leftovers.ended_children.pop(child_path(*address), None) if type(item.effect) in RUNS else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.leftovers.stopped_calls.pop(address, None)
         return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
@@ -274,7 +274,11 @@ class RunTask:
         """Return the outcome of an effect that comes after the run was stopped."""
         # The machine is answered, not abandoned: it asks for effects while it closes handlers and gives every call a
         # result, and it checks that a Gather has one outcome for each member.
-        return Gathered(tuple([self.halt() for _ in effect.effects])) if isinstance(effect, Gather) else self.halt()
+        return (
+            Gathered(tuple([self.make_stop() for _ in effect.effects]))
+            if isinstance(effect, Gather)
+            else self.make_stop()
+        )
 
     def _cancel_task(self) -> None:
         """Cancel the task if it is awaiting something."""
@@ -343,7 +347,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 async def _run_compute(run: RunTask, effect: Compute) -> Single:
     """Run work in a thread; if the run is stopped, stop the work and wait for it."""
     if run.must_stop():
-        return run.halt()
+        return run.make_stop()
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around
     # it, so that the next call of the same tool finds it warm.
@@ -359,12 +363,12 @@ async def _run_compute(run: RunTask, effect: Compute) -> Single:
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
-                run.interrupted()
+                run.absorb_cancellation()
                 effect.stop()
         if run.stopping is not None:
             # Fetched only so that asyncio does not log at some later time that nobody did.
             work.exception()
-            return run.halt()
+            return run.make_stop()
         return work.result()
     except Exception as error:  # noqa: BLE001
         # A program that is worked out again over its record may come to something else; that is a divergence of the
@@ -407,8 +411,8 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
                         effect.stop()
                     await asyncio.wait((work,))
             except asyncio.CancelledError:
-                run.interrupted()
-        return run.halt() if is_ended else work.result()
+                run.absorb_cancellation()
+        return run.make_stop() if is_ended else work.result()
     except Exception as error:  # noqa: BLE001
         return run.stop_with_error(error)
     finally:
@@ -450,7 +454,7 @@ async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single: 
             began = _show_start(tree, item, kind)
         outcome = await performer.perform(item, tree)
         if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
-            run.notice_cancel()
+            run.record_outside_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
     # without results, and a journal without an end. `_outcome_of_exception` sorts them: ours, the caller's, or a broken performer's.
     except BaseException as error:  # noqa: BLE001
@@ -499,13 +503,13 @@ def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) ->
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.desk.limits.record(effect.questions[0], outcome.value[0])
+        tree.questions.limits.record(effect.questions[0], outcome.value[0])
         tree.performers.allow(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
         # which is recorded, and not from the dialogue, which is not.
         for question, answer in zip(effect.questions, outcome.value, strict=True):
-            tree.desk.remembered.take(question, answer)
+            tree.questions.remembered.add_from_answer(question, answer)
 
 
 def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
@@ -518,8 +522,8 @@ def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
 def _is_already_asked(tree: DrivenTree, item: Item) -> bool:
     """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
-        return not tree.desk.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
-    return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
+        return not tree.questions.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
+    return all(map(tree.questions.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
@@ -534,7 +538,7 @@ def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
             tree.deferred.expect_result(item)
         emit(make_tool_started(item, binding))
     else:
-        for event in started(item, tree.desk.get_shown_questions(item) if kind is AskPerson else ()):
+        for event in started(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
             emit(event)
     return now_ms()
 
@@ -550,7 +554,7 @@ def _show_end(tree: DrivenTree, item: Item, kind: type[Leaf], outcome: Single, b
         emit(make_tool_finished(item, outcome, duration_ms))
     else:
         if kind is AskPerson:
-            tree.desk.forget_shown(item)
+            tree.questions.forget_shown(item)
         for event in make_end_events(item, outcome, duration_ms):
             emit(event)
 
@@ -561,15 +565,15 @@ def _outcome_of_exception(run: RunTask, item: Item, error: BaseException, *, alo
         # A member's task is cancelled by `cut` or by its race; the run's own task has another count of cancellations,
         # which is not to be touched from here.
         if alone:
-            run.interrupted()
+            run.absorb_cancellation()
     else:
         _stop_for_exception(run, error)
-    return run.halt(item)
+    return run.make_stop(item)
 
 
 def _stop_for_exception(run: RunTask, error: BaseException) -> Stop:
     """Stop the run for an exception: the caller's is raised there later, any other fails the run."""
-    return run.crashed(error) if belongs_to_caller(error) else run.stop_with_error(error)
+    return run.crash_tree(error) if belongs_to_caller(error) else run.stop_with_error(error)
 
 
 async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
@@ -593,7 +597,7 @@ async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
     # One outcome for each member, in the order in which they were asked for, whatever ended first: what ends first is a
     # matter of the network, and must leave no trace in a history (reliability:I2). Members that never began were
     # stopped.
-    return Gathered(tuple([outcome or run.halt() for outcome in together.outcomes]))
+    return Gathered(tuple([outcome or run.make_stop() for outcome in together.outcomes]))
 
 
 class _RunningGroup:
@@ -660,7 +664,7 @@ class _RunningGroup:
                 else:
                     await self._wait_for_one_end()
             except asyncio.CancelledError:
-                self._run.interrupted()
+                self._run.absorb_cancellation()
                 for task in self._running:
                     task.cancel()
             except BaseException as error:  # noqa: BLE001
@@ -772,7 +776,7 @@ class _RunningGroup:
             self._ended.set_result(None)
         standstill = self._run.tree.standstill
         if standstill.parked or standstill.held:
-            standstill.look()
+            standstill.release_or_suspend()
 
     async def _wait_for_one_end(self) -> None:
         """Wait until a member ends."""
@@ -794,6 +798,6 @@ async def _yield_to_loop(run: RunTask) -> None:
         # cancellation is taken note of like one in an effect.
         await asyncio.sleep(0)
     except asyncio.CancelledError:
-        run.interrupted()
+        run.absorb_cancellation()
     finally:
         run.busy = None

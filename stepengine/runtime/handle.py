@@ -87,10 +87,10 @@ class TurnSequence:
     def _start(self, tree: RunTree, runner: ResultMaker) -> None:
         """Start the task of a turn."""
         tree.hub.keep()
-        tree.standstill.is_held = True
+        tree.standstill.is_reachable = True
         self.tree = tree
         for _ in range(self._attending):
-            tree.desk.attend()
+            tree.questions.attend()
         self.task: asyncio.Task[RunResult] = self._loop.create_task(
             runner(), name=f"stepengine {tree.root.state.run_id}"
         )
@@ -137,10 +137,10 @@ class TurnSequence:
     def change_attending(self, change: int) -> None:
         """Count a reader who can answer questions as arrived (1) or gone (-1)."""
         self._attending += change
-        (self.tree.desk.attend if change > 0 else self.tree.desk.remove_attendant)()
+        (self.tree.questions.attend if change > 0 else self.tree.questions.remove_attendant)()
         if self.tree.standstill.parked:
             # Whoever attended kept a run here that only waits.
-            self.tree.standstill.look()
+            self.tree.standstill.release_or_suspend()
 
     def _receive_message(self, message: UserMessage) -> None:
         if not self.task.done():
@@ -225,8 +225,8 @@ class RunHandle(Generic[Out]):
     @property
     def children(self) -> tuple[ChildRun, ...]:
         """The running runs below this one, at any depth."""
-        seats = self._tree.hub.log.running()
-        return tuple([ChildRun(path, seat.run_id, seat.agent_id) for path, seat in seats.items() if path])
+        labels = self._tree.hub.log.running()
+        return tuple([ChildRun(path, label.run_id, label.agent_id) for path, label in labels.items() if path])
 
     @property
     def session_id(self) -> str | None:
@@ -256,7 +256,7 @@ class RunHandle(Generic[Out]):
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions that ``answer`` accepts now; those of a suspended run are in its result."""
-        return self._tree.desk.open
+        return self._tree.questions.open
 
     @property
     def epoch(self) -> str:
@@ -460,7 +460,7 @@ class RunHandle(Generic[Out]):
     @property
     def finishing(self) -> tuple[str, ...]:
         """The running calls that ``interrupt(grace=...)`` lets finish, such as ``"write_file (#3)"``."""
-        return tuple([_call_label(item) for item in self._tree.runs.lasting()])
+        return tuple([_call_label(item) for item in self._tree.runs.list_unrepeatable()])
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -470,7 +470,7 @@ class RunHandle(Generic[Out]):
             AnswerRejected: when no question with that id is open, or *answer* is none to it, such as a text that is no
                 option.
         """
-        self._tree.desk.answer(question_id, answer)
+        self._tree.questions.answer(question_id, answer)
 
     def interrupt(self, grace: float = 0.0) -> None:
         """

@@ -73,7 +73,7 @@ EPOCH_DIGITS = frozenset("0123456789abcdef")
 # takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
 MAX_HISTORIES = 64
-"""Of how many runs of a tree a history without its secrets is kept; of further ones it is made anew at each step."""
+"""Histories without their secrets that are kept, one for each run of a tree: runs above this number, which are rare, are redacted anew at each step."""
 NO_HISTORY = ("", Transcript(), Transcript())
 # An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
 # without a copy. By the fields themselves, which are found once: by name it takes half as long again.
@@ -81,9 +81,9 @@ SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_
 exhaust: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
 """Consumes an iterator and drops its values."""
 NOTED = frozenset({HookFailed, LogLine, PhaseChanged, RunStarted})
-"""The kinds that the hub itself takes note of."""
+"""The kinds that the hub itself reads."""
 LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
-"""The kinds that are not just put to what waits for an only reader; only handles ask for the phase, and they keep events."""
+"""The kinds that are not simply queued for an only reader. Only handles ask for the phase, and they keep events."""
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -106,7 +106,7 @@ class Receiver(Protocol):
 
 
 class Watcher:
-    """An observer and how often it has failed; an engine keeps one for all its runs."""
+    """An observer with the number of its errors; all runs of an engine share it."""
 
     __slots__ = ("errors", "name", "put")
 
@@ -157,7 +157,7 @@ WATCHED = attrgetter("watched")
 
 class EventRedactor:
     """
-    Keeps secrets that the process knows out of events; the run itself has them.
+    Redacts the secrets that the process knows in events; the run itself has them.
 
     ``RunFinished`` passes as it is: its result is what the caller of the run gets. Only its JSON is clean.
     """
@@ -224,7 +224,7 @@ class EventRedactor:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
         return shown
 
-    def rest(self) -> list[Event]:
+    def flush(self) -> list[Event]:
         """Remove and return the text that is still held back, as events."""
         return [event for path in list(self._flows) for event in self._flush_text(path)]
 
@@ -311,7 +311,7 @@ class _StoredDeltas:
 
 class Ring:
     """
-    The newest events of a run, for subscribers that come late or come back.
+    The newest events of a run, for subscribers that arrive late or reconnect.
 
     At most 10,000 events with 1 MiB of text. Deltas are kept while their model call runs: what is shown after it holds them
     whole. Requests of model calls, which hold whole conversations, are not kept.
@@ -457,12 +457,12 @@ def parse_event_id(after: object, *, like: str = "5d0c2a17") -> StreamPosition:
 
 class WatcherFailures:
     """
-    The errors of what watches one run tree: observers and the logger.
+    The errors of the observers and the logger of one run tree.
 
     Attributes:
-        warnings: Observers that were dropped, and what else the result should mention.
-        crash: What an observer or the logger raised for the caller of the run, the first of it.
-        on_crash: Told of it at once, while the run can still be ended because of it.
+        warnings: Warnings for the result, such as about dropped observers.
+        crash: The first error for the caller of the run that an observer or the logger raised.
+        on_crash: Called with such an error at once, so that it ends the run.
     """
 
     def __init__(self) -> None:
@@ -517,11 +517,11 @@ class TreeLogger:
 
     def write(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line to the engine's logger, without showing an event."""
-        seat = self._labels.get(event.path) or RunLabel("", "")
+        label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.suspicious(f"{event.message} {data!r}"):
             event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
-        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
+        context = {"run_id": label.run_id, "agent_id": label.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)
         # A logger that is misconfigured must not end runs.
@@ -820,7 +820,7 @@ class Hub:
             return
         # What waits may hold something back, too.
         self.index_waiting_events()
-        for clean in self._event_redactor.rest():
+        for clean in self._event_redactor.flush():
             self.emit(clean, True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = RunFinished(path="", seq=0, result=result, clean=KNOWN.value)
@@ -907,7 +907,7 @@ class _WaitingDeltas:
         self._texts = [first.text]
         self.chars = len(first.text)
 
-    def take(self, event: Event) -> bool:
+    def join(self, event: Event) -> bool:
         """Join *event* if it is a delta that continues the last one; return whether it was joined."""
         last = self.last
         if type(event) is not type(last):
@@ -921,7 +921,7 @@ class _WaitingDeltas:
         self.chars += len(text)
         return True
 
-    def whole(self) -> Delta:
+    def to_delta(self) -> Delta:
         """Return the joined deltas as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
 
@@ -1043,7 +1043,7 @@ class Subscription:
             taken = queue[:BATCH_EVENTS]
             del queue[:BATCH_EVENTS]
         if self._has_joined:
-            taken = [event if not isinstance(event, _WaitingDeltas) else event.whole() for event in taken]
+            taken = [event if not isinstance(event, _WaitingDeltas) else event.to_delta() for event in taken]
             self._has_joined = bool(queue)
         if self._has_lost:
             taken.insert(0, self._make_dropped_event())
@@ -1083,11 +1083,11 @@ class Subscription:
         last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if isinstance(last, _WaitingDeltas):
-            return last.take(event)
+            return last.join(event)
         if type(last) not in DELTAS:
             return False
         one = _WaitingDeltas(last)  # type: ignore[arg-type]
-        if not one.take(event):
+        if not one.join(event):
             return False
         self.queue[-1] = one
         self._has_joined = True

@@ -322,11 +322,10 @@ class Refusals:
     """
     The effects that must not start, with the reasons.
 
-    Whoever finds out says it with ``refuse`` before the effect is performed; the gate asks with ``take``. What the two know of
-    each other is this.
+    A performer outside of the gate calls ``refuse`` before the effect is performed; the gate calls ``pop_error``.
 
     Attributes:
-        errors: Why, by address; mostly there are none.
+        errors: The reasons, by address; mostly there are none.
     """
 
     __slots__ = ("errors",)
@@ -341,7 +340,7 @@ class Refusals:
         """Refuse *effects* of the run at *path* before they start."""
         self.errors.update({(path, effect.seq): error for effect in effects})
 
-    def take(self, item: Item) -> StepEngineError | None:
+    def pop_error(self, item: Item) -> StepEngineError | None:
         """Remove and return the error that refuses an effect, or ``None``."""
         error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
@@ -358,7 +357,7 @@ class LimitGate:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
-        error = self._refusals.take(item) if self._refusals.errors else None
+        error = self._refusals.pop_error(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
     async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
@@ -432,7 +431,7 @@ class CallQueue:
         call.turn = None
 
     def end(self, call: MeteredCall) -> None:
-        """Release what a call reserved, and let others run."""
+        """Release the room of a call, and start others that wait for it."""
         if call.turn is not None:
             call.turn.cancel()
         if call.is_running:
@@ -462,7 +461,7 @@ class CallQueue:
 def estimate_call(
     request: ModelRequest, prices: Prices, find_output_limit: Callable[[ModelRequest], int | None]
 ) -> CallEstimate:
-    """Return how much a model call may use: what goes in, by estimate, and all that may come out."""
+    """Return how much a model call may use: its estimated prompt and its longest reply."""
     model, prompt, named = request.model, estimated_tokens(request), request.settings.max_tokens or 0
     longest = find_output_limit(request)
     cost = prices.for_usage(model, Usage(input_tokens=prompt, output_tokens=named))
@@ -523,7 +522,6 @@ class UsageMeter:
         self._prices = prices
         self._find_output_limit = find_output_limit
         self._find_record = find_record
-        # What each call is metered for.
         self._calls: dict[str, dict[int, MeteredCall]] = {}
         self._queue = CallQueue()
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
@@ -707,7 +705,7 @@ class UsageMeter:
         return outcome
 
     def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RetryWait | None:
-        """Count a failed attempt; one that used something frees its room, and the next one waits for it like a call."""
+        """Count the usage of a failed attempt, if it had any; then the next attempt waits for room like a new call."""
         if usage is None or not usage.total_tokens:
             return None
         cost = self._prices.for_usage(cast("CallModel", item.effect).request.model, usage) or FREE
@@ -753,7 +751,7 @@ def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitEx
 
 
 def _explain_hand_off_limit(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
-    """Return the error for a hand-off, of which whoever reads it may not know that it adds a level."""
+    """Return the error for a hand-off, which explains that a hand-off adds a level."""
     msg = (
         f"the conversation cannot be handed over to agent {effect.agent_id!r}: each hand-off of a run counts as a level of children, "
         f"and max_depth is {error.limit}; raise Limits(max_depth=...) to allow more hand-offs"

@@ -268,7 +268,7 @@ class Mail:
         return future
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def polling(self) -> Iterator[None]:
         """Poll the post box for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:

@@ -3,13 +3,13 @@
 
 It starts and ends runs, and is the ``IO`` of its performers. Everything else is the work of its parts, each behind a small interface:
 
-- ``runs`` and ``loop`` (``active_runs``): which runs are running, interrupts, what tools keep for runs; calls from other threads.
+- ``runs`` and ``loop`` (``active_runs``): the running runs, interrupts, objects that tools keep for runs; calls from other threads.
 - ``clock`` (``clock``): time, and the time limits of runs.
-- ``performers`` (``performer_stack``): performers, ledgers of what is spent, prices.
-- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` does what those ask that are for the tree itself.
-- ``desk`` (``questions``): questions. ``deferred`` (``innermost``): calls that wait for their results from outside.
-- ``standstill``: what the runs wait for, and when the tree is suspended. ``background``: children in the background.
-- ``hub``: what is shown. ``leftovers``: what cancelled waits could not return.
+- ``performers`` (``performer_stack``): performers, ledgers of spending, prices.
+- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` carries out those for the tree itself.
+- ``questions`` (``questions``): questions. ``deferred`` (``deferred_calls``): calls that wait for their results from outside.
+- ``standstill``: the waits of the runs, and when the tree is suspended. ``background``: children in the background.
+- ``hub``: the event stream. ``leftovers``: data that cancelled waits could not return.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ class RunTree:
     One root run and the children below it, or one child and those below it, whose parent is driven elsewhere.
 
     Args:
-        services: What the engine lends.
-        plan: What the root is started with.
-        state: The state that it is started with.
+        services: The parts of the engine that the tree uses.
+        plan: The plan of the root.
+        state: The state that the root starts from.
         hub: Its event stream.
-        answers: Answers given up front, by question id or text.
-        earlier: Questions that the run which this one continues was suspended for, with their answers.
+        answers: Answers given in advance, by question id or text.
+        earlier: The questions that suspended the run which this one continues, with their answers.
 
     Attributes:
-        services: What the engine lends.
+        services: The parts of the engine that the tree uses.
         root: The root run.
-        runs: The runs that are running, and how they are interrupted.
+        runs: The running runs, and their interrupts.
         loop: The event loop in which they run.
         clock: Their time, and their time limits.
-        performers: What performs their effects, and what they may spend.
-        hub: What is shown of them; *emit* shows an event.
-        desk: Their questions.
+        performers: The performers of their effects, with their ledgers.
+        hub: Their event stream; *emit* shows an event.
+        questions: Their questions.
         mail: The messages that were sent to them.
-        inboxes: What people said to them and they have not received yet.
+        inboxes: User messages that they have not received yet.
         deferred: The tool calls that wait for their results from outside.
-        standstill: What they wait for.
+        standstill: Their waits.
         background: The children in the background.
-        leftovers: What cancelled waits could not return.
+        leftovers: Data that cancelled waits could not return.
     """
 
     # Thousands of trees may wait at a time; with slots none has a table of its attributes.
@@ -86,7 +86,6 @@ class RunTree:
         "background",
         "clock",
         "deferred",
-        "desk",
         "emit",
         "hub",
         "inboxes",
@@ -94,6 +93,7 @@ class RunTree:
         "loop",
         "mail",
         "performers",
+        "questions",
         "root",
         "runs",
         "services",
@@ -114,7 +114,7 @@ class RunTree:
         # The bound method, looked up once: performers call it for each delta of each reply.
         self.emit: Callable[[Event], None] = hub.emit
         given = AdvanceAnswers(answers or {}, earlier)
-        self.desk = OpenQuestions(given, services.interactor, services.tools.threads, services.remembered)
+        self.questions = OpenQuestions(given, services.interactor, services.tools.threads, services.remembered)
         self.leftovers = Leftovers()
         self.inboxes = Inboxes()
         self.deferred = DeferredCalls()
@@ -125,7 +125,7 @@ class RunTree:
         self.runs = ActiveRuns(self.root, self.loop, hub.failures.warnings)
         self._use_services(services, plan)
 
-    def seat(
+    def set_plan(
         self,
         services: Services,
         plan: RunPlan,
@@ -138,7 +138,7 @@ class RunTree:
         # The tree exists before it is known what it runs: a caller has a handle and reads events while the run still
         # waits for its turn in a session.
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
-        self.desk.given = AdvanceAnswers(answers or {}, earlier)
+        self.questions.given = AdvanceAnswers(answers or {}, earlier)
         self._use_services(services, plan)
 
     def _use_services(self, services: Services, plan: RunPlan) -> None:
@@ -214,7 +214,7 @@ class RunTree:
             if root.stopping is None:
                 await coming()
         except asyncio.CancelledError:
-            root.interrupted()
+            root.absorb_cancellation()
         finally:
             root.busy = None
             if timer is not None:
@@ -229,7 +229,7 @@ class RunTree:
         watchdog.enter(self)
         # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
         # the next step.
-        self.hub.failures.on_crash = self.root.crashed
+        self.hub.failures.on_crash = self.root.crash_tree
         self.runs.by_path[self.root.path] = self.root
         self.mail.begin()
         try:
@@ -252,7 +252,7 @@ class RunTree:
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child and waits for it."""
         run = self.runs.by_path[path] = RunTask(self, plan, state, path)
-        if self.root.spares:
+        if self.root.is_in_grace:
             run.stopping = self.root.stopping
         elif self.background.children:
             run.stopping = self.background.stopping(path)
@@ -270,9 +270,9 @@ class RunTree:
                 except asyncio.CancelledError:
                     continue
             finished = task.result()
-            # The wait ends with an exception and can return nothing. What the child came to is put aside, and `halt` of
+            # The wait ends with an exception and can return nothing. What the child came to is put aside, and `make_stop` of
             # the parent's driver hands it on: its spending counts, and its questions are its parent's.
-            self.leftovers.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
+            self.leftovers.ended_children[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
     async def _run_to_end(self, run: RunTask) -> Finished:
@@ -298,7 +298,7 @@ class RunTree:
         except BaseException as error:  # noqa: BLE001
             if not belongs_to_caller(error):
                 return _finish_lost_run(run, error)
-            run.crashed(error)
+            run.crash_tree(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 self.emit(RunFailed(path=run.path, error=str(error), kind=type(error).__name__))
                 self.emit(PhaseChanged(path=run.path, phase=RunPhase.FAILED))
@@ -318,7 +318,7 @@ class RunTree:
         self.clock.deadlines.pop(path, None)
         self.inboxes.by_path.pop(path, None)
         if self.standstill.parked or self.standstill.held:
-            self.standstill.look()
+            self.standstill.release_or_suspend()
         if self.leftovers.stopped_calls:
             self.leftovers.forget(path)
         self.performers.forget(path)
