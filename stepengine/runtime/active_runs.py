@@ -37,7 +37,7 @@ class TreeLoop:
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Schedule *function* in the loop if that is open; may be called from any thread."""
-        if self.is_open:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *args)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stepengine.data.limits import Limits
-from stepengine.runtime.limits import SpendingLedger
+from stepengine.runtime.limits import CallEstimate, RunningCalls, SpendingLedger
 
 CAPS = st.none() | st.integers(10, 200)
 
@@ -120,3 +120,31 @@ class Trees(RuleBasedStateMachine):
 
 TestTrees = pytest.mark.spec("reliability:I8", "reliability:R6")(Trees.TestCase)
 TestTrees.settings = settings(max_examples=20, stateful_step_count=20)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cost", "tokens_left", "dollars_left", "fits"),
+    [
+        (60, "1", 100, None, True),
+        (61, "1", 100, None, False),
+        (None, "1", 100, None, False),
+        (61, "0.5", None, "2.5", True),
+        (61, "0.6", None, "2.5", False),
+        (61, None, None, "2.5", False),
+        (None, None, None, None, True),
+    ],
+)
+def test_call_fits_beside_running_calls_within_remaining_limits(
+    tokens: int | None, cost: str | None, tokens_left: int | None, dollars_left: str | None, fits: bool
+) -> None:
+    def estimate(tokens: int | None, cost: str | None) -> CallEstimate:
+        return CallEstimate("test/m", 1, None, tokens, None if cost is None else Decimal(cost))
+
+    running, first, call = RunningCalls(), estimate(40, "2"), estimate(tokens, cost)
+    left = tokens_left, None if dollars_left is None else Decimal(dollars_left)
+
+    assert running.fits(call, *left)
+    running.add(first, 1)
+    assert fits == running.fits(call, *left)
+    running.add(first, -1)
+    assert running.fits(call, *left)
