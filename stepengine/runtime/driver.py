@@ -177,10 +177,6 @@ class RunTask:
         """Record that its children in the background have ended."""
         self.busy = None
 
-    def release(self) -> None:
-        """Drop the reference to the tree; nothing more will be performed."""
-        del self.tree
-
     def stop(self, stop: Stop) -> None:
         """Stop the run; the first reason counts. May be called from any thread, any number of times."""
         # Whoever calls this does not wait for anything: a second, harder stop takes away the grace that an earlier one

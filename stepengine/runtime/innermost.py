@@ -201,7 +201,6 @@ class Innermost:
         self._retries = retries
         self._outcomes = outcomes
         self._perform_wait = wait
-        self._by_kind = self._PERFORM
         self._providers: dict[str, ModelProvider] = {}
         self._prices = prices
 
@@ -211,7 +210,7 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return self._by_kind[type(item.effect)](self, item, io)
+        return self._PERFORM[type(item.effect)](self, item, io)
 
     # --- model calls --------------------------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ class RunTree:
         self.background.close()
         del self.performers
         self.hub.failures.on_crash = self.hub.root.history = None
-        self.root.release()
+        del self.root.tree
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child and waits for it."""
