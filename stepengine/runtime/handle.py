@@ -77,7 +77,7 @@ class TurnSequence:
     def __init__(self, tree: RunTree, runner: ResultMaker, turns: Turns | None) -> None:
         self._turns = turns
         self.is_closing = False
-        self._tells: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._context = contextvars.copy_context()
         self._loop = asyncio.get_running_loop()
         self._attending = 0
@@ -104,12 +104,12 @@ class TurnSequence:
             self._turns is None or self.is_closing or task.cancelled() or task.exception() is not None
         )
 
-    def on_end(self, tell: Callable[[], object]) -> None:
-        """Call *tell* when no further turn can follow."""
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call *callback* when no further turn can follow."""
         if self.done:
-            tell()
+            callback()
         else:
-            self._tells.append(tell)
+            self._callbacks.append(callback)
 
     def add_message(self, message: UserMessage) -> None:
         """Add a user message to the running turn, or start the next turn with it. May be called from any thread."""
@@ -172,8 +172,8 @@ class TurnSequence:
             return
         self.tree.hub.is_kept_open = False
         self.tree.hub.end()
-        while self._tells:
-            self._tells.pop()()
+        while self._callbacks:
+            self._callbacks.pop()()
 
 
 class RunHandle(Generic[Out]):
@@ -446,7 +446,7 @@ class RunHandle(Generic[Out]):
         place = self._tree.deferred.place(tool_call_id, path)
         message = make_result_message(place, result)
         is_new = self._tree.mail.post(message)
-        self._turns.call_in_loop(self._tree.mail.steer, message)
+        self._turns.call_in_loop(self._tree.mail.apply, message)
         return is_new
 
     async def fetch_mail(self) -> None:
