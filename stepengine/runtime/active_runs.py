@@ -170,7 +170,7 @@ class RunBelongings:
 
 
 class _StopSignal:
-    """Tells whether a run is being stopped, for ``ToolContext.cancelled``."""
+    """The state of ``ToolContext.cancelled``: whether a run is being stopped."""
 
     __slots__ = ("_root",)
 

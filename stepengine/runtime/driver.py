@@ -4,9 +4,9 @@ The driver of one run: the loop that passes outcomes to its machine, and the way
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
-A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
-cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished.
+A run ends early because of ``stop``, or because its task is cancelled from outside. ``stop`` cancels the task, too, to end the
+running effect. ``TaskCancellation`` takes that cancellation back, but never one from outside: that is passed on when the run has
+ended.
 """
 
 from __future__ import annotations
@@ -380,8 +380,8 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
     """
     Run a turn of a handler in a thread.
 
-    A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
-    turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
+    A handler that runs here is never stopped between two effects, since a stop is recorded at an effect. A running turn, which is
+    recorded nowhere, may end, and the effect that it yields is refused; unless it takes too long.
     """
     kept, ended_by_itself = run.tree.runs.belongings.get(run.path), threading.Event()
 

@@ -1,9 +1,9 @@
 """
 The ordered event stream of a run tree, and its receivers.
 
-Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
-of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
-watches can change, stop or slow a run: observers that raise are dropped, slow subscribers lose deltas first.
+Events reach observers and subscribers in the order in which they are emitted; each gets its id here. Those of a run that has a
+handle are kept in a ring of fixed size for subscribers that arrive late or reconnect. Observers and subscribers cannot change, stop
+or slow a run: observers that raise are dropped, slow subscribers lose deltas first.
 """
 
 from __future__ import annotations
@@ -934,8 +934,9 @@ class Subscription:
     """
     One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
 
-    At most 10,000 events wait, beside a hundred that the reader has taken. A reader that falls behind gets deltas that belong together as one; when that is not enough,
-    deltas go first, after that the newest, and the reader is told with ``EventsDropped``. The last event always fits.
+    At most 10,000 events wait, in addition to a hundred that the reader has taken. A reader that falls behind gets deltas that belong
+    together as one. If that is not enough, deltas are dropped first, then the newest events, and the reader gets an
+    ``EventsDropped``. The last event always fits.
 
     Attributes:
         queue: The waiting events.

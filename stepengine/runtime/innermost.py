@@ -1,8 +1,8 @@
 """
 ``Innermost``: performs model calls, tool calls, functions, questions and children, with one method for each.
 
-``WaitingEffects`` performs the rest. Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
-was sent to the run meanwhile.
+``WaitingEffects`` performs the rest. The performers that record, limit and trace wrap these. Outcomes contain the run's time and the
+user messages that have arrived meanwhile.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ class Leftovers:
     """
     Data that a cancelled wait cannot return, kept until the outcome that reports it.
 
-    It is the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
+    It belongs to the tree, since another run than the cancelled one may make that outcome.
 
     Attributes:
         ended_children: The ends of children whose parent could not wait for them any more, by path.

@@ -118,7 +118,7 @@ class SpendingLedger:
 
     Args:
         limits: The run's limits in force.
-        given: Those of them that somebody set.
+        given: Those of them that were set explicitly.
         parent: The parent's ledger; ``None`` for a root run.
         path: The path of the run.
         own: The limits in tokens and in dollars that are the run's own, and not those of its parent; by default those of *limits*.
@@ -245,7 +245,7 @@ class SpendingLedger:
         """
         Count *count* more children here and above, or return the error if there is no room.
 
-        A limit that somebody set holds for every child; the default holds for those that models asked for (requirements:X50).
+        A limit that was set explicitly holds for every child; the default holds for those that models request (requirements:X50).
         """
         for ledger in (self, *self.above):
             most, started = ledger.given.max_total_children, ledger.children
@@ -794,8 +794,7 @@ class Repeats:
     """
     Counts calls that repeat the last one of the same tool, input and result included; only calls of models count.
 
-    It stands outside everything that records, so that a resumed run counts what was recorded too. Refusals go through the
-    gate inside.
+    It wraps the recorder, so that a resumed run also counts recorded calls. Refusals go through the gate inside.
 
     Args:
         inner: What performs.

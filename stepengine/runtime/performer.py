@@ -136,7 +136,7 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
     Run the work of a ``Compute`` and return its outcome; its duration is not counted.
 
     Raises:
-        ReplayDivergence: when what is recorded of a body cannot be brought back, so that its run must not go on.
+        ReplayDivergence: when the recorded state of a body cannot be restored, so that its run must not continue.
     """
     try:
         return Value(effect.work(keeps, effect.known))

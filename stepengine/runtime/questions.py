@@ -1,7 +1,7 @@
 """
 Questions of a run tree: the form that people see, and the choice of the person or rule that answers.
 
-Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
+Answers are given in advance, come from an interactor or through the run's handle, or are missing.
 """
 
 from __future__ import annotations

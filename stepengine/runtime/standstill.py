@@ -85,8 +85,8 @@ class Standstill:
         """
         Start the awaitables and wait for the first. Return False if the tree was suspended before one was done.
 
-        It is begun only where it has to be waited for: a clock of a test would let time pass in it. What comes by a future is known
-        to have come as soon as that is done; a task would take a moment in which the tree seemed to stand still.
+        They are started only if it is necessary to wait: the clock of a test would let time pass in them. A future is known to be
+        done at once; a task would take a moment in which the tree would seem to stand still.
         """
         address = item.address
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -125,7 +125,7 @@ class Standstill:
         """
         Hold a new effect until every run of the tree has reached the end of its record.
 
-        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
+        An effect that *begins* is held if it was not started before; one that is performed, if it has no outcome.
         """
         record = self._tree.services.record
         if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
@@ -166,8 +166,8 @@ class Standstill:
         """
         Return whether a tree with only these waits may be suspended.
 
-        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could resume it, except for what nobody here could ever send.
+        Not while anyone attends to it, who may answer questions or send messages. A tree that is not recorded waits here, as it could
+        not be resumed, except for messages that no one here can send.
         """
         tree = self._tree
         # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by

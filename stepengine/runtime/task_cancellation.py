@@ -27,7 +27,7 @@ class TaskCancellation:
         """Register the current task as the one that drives the run."""
         task = self.task = asyncio.current_task()
         assert task is not None  # noqa: S101
-        # A task may carry cancellations that are none of ours when we enter it: somebody's `asyncio.timeout` around us
+        # A task may carry cancellations that are none of ours when we enter it: the caller's `asyncio.timeout` around us
         # that has fired and is still unwinding. Only what is counted above them came while the run was driven.
         # Without it such a task would end every run that is started in its cleanup.
         self._earlier = task.cancelling()
