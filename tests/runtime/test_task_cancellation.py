@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stepengine.runtime.task_cancellation import TaskCancellation
+from stepengine.runtime.driver import TaskCancellation
 
 
 async def wait(cancellation: TaskCancellation) -> None:
