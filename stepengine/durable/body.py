@@ -134,7 +134,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     if order.spawns:
         # A child has no result of its own here, so its parent's takes what only this process knows of it.
         finished = finished.add_warnings(seen.live.tree.hub.failures.warnings)
-    rules = seen.live.tree.desk.remembered.rules
+    rules = seen.live.tree.questions.remembered.rules
     ended = to_comparable_form(finished.as_child())
     if plan.body is not None:
         given = finished.as_tool_result(
@@ -175,8 +175,8 @@ async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, 
     )
     seen.live = launcher.make_engine_run(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
     run.tree = seen.live.tree
-    run.tree.desk.know(order.rules)
-    run.tree.standstill.is_held = True  # what it waits for comes here
+    run.tree.questions.use_recorded_rules(order.rules)
+    run.tree.standstill.is_reachable = True  # what it waits for comes here
     return seen
 
 

@@ -300,7 +300,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
         session.writer.close()
         raise
     live.session = session
-    live.tree.desk.patience = 0.0
+    live.tree.questions.patience = 0.0
     return live
 
 

@@ -851,7 +851,7 @@ class Steps:
 
         outcome, form = await self._record_outcome(item, place, act)
         for rule in form.get("rules", ()):
-            cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
+            cast("RunTree", run.tree).questions.remembered.add(freeze_object(rule))
         if "body" in form:
             self._check_body_result(item, place.seeded, form)
             body = parse_body_end(form["body"])
@@ -982,7 +982,7 @@ class Steps:
         if not isinstance(child, ChildResult):
             return outcome
         for rule in ended.get("rules", ()):
-            tree.desk.remembered.add(freeze_object(rule))
+            tree.questions.remembered.add(freeze_object(rule))
         run.started += ended.get("started", 0) + bool(child.run_id)
         plan: RunPlan = cast("RunInBackground", item.effect).plan
         with contextlib.suppress(StepEngineError):
@@ -1145,7 +1145,7 @@ class _RemoteIO:
             parent=inherited_state(self._item.effect, plan),
             previous=None,
             slice=self._share,
-            rules=tree.desk.remembered.rules,
+            rules=tree.questions.remembered.rules,
         )
         # The id is that of the path, so to enqueue it again after a crash finds the child that is there (durable:U5). A
         # queue for each depth: on one for all, parents that wait would hold the places which their children need, for
@@ -1330,10 +1330,9 @@ def _was_requested_by_model(item: Item) -> bool:
 def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
     """Return what is left of the budgets of a run and those around it, divided by *among*."""
     found: dict[str, list[Any]] = {}
-    around: SpendingLedger | None = ledger
     # The narrowest of the budgets around counts: a child's share may not be larger than what is left to its
     # grandparents.
-    while around is not None:
+    for around in (ledger, *ledger.above):
         limits = around.limits
         if limits.max_tokens is not None:
             left = limits.max_tokens - around.tokens - around.reserved_tokens
@@ -1344,7 +1343,6 @@ def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
         if around.given.max_total_children is not None:
             more = around.given.max_total_children - around.children
             found.setdefault("max_total_children", []).append(max(0, more) // among)
-        around = around.parent
     return {name: min(values) for name, values in found.items()}
 
 

@@ -273,7 +273,7 @@ class Engine:
         if self._headless is None:
             tree = live.tree
             has_way_back = live.session is not None or tree.root.plan.info.session_id is not None
-            tree.desk.headless = tree.services.interactor is None and not has_way_back
+            tree.questions.headless = tree.services.interactor is None and not has_way_back
         return await live()
 
     def stream(
@@ -329,13 +329,13 @@ class Engine:
         first = dict(asked)
         asked.pop("run_id", None)  # which no other turn may have
         live = self._launcher.asked(agent, prompt, first)
-        live.tree.desk.patience = patience
+        live.tree.questions.patience = patience
 
         def turn(last: RunResult, text: str) -> tuple[RunTree, ResultMaker]:
             following = {**asked, "answers": None, "session_id": handle.session_id}
             following["previous"] = None if self._launcher.sessions is not None else last.state
             known = self._launcher.asked(agent, text, following, hub=live.tree.hub)
-            known.tree.desk.patience = patience
+            known.tree.questions.patience = patience
             known.handle = handle
             return known.tree, known
 

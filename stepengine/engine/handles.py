@@ -50,7 +50,7 @@ class BackgroundLaunch:
         """Run the session in the background, to its end."""
         live = self._launcher.again(session, **self._options)
         session.raises = self._raises
-        live.tree.desk.patience = self._patience
+        live.tree.questions.patience = self._patience
         handle = start_in_background(self._launcher, live)
         self._started.set_result(handle)
         return await handle.wait()

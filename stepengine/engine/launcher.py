@@ -329,7 +329,7 @@ class Launcher:
             session.writer.close()
             raise
         live.session = session
-        live.tree.hub.resumed = session.mode.resumes
+        live.tree.hub.root.is_resumed = session.mode.resumes
         return live
 
     def ready(self, request: RunRequest, *, prepare: Prepare | None = None, wrap: Wrap | None = None) -> EngineRun:
@@ -365,7 +365,7 @@ class Launcher:
             seed=self.seed,
             created=self.services.clock.now(),
             watched=partial(WATCHED, hub),
-            opened=hub.opened,
+            opened=hub.root.set_history,
             recorded=recorded,
             chosen={**(self.agent_models or recorded.chosen), **self._run_models(request, recorded)},
         )
@@ -422,7 +422,7 @@ class Launcher:
             into: The run itself, where it waited for its turn in a session: now it starts from *made*.
         """
         request, services = made.request, made.services
-        made.hub.shows = shows
+        made.hub.show_news(shows)
         # A run that waited for its turn has a handle already, which somebody holds: so its tree is filled and not
         # replaced.
         if into is None:
@@ -431,8 +431,8 @@ class Launcher:
         else:
             if into.turn is not None:
                 services = into.turn.watched(services, into)
-            into.tree.seat(services, made.plan, made.state, request.answers, earlier=request.earlier)
-        into.tree.desk.headless = self.headless
+            into.tree.set_plan(services, made.plan, made.state, request.answers, earlier=request.earlier)
+        into.tree.questions.headless = self.headless
         return into
 
     def _run_models(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
@@ -503,7 +503,7 @@ class Launcher:
     def forget(self, session_id: str, ids: Collection[str]) -> None:
         """Drop the rules of a conversation that have one of *ids*, or all where there are none."""
         trees = [live.tree for live in list(self.active) if live.tree.root.plan.info.session_id == session_id]
-        for kept in (self._remembered.get(session_id), *[tree.desk.remembered for tree in trees]):
+        for kept in (self._remembered.get(session_id), *[tree.questions.remembered for tree in trees]):
             if kept is not None:
                 kept.forget(ids)
 

@@ -230,7 +230,7 @@ class EngineRun:
     def _add_tree_warnings(self, finished: Finished) -> Finished:
         """Return the end of the root with the warnings of what its machine does not know: observers, answers, messages."""
         tree = self.tree
-        texts = [*tree.hub.failures.warnings, *tree.desk.given.unused]
+        texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
         if tree.inboxes.root and not tree.hub.is_kept_open:
             texts.append(undelivered_warning(len(tree.inboxes.root)))
         return finished.add_warnings(texts) if texts else finished

@@ -1,21 +1,20 @@
 """
 The only floor that loops with I/O: the driver, the performers, retries, limits, events and handles.
 
-A machine asks for an effect, the driver hands it to a performer and sends the outcome back. A performer has two methods: ``begin``
-says what is about to happen, in the order of the numbers, and ``perform`` gives what came of it. In between they are wrapped around
-each other like the skins of an onion: who traces, who counts repeated calls and what the limits allow stand outside, who records
-stands in the middle, the gate for refusals, what stops losers, and last what really calls models and tools stand inside. The order
-is not free, and ``RunTree`` alone puts it up; a run for which the outer ones have nothing to do goes past them.
+A machine yields an effect, the driver passes it to a performer and sends the outcome back. A performer has two methods: ``begin``
+prepares effects in the order of their numbers, and ``perform`` returns the outcome of one. Performers wrap each other. From the
+outside in: tracing, the count of repeated calls, the limits, the recorder, the gate for refusals, the one that stops losers, and the
+one that calls models and tools. ``PerformerStack`` alone puts them together; a run for which the outer ones have nothing to do
+takes a shorter way.
 
 One tree of runs shares a ``RunTree``: its clock, ledgers, open questions, messages and event stream. A run is one task, and its
-effects are awaited in it; only what is asked for at once, and children, get tasks of their own. A stop cancels what is under way,
-comes back to the machine as an outcome, and so reaches each handler as the closing of its generator. Nothing of a run outlives it.
+effects are awaited in it; only members of a group and children get tasks of their own. A stop cancels the running effects. The
+machine receives it as an outcome and closes the handlers. No task of a run outlives it.
 
-Must not be here: what decides the next effect (machine), what an agent is built from (engine), records of what happened (journal),
-printing.
+Not here: the choice of the next effect (machine), the parts of an agent (engine), records (journal), printing.
 
-Begin with ``performer`` (the two protocols) and ``services``, then ``driver``, ``tree`` and ``innermost``; ``limits``, ``hub`` and ``standstill`` stand
-each by itself.
+Read ``performer`` (the two protocols) and ``services`` first, then ``driver``, ``tree`` and ``innermost``. ``limits``, ``hub`` and
+``standstill`` can be read alone.
 """
 
 from __future__ import annotations

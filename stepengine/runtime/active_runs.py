@@ -101,25 +101,25 @@ class ActiveRuns:
         if grace <= 0 or root.stopping is not None or not self._loop.is_open:
             root.stop(Stop("cancelled"))
             return
-        root.spares = True
+        root.is_in_grace = True
         root.stopping = Stop("cancelled")
         self._loop.call_soon(self._stop_with_grace, root.stopping, grace)
 
     def _stop_with_grace(self, stop: Stop, grace: float) -> None:
         """Stop the root after *grace* seconds, or at once if no effect would be in doubt."""
-        if not self._root.spares:
+        if not self._root.is_in_grace:
             return
         # Nothing under way would be in doubt, so there is nothing to be patient for.
-        if not self.lasting():
+        if not self.list_unrepeatable():
             self._root.stop(stop)
             return
         self._patience = asyncio.get_running_loop().call_later(grace, self._root.stop, stop)
         for run in list(self.by_path.values()):
-            run.spare(stop)
+            run.stop_gracefully(stop)
 
-    def lasting(self) -> list[Item]:
+    def list_unrepeatable(self) -> list[Item]:
         """Return the running effects that would be in doubt if they were cancelled."""
-        return [item for run in list(self.by_path.values()) for item in run.lasting()]
+        return [item for run in list(self.by_path.values()) for item in run.list_unrepeatable()]
 
     def close(self) -> None:
         """Forget all runs, since the tree has ended."""
@@ -160,17 +160,17 @@ class RunBelongings:
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
-                run.notice_cancel()
+                run.record_outside_cancel()
         try:
             self._warnings += [label_warning(text, run.path, run.plan.definition.id) for text in work.result()]
         except BaseException as error:
             if not belongs_to_caller(error):
                 raise
-            run.crashed(error)
+            run.crash_tree(error)
 
 
 class _StopSignal:
-    """Tells whether a run is being stopped, for ``ToolContext.cancelled``."""
+    """The state of ``ToolContext.cancelled``: whether a run is being stopped."""
 
     __slots__ = ("_root",)
 
@@ -180,4 +180,4 @@ class _StopSignal:
     def is_set(self) -> bool:
         """Return whether the run is being stopped and running effects have to end: ``False`` during their grace."""
         # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
-        return self._root.stopping is not None and not self._root.spares
+        return self._root.stopping is not None and not self._root.is_in_grace

@@ -31,11 +31,11 @@ class BackgroundChild:
 
     Attributes:
         path: Its path.
-        effect: What started it.
-        outcome: How it ended, once it has.
-        stopping: Why it must end, once somebody said so.
-        is_ended: Whether it was ended by its parent, which is an end like any other; else its tree was stopped.
-        is_told: Whether its parent was told how it ended.
+        effect: The effect that started it.
+        outcome: Its outcome; ``None`` while it runs.
+        stopping: The reason why it must end; ``None`` until it is stopped.
+        is_ended: Whether its parent ended it, which is recorded as its end; otherwise its tree was stopped.
+        is_told: Whether its parent has received its result.
     """
 
     __slots__ = ("effect", "is_ended", "is_told", "outcome", "path", "stopping", "task")
@@ -101,7 +101,7 @@ class BackgroundChildren:
         # instead.
         except BaseException as error:  # noqa: BLE001
             tree.root.stop_with_error(error)
-            outcome = tree.root.halt()
+            outcome = tree.root.make_stop()
         child.outcome = outcome
         if isinstance(outcome, Value):
             tree.standstill.drop(child.path)
@@ -112,7 +112,7 @@ class BackgroundChildren:
         for future in ends:
             if not future.done():
                 future.set_result(None)
-        tree.standstill.look()
+        tree.standstill.release_or_suspend()
 
     def at_work(self) -> Iterator[str]:
         """Yield the paths of running children, the youngest first."""
@@ -227,15 +227,15 @@ class BackgroundChildren:
         # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
         # that is at work, or a tree whose children all wait could never lie down.
         run.start_waiting()
-        is_spared = self._tree.root.spares and not run.is_cut
+        is_spared = self._tree.root.is_in_grace and not run.is_cut
         stop = None if is_spared or run.stopping is None else _make_stop_for_children(run)
         work = asyncio.create_task(self.end_with(run.path, stop))
-        self._tree.standstill.look()
+        self._tree.standstill.release_or_suspend()
         while not work.done():
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
-                run.interrupted()
+                run.absorb_cancellation()
                 self.stop_all(run.path, _make_stop_for_children(run))
         run.end_waiting()
         left = work.result()

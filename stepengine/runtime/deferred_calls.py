@@ -75,7 +75,7 @@ class DeferredCalls:
         """
         Deliver a result to the effect at a place, now or when it starts to wait, once; in the tree's event loop.
 
-        A letter may be there before its call is, where a run goes on, and may be read more than once.
+        In a resumed run a message may arrive before its call starts, and may be read more than once.
         """
         if place in self._settled:
             return

@@ -4,9 +4,9 @@ The driver of one run: the loop that passes outcomes to its machine, and the way
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
-A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
-cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished.
+A run ends early because of ``stop``, or because its task is cancelled from outside. ``stop`` cancels the task, too, to end the
+running effect. ``TaskCancellation`` takes that cancellation back, but never one from outside: that is passed on when the run has
+ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stepengine.data.effects import (
     Spawn,
 )
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
-from stepengine.errors import ReplayDivergence, StepEngineError
+from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.background import TreeWithBackground
@@ -50,7 +50,16 @@ from stepengine.runtime.effect_events import (
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.innermost import NOTHING, has_deferred_results
 from stepengine.runtime.mail import find_received_message
-from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable, quick_item, run_compute
+from stepengine.runtime.performer import (
+    IO,
+    Item,
+    Performer,
+    child_path,
+    is_repeatable,
+    quick_item,
+    run_compute,
+    wrap_error,
+)
 from stepengine.runtime.tree_protocols import Performers
 
 if TYPE_CHECKING:
@@ -101,48 +110,108 @@ class DrivenTree(TreeWithBackground, Protocol):
 
     @property
     def performers(self) -> DrivenPerformers:
-        """What performs the effects."""
+        """The performers of its effects."""
+
+
+class TaskCancellation:
+    """
+    Cancels the task that drives a run, and distinguishes this cancellation from those by others.
+
+    The own cancellation is taken back before the task leaves the run. Those by others are never taken back.
+
+    Attributes:
+        task: The task; ``None`` while no task drives the run.
+    """
+
+    __slots__ = ("_earlier", "_is_requested", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[object] | None = None
+        self._earlier = 0
+        self._is_requested = False
+
+    def enter(self) -> None:
+        """Register the current task as the one that drives the run."""
+        task = self.task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        # A task may carry cancellations that are none of ours when we enter it: the caller's `asyncio.timeout` around us
+        # that has fired and is still unwinding. Only what is counted above them came while the run was driven.
+        # Without it such a task would end every run that is started in its cleanup.
+        self._earlier = task.cancelling()
+
+    def leave(self) -> None:
+        """Release the task without the cancellation of this run."""
+        if self._is_requested:
+            self.take_back()
+        self.task = None
+
+    def schedule(self, cancel: Callable[[], None]) -> bool:
+        """Schedule *cancel* in the task's event loop; return False if no task drives the run. May be called from any thread."""
+        task = self.task
+        if task is None or (loop := task.get_loop()).is_closed():
+            return False
+        loop.call_soon_threadsafe(cancel)
+        return True
+
+    def cancel(self) -> None:
+        """Cancel the task once."""
+        if self.task is not None and not self._is_requested:
+            self._is_requested = True
+            self.task.cancel()
+
+    def take_back(self) -> None:
+        """Take back the cancellation by ``cancel``, if there was one."""
+        # `uncancel` takes back one count of the task, so it may be called exactly as often as we cancelled: once too
+        # seldom, and the caller's next `await` behind a finished run sees a cancellation that nobody asked for; once too
+        # often, and the caller's own is lost (reliability:SS12).
+        if self.task is not None and self._is_requested:
+            self._is_requested = False
+            self.task.uncancel()
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether anyone else has cancelled the task since it entered the run."""
+        assert self.task is not None  # noqa: S101
+        return self.task.cancelling() - self._is_requested > self._earlier
 
 
 class RunTask:
     """
-    One run of a tree; it may be told to ``stop`` also before and after it is driven.
+    One run of a tree; ``stop`` may be called also before and after it is driven.
 
     Attributes:
-        tree: What all runs of the tree share.
-        plan: What the run was started with.
-        state: The state it was started with.
+        tree: The parts that all runs of the tree share.
+        plan: The plan of the run.
+        state: The state that it starts from.
         path: Its path.
-        stopping: Why the run must end, once somebody said so.
-        busy: What is under way, so that there is something to cancel: an effect, the members of a ``Gather``, or ``True``
-            for a wait that is not an effect; ``None`` while nothing is.
-        spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
+        stopping: The reason why the run must end; ``None`` until it is stopped.
+        busy: The running effect, the members of a ``Gather``, or ``True`` for a wait that is not an effect; ``None`` if there is
+            nothing to cancel.
+        is_in_grace: Whether running effects that cannot be repeated may end by themselves although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
-        has_ended: Whether its machine has come to its end, and was not broken off.
-        is_cut: Whether it was stopped at once, and not only told to start nothing more.
-        is_ending: Whether its machine has ended, and its children in the background are waited for.
-        direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
-            for as it is, all but children and questions.
+        has_ended: Whether its machine has reached its end, and was not broken off.
+        is_cut: Whether it was stopped at once, without grace.
+        is_ending: Whether its machine has ended, and its background children have not.
+        direct: The innermost performer, or the recorder; ``None`` unless every wrapper around it would pass on the effects of
+            the run unchanged, except for children and questions.
+        cancellation: The cancellations of the task that drives the run.
     """
 
     # By hand, and no attrs class: a run task is changed all the time and compared by identity, and thousands of them
     # may wait at once in one process. Slots save the dictionary that each would carry.
     __slots__ = (
-        "_base",
-        "_kicked",
-        "_loop",
         "busy",
+        "cancellation",
         "cancelled",
         "direct",
         "has_ended",
         "is_cut",
         "is_ending",
+        "is_in_grace",
         "path",
         "plan",
-        "spares",
         "state",
         "stopping",
-        "task",
         "tree",
     )
 
@@ -151,40 +220,15 @@ class RunTask:
         self.plan = plan
         self.state = state
         self.path = path
-        self.task: asyncio.Task[object] | None = None
+        self.cancellation = TaskCancellation()
         self.stopping: Stop | None = None
         self.busy: Item | _RunningGroup | Literal[True] | None = None
-        self.spares = False
+        self.is_in_grace = False
         self.cancelled = False
         self.has_ended = False
         self.is_ending = False
         self.direct: Performer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._base = 0
-        self._kicked = False
         self.is_cut = False
-
-    def enter(self) -> None:
-        """Register the current task as the one that drives this run."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101
-        self.task = task
-        # A task may carry cancellations that are none of ours when we enter it: somebody's `asyncio.timeout` around us
-        # that has fired and is still unwinding. Only what is counted above this base came while the run was driven.
-        # Without it such a task would end every run that is started in its cleanup.
-        self._base = task.cancelling()
-        self._loop = task.get_loop()
-
-    def leave(self) -> None:
-        """Release the task without any pending cancellation of this run."""
-        if self._kicked and self.task is not None:
-            # `uncancel` takes back one count of the task, so it may be called exactly as often as we cancelled: once
-            # too seldom, and the caller's next `await` behind a finished run sees a cancellation that nobody asked for;
-            # once too often, and the caller's own is lost (reliability:SS12).
-            self._kicked = False
-            self.task.uncancel()
-        self._loop = None
-        self.direct = None
 
     def start_waiting(self) -> None:
         """Record that the run is at its end, and waits for its children in the background."""
@@ -194,33 +238,25 @@ class RunTask:
         """Record that its children in the background have ended."""
         self.busy = None
 
-    def release(self) -> None:
-        """Drop the reference to the tree; nothing more will be performed."""
-        del self.tree
-        self.task = None
-
     def stop(self, stop: Stop) -> None:
         """Stop the run; the first reason counts. May be called from any thread, any number of times."""
         # Whoever calls this does not wait for anything: a second, harder stop takes away the grace that an earlier one
         # gave. The first reason is the one that is told, since all later ones are mostly consequences of it.
-        self.spares = False
+        self.is_in_grace = False
         self.stopping = self.stopping or stop
-        if self.is_cut or self._loop is None or self._loop.is_closed():
-            return
-        self.is_cut = True
         # Always by way of the loop, also from its own thread. A stop may be called by the effect itself (a tool that
         # cancels its run, an observer): to cancel the task right here would strike the frame that is calling. And from
         # another thread, or from a signal handler, `Task.cancel` is not safe at all. `is_cut` keeps a thousand stops
         # from filling the loop's queue (reliability:I12).
-        self._loop.call_soon_threadsafe(self._cancel_task)
+        self.is_cut = self.is_cut or self.cancellation.schedule(self._cancel_task)
 
-    def lasting(self) -> list[Item]:
+    def list_unrepeatable(self) -> list[Item]:
         """Return the running effects that cannot be repeated."""
         busy = self.busy
         items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _RunningGroup) else []
         return [item for item in items if self._would_be_in_doubt(item)]
 
-    def spare(self, stop: Stop) -> None:
+    def stop_gracefully(self, stop: Stop) -> None:
         """Start nothing more, and cancel all running effects that can be repeated; children are stopped separately."""
         self.stopping = self.stopping or stop
         busy = self.busy
@@ -244,27 +280,22 @@ class RunTask:
             self.stopping = self.tree.clock.time_limit_stop(self.path)
         return self.stopping is not None
 
-    def interrupted(self) -> Stop:
+    def absorb_cancellation(self) -> Stop:
         """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
-        task = self.task
-        assert task is not None  # noqa: S101
         # Ours first, so that what is left of the count is from outside. Where no stop of ours is known, it can only
         # have been the caller.
-        if self._kicked:
-            self._kicked = False
-            task.uncancel()
-        self.notice_cancel(certain=self.stopping is None)
-        return self.halt()
+        self.cancellation.take_back()
+        self.record_outside_cancel(certain=self.stopping is None)
+        return self.make_stop()
 
-    def notice_cancel(self, *, certain: bool = False) -> None:
-        """Record a cancellation from outside."""
-        assert self.task is not None  # noqa: S101
-        if certain or self.task.cancelling() - self._kicked > self._base:
+    def record_outside_cancel(self, *, certain: bool = False) -> None:
+        """Record a cancellation from outside, if there was one or it is *certain*."""
+        if certain or self.cancellation.is_from_outside:
             self.cancelled = True
             self.stopping = self.stopping or Stop("cancelled")
 
-    def crashed(self, error: BaseException) -> Stop:
-        """Account for an exception that belongs to the caller: the tree ends, then it is raised there."""
+    def crash_tree(self, error: BaseException) -> Stop:
+        """Stop the whole tree for an exception that belongs to the caller, where it is raised afterwards."""
         self.tree.leftovers.reraise = self.tree.leftovers.reraise or error
         is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
         stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
@@ -272,22 +303,18 @@ class RunTask:
         # person at the terminal. A parent that only saw a failed child would go on paying for model calls after Ctrl-C.
         self.tree.root.stop(stop)
         self.stop(stop)
-        return self.halt()
+        return self.make_stop()
 
     def stop_with_error(self, error: BaseException) -> Stop:
         """Stop the run because a performer raised an exception."""
         # Whoever sees it must not have to know the classes of SDKs (reliability:R22). It ends the run, and is not
         # thrown into the handler: a performer that lets an exception out is broken, and what the effect did is not
         # known, so nothing could follow from it.
-        if not isinstance(error, StepEngineError):
-            cause = error
-            msg = f"performing an effect of the run at {self.path!r} failed with {type(error).__name__}: {error}"
-            error = StepEngineError(msg)
-            error.__cause__ = cause
+        error = wrap_error(error, f"performing an effect of the run at {self.path!r} failed")
         self.stop(Stop("diverged", error=error))
-        return self.halt()
+        return self.make_stop()
 
-    def halt(self, item: Item | None = None) -> Stop:
+    def make_stop(self, item: Item | None = None) -> Stop:
         """Return the outcome of an effect that was not performed, or not completely, with its usage so far."""
         # What a stopped effect leaves behind was put aside by whoever was interrupted: a cancelled coroutine has no way
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
@@ -295,7 +322,7 @@ class RunTask:
         if item is None:
             return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
         address = item.address
-        left = tree.leftovers.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
+        left = tree.leftovers.ended_children.pop(child_path(*address), None) if type(item.effect) in RUNS else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.leftovers.stopped_calls.pop(address, None)
         return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
@@ -304,16 +331,19 @@ class RunTask:
         """Return the outcome of an effect that comes after the run was stopped."""
         # The machine is answered, not abandoned: it asks for effects while it closes handlers and gives every call a
         # result, and it checks that a Gather has one outcome for each member.
-        return Gathered(tuple([self.halt() for _ in effect.effects])) if isinstance(effect, Gather) else self.halt()
+        return (
+            Gathered(tuple([self.make_stop() for _ in effect.effects]))
+            if isinstance(effect, Gather)
+            else self.make_stop()
+        )
 
     def _cancel_task(self) -> None:
         """Cancel the task if it is awaiting something."""
         # Only while something is awaited. Between two effects the machine itself runs, synchronously; the drive loop
         # looks at `stopping` before the next effect, and a cancellation that was left pending would strike some
         # innocent `await` later.
-        if self.busy and not self._kicked and self.task is not None:
-            self._kicked = True
-            self.task.cancel()
+        if self.busy:
+            self.cancellation.cancel()
 
 
 async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask) -> Finished:
@@ -374,7 +404,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 async def _run_compute(run: RunTask, effect: Compute) -> Single:
     """Run work in a thread; if the run is stopped, stop the work and wait for it."""
     if run.must_stop():
-        return run.halt()
+        return run.make_stop()
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around
     # it, so that the next call of the same tool finds it warm.
@@ -390,12 +420,12 @@ async def _run_compute(run: RunTask, effect: Compute) -> Single:
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
-                run.interrupted()
+                run.absorb_cancellation()
                 effect.stop()
         if run.stopping is not None:
             # Fetched only so that asyncio does not log at some later time that nobody did.
             work.exception()
-            return run.halt()
+            return run.make_stop()
         return work.result()
     except Exception as error:  # noqa: BLE001
         # A program that is worked out again over its record may come to something else; that is a divergence of the
@@ -411,8 +441,8 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
     """
     Run a turn of a handler in a thread.
 
-    A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
-    turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
+    A handler that runs here is never stopped between two effects, since a stop is recorded at an effect. A running turn, which is
+    recorded nowhere, may end, and the effect that it yields is refused; unless it takes too long.
     """
     kept, ended_by_itself = run.tree.runs.belongings.get(run.path), threading.Event()
 
@@ -438,8 +468,8 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
                         effect.stop()
                     await asyncio.wait((work,))
             except asyncio.CancelledError:
-                run.interrupted()
-        return run.halt() if is_ended else work.result()
+                run.absorb_cancellation()
+        return run.make_stop() if is_ended else work.result()
     except Exception as error:  # noqa: BLE001
         return run.stop_with_error(error)
     finally:
@@ -480,8 +510,8 @@ async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single: 
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item, kind)
         outcome = await performer.perform(item, tree)
-        if run.task.cancelling():  # type: ignore[union-attr]  # it is driven
-            run.notice_cancel()
+        if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
+            run.record_outside_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
     # without results, and a journal without an end. `_outcome_of_exception` sorts them: ours, the caller's, or a broken performer's.
     except BaseException as error:  # noqa: BLE001
@@ -530,13 +560,13 @@ def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) ->
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.desk.limits.record(effect.questions[0], outcome.value[0])
+        tree.questions.limits.record(effect.questions[0], outcome.value[0])
         tree.performers.allow(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
         # which is recorded, and not from the dialogue, which is not.
         for question, answer in zip(effect.questions, outcome.value, strict=True):
-            tree.desk.remembered.take(question, answer)
+            tree.questions.remembered.add_from_answer(question, answer)
 
 
 def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
@@ -549,8 +579,8 @@ def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
 def _is_already_asked(tree: DrivenTree, item: Item) -> bool:
     """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
-        return not tree.desk.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
-    return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
+        return not tree.questions.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
+    return all(map(tree.questions.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
@@ -565,7 +595,7 @@ def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
             tree.deferred.expect_result(item)
         emit(make_tool_started(item, binding))
     else:
-        for event in started(item, tree.desk.get_shown_questions(item) if kind is AskPerson else ()):
+        for event in started(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
             emit(event)
     return now_ms()
 
@@ -581,7 +611,7 @@ def _show_end(tree: DrivenTree, item: Item, kind: type[Leaf], outcome: Single, b
         emit(make_tool_finished(item, outcome, duration_ms))
     else:
         if kind is AskPerson:
-            tree.desk.forget_shown(item)
+            tree.questions.forget_shown(item)
         for event in make_end_events(item, outcome, duration_ms):
             emit(event)
 
@@ -592,15 +622,15 @@ def _outcome_of_exception(run: RunTask, item: Item, error: BaseException, *, alo
         # A member's task is cancelled by `cut` or by its race; the run's own task has another count of cancellations,
         # which is not to be touched from here.
         if alone:
-            run.interrupted()
+            run.absorb_cancellation()
     else:
         _stop_for_exception(run, error)
-    return run.halt(item)
+    return run.make_stop(item)
 
 
 def _stop_for_exception(run: RunTask, error: BaseException) -> Stop:
     """Stop the run for an exception: the caller's is raised there later, any other fails the run."""
-    return run.crashed(error) if belongs_to_caller(error) else run.stop_with_error(error)
+    return run.crash_tree(error) if belongs_to_caller(error) else run.stop_with_error(error)
 
 
 async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
@@ -624,7 +654,7 @@ async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
     # One outcome for each member, in the order in which they were asked for, whatever ended first: what ends first is a
     # matter of the network, and must leave no trace in a history (reliability:I2). Members that never began were
     # stopped.
-    return Gathered(tuple([outcome or run.halt() for outcome in together.outcomes]))
+    return Gathered(tuple([outcome or run.make_stop() for outcome in together.outcomes]))
 
 
 class _RunningGroup:
@@ -691,7 +721,7 @@ class _RunningGroup:
                 else:
                     await self._wait_for_one_end()
             except asyncio.CancelledError:
-                self._run.interrupted()
+                self._run.absorb_cancellation()
                 for task in self._running:
                     task.cancel()
             except BaseException as error:  # noqa: BLE001
@@ -803,7 +833,7 @@ class _RunningGroup:
             self._ended.set_result(None)
         standstill = self._run.tree.standstill
         if standstill.parked or standstill.held:
-            standstill.look()
+            standstill.release_or_suspend()
 
     async def _wait_for_one_end(self) -> None:
         """Wait until a member ends."""
@@ -825,6 +855,6 @@ async def _yield_to_loop(run: RunTask) -> None:
         # cancellation is taken note of like one in an effect.
         await asyncio.sleep(0)
     except asyncio.CancelledError:
-        run.interrupted()
+        run.absorb_cancellation()
     finally:
         run.busy = None

@@ -48,7 +48,8 @@ class FailFastGroup:
 
     def __init__(self, brake: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
         self._brake = brake
-        self._children = {(i.path, i.effect.seq): child_path(i.path, i.effect.seq) for i in items if _starts_run(i)}
+        runs = [(item.path, item.effect.seq) for item in items if type(item.effect) in RUNS]
+        self._children = {address: child_path(*address) for address in runs}
         self._begun: set[tuple[str, int]] = set()
         self._gone = has_failed
 
@@ -77,10 +78,6 @@ class FailFastGroup:
         self._brake.stop_children([path for address, path in self._children.items() if address in self._begun])
 
 
-def _starts_run(item: Item) -> bool:
-    return type(item.effect) in RUNS
-
-
 class StopOnFailure:
     """
     The performer that stops the effects of children whose group has failed.
@@ -107,7 +104,7 @@ class StopOnFailure:
 
     def can_stop(self, path: str) -> bool:
         """Return whether the run at *path* can be stopped here."""
-        return bool(self._watched and self._stop_signals(path))
+        return bool(self._watched and self._find_stop_signals(path))
 
     def find_stop_signal(self, path: str) -> asyncio.Future[None] | None:
         """Return the future that is done when the child at *path*, driven elsewhere, must stop; ``None`` without one."""
@@ -147,13 +144,13 @@ class StopOnFailure:
             # Its effects are stopped one by one, and whoever started it ends it.
             return self._inner.perform(item, io)
         if self._watched and item.path:
-            pulls = self._stop_signals(item.path)
-            if pulls:
+            signals = self._find_stop_signals(item.path)
+            if signals:
                 act = self._run_watched_child if type(item.effect) in RUNS else self._perform_interruptibly
-                return act(item, io, pulls)
+                return act(item, io, signals)
         return self._inner.perform(item, io)
 
-    def _stop_signals(self, path: str) -> list[asyncio.Future[None]]:
+    def _find_stop_signals(self, path: str) -> list[asyncio.Future[None]]:
         """Return the futures that stop the run at *path* or one above it."""
         found: list[asyncio.Future[None]] = []
         while path:
@@ -162,31 +159,31 @@ class StopOnFailure:
             path = path.rpartition(".")[0]
         return found
 
-    async def _run_watched_child(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
+    async def _run_watched_child(self, item: Item, io: IO, signals: Sequence[asyncio.Future[None]]) -> Single:
         """Run a child of a watched run; if both were stopped, stop the parent as well."""
         outcome = await self._inner.perform(item, io)
         cause = self._stopped_by.pop(child_path(item.path, item.effect.seq), None)
-        if not isinstance(outcome, Value) or cause is None or cause not in pulls:
+        if not isinstance(outcome, Value) or cause is None or cause not in signals:
             return outcome
         self._stopped_by[item.path] = cause
         if isinstance(item.effect, CallBody):
             return Stop("cancelled", outcome.at, body=outcome.body)
         return Stop("cancelled", outcome.at, child=outcome.value)
 
-    async def _perform_interruptibly(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
-        if any(pull.done() for pull in pulls):
-            return self._record_stop(item, pulls)
+    async def _perform_interruptibly(self, item: Item, io: IO, signals: Sequence[asyncio.Future[None]]) -> Single:
+        if any(signal.done() for signal in signals):
+            return self._record_stop(item, signals)
         # A task, since only a task can be cut off by somebody else than who awaits it. Only effects below a watched
         # group pay for one.
         work = asyncio.ensure_future(self._inner.perform(item, io))
-        waited: list[asyncio.Future[Any]] = [work, *pulls]
+        waited: list[asyncio.Future[Any]] = [work, *signals]
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not work.done():
                 await _cancel_and_wait(work)
         return (
-            attrs.evolve(self._record_stop(item, pulls), begun=io.find_stopped_call(item))
+            attrs.evolve(self._record_stop(item, signals), begun=io.find_stopped_call(item))
             if work.cancelled()
             else work.result()
         )
@@ -259,8 +256,8 @@ class StopOnFailure:
             if not work.done():
                 await _cancel_and_wait(work)
 
-    def _record_stop(self, item: Item, pulls: Sequence[asyncio.Future[None]]) -> Stop:
-        self._stopped_by[item.path] = next(pull for pull in pulls if pull.done())
+    def _record_stop(self, item: Item, signals: Sequence[asyncio.Future[None]]) -> Stop:
+        self._stopped_by[item.path] = next(signal for signal in signals if signal.done())
         return Stop("cancelled", self._now())
 
 

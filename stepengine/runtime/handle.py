@@ -1,4 +1,4 @@
-"""``RunHandle``: a run in the background, seen from outside."""
+"""``RunHandle``: a run in the background, seen from outside; and the turns of such a handle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ResultMaker(Protocol):
 
 
 Turns: TypeAlias = Callable[[RunResult, str], tuple[RunTree, ResultMaker]]
-"""Gives the next turn of a kept-open handle from how the last one ended and what the user says now."""
+"""Returns the next turn of a kept-open handle, from the result of the last one and the user's text."""
 
 
 @frozen
@@ -59,6 +59,123 @@ class ChildRun:
     agent_id: str
 
 
+class TurnSequence:
+    """
+    The turns of one handle, each a run of its own; a handle that is not kept open has one.
+
+    Args:
+        tree: The run tree of the first turn.
+        runner: Runs it.
+        turns: Returns the next turn; ``None`` for a handle that is not kept open.
+
+    Attributes:
+        tree: The run tree of the running turn, or of the last one.
+        task: The task of that turn.
+        is_closing: Whether the handle was shut down, so that no further turn starts.
+    """
+
+    def __init__(self, tree: RunTree, runner: ResultMaker, turns: Turns | None) -> None:
+        self._turns = turns
+        self.is_closing = False
+        self._callbacks: list[Callable[[], object]] = []
+        self._context = contextvars.copy_context()
+        self._loop = asyncio.get_running_loop()
+        self._attending = 0
+        tree.hub.is_kept_open = turns is not None
+        self._start(tree, runner)
+
+    def _start(self, tree: RunTree, runner: ResultMaker) -> None:
+        """Start the task of a turn."""
+        tree.hub.keep()
+        tree.standstill.is_reachable = True
+        self.tree = tree
+        for _ in range(self._attending):
+            tree.questions.attend()
+        self.task: asyncio.Task[RunResult] = self._loop.create_task(
+            runner(), name=f"stepengine {tree.root.state.run_id}"
+        )
+        self.task.add_done_callback(self._on_turn_end)
+
+    @property
+    def done(self) -> bool:
+        """Whether the last turn has ended and no further one can follow: one that crashed leaves no state to continue from."""
+        task = self.task
+        return task.done() and (
+            self._turns is None or self.is_closing or task.cancelled() or task.exception() is not None
+        )
+
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call *callback* when no further turn can follow."""
+        if self.done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def add_message(self, message: UserMessage) -> None:
+        """Add a user message to the running turn, or start the next turn with it. May be called from any thread."""
+        if self._turns is None:
+            self.tree.inboxes.root.append(message)
+        else:
+            self.call_in_loop(self._receive_message, message)
+
+    def close(self) -> None:
+        """Stop the running turn and start no further one. May be called from any thread."""
+        self.is_closing = True
+        self.tree.hub.is_kept_open = False
+        self.tree.root.stop(Stop("shutdown"))
+        self.call_in_loop(self._end_if_done)
+
+    def call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the event loop of the turns: directly if the caller is in it."""
+        # At once where that is possible: put off to the next turn of the loop, an input would come behind a shutdown
+        # that was called after it.
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
+            call(*arguments)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def change_attending(self, change: int) -> None:
+        """Count a reader who can answer questions as arrived (1) or gone (-1)."""
+        self._attending += change
+        (self.tree.questions.attend if change > 0 else self.tree.questions.remove_attendant)()
+        if self.tree.standstill.parked:
+            # Whoever attended kept a run here that only waits.
+            self.tree.standstill.release_or_suspend()
+
+    def _receive_message(self, message: UserMessage) -> None:
+        if not self.task.done():
+            self.tree.inboxes.root.append(message)
+        elif not self.done:
+            self._start_next(message.text)
+
+    def _start_next(self, text: str) -> None:
+        turns, last = self._turns, self.task.result()
+        assert turns is not None  # noqa: S101 - a handle that is not kept open has one
+        # As the first turn: not in the context of whoever happens to send the text, which may be another run's.
+        self._context.copy().run(lambda: self._start(*turns(last, text)))
+
+    def _on_turn_end(self, _: asyncio.Task[RunResult]) -> None:
+        self._end_if_done()
+        late = [message.text for message in self.tree.inboxes.root]
+        if self.done or not late:
+            return
+        self.tree.inboxes.root.clear()
+        try:
+            self._start_next("\n\n".join(late))
+        except StepEngineError as error:
+            text = f"what was said after the turn had ended could not start another one: {error.message}"
+            LOGGER.warning(text)
+            self.tree.hub.emit(Warned(message=text))
+
+    def _end_if_done(self) -> None:
+        if not self.done:
+            return
+        self.tree.hub.is_kept_open = False
+        self.tree.hub.end()
+        while self._callbacks:
+            self._callbacks.pop()()
+
+
 class RunHandle(Generic[Out]):
     """
     A run in the background; ``engine.start`` and ``engine.start_resume`` return one.
@@ -73,27 +190,12 @@ class RunHandle(Generic[Out]):
     """
 
     def __init__(self, tree: RunTree, runner: ResultMaker, *, turns: Turns | None = None) -> None:
-        self._turns = turns
-        self._is_closing = False
-        self._tells: list[Callable[[], object]] = []
-        self._context = contextvars.copy_context()
-        self._loop = asyncio.get_running_loop()
+        self._turns = TurnSequence(tree, runner, turns)
         self._is_used = False
-        self._attending = 0
-        tree.hub.is_kept_open = turns is not None
-        self._attach_tree(tree, runner)
 
-    def _attach_tree(self, tree: RunTree, runner: ResultMaker) -> None:
-        """Attach a run tree to this handle and start its task."""
-        tree.hub.keep()
-        tree.standstill.is_held = True
-        self._tree = tree
-        for _ in range(self._attending):
-            tree.desk.attend()
-        self._task: asyncio.Task[RunResult] = self._loop.create_task(
-            runner(), name=f"stepengine {tree.root.state.run_id}"
-        )
-        self._task.add_done_callback(self._on_turn_end)
+    @property
+    def _tree(self) -> RunTree:
+        return self._turns.tree
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.run_id} of {self.agent_id!r}: {self.phase.value}>"
@@ -123,8 +225,8 @@ class RunHandle(Generic[Out]):
     @property
     def children(self) -> tuple[ChildRun, ...]:
         """The running runs below this one, at any depth."""
-        seats = self._tree.hub.log.running()
-        return tuple([ChildRun(path, seat.run_id, seat.agent_id) for path, seat in seats.items() if path])
+        labels = self._tree.hub.log.running()
+        return tuple([ChildRun(path, label.run_id, label.agent_id) for path, label in labels.items() if path])
 
     @property
     def session_id(self) -> str | None:
@@ -139,7 +241,7 @@ class RunHandle(Generic[Out]):
     @property
     def history(self) -> Transcript:
         """The messages of the conversation so far; those of a step are added at its end."""
-        history, task = self._tree.hub.history, self._task
+        history, task = self._tree.hub.root.history, self._turns.task
         if history is not None:
             return history()
         if task.done() and not task.cancelled() and task.exception() is None:
@@ -149,39 +251,31 @@ class RunHandle(Generic[Out]):
     @property
     def phase(self) -> RunPhase:
         """The phase of the run; a kept-open handle is ``IDLE`` between its turns."""
-        return RunPhase.IDLE if self._task.done() and not self.done else self._tree.hub.phase
+        return RunPhase.IDLE if self._turns.task.done() and not self.done else self._tree.hub.root.phase
 
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions that ``answer`` accepts now; those of a suspended run are in its result."""
-        return self._tree.desk.open
+        return self._tree.questions.open
 
     @property
     def epoch(self) -> str:
         """The prefix of the ``id`` of this handle's events."""
-        return self._tree.hub.epoch
+        return self._tree.hub.numbers.draw_epoch()
 
     @property
     def done(self) -> bool:
         """Whether the run has ended and no further turn can follow."""
-        return self._task.done() and (self._turns is None or self._is_closing or self._has_crashed)
+        return self._turns.done
 
     @property
     def is_used(self) -> bool:
         """Whether the result or the events were requested."""
         return self._is_used
 
-    @property
-    def _has_crashed(self) -> bool:
-        """Whether the last turn left no state to continue from; true from its end on."""
-        return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
-
     def on_end(self, tell: Callable[[], object]) -> None:
         """Call *tell* when the handle is done: its run has ended, or was cancelled before it started."""
-        if self.done:
-            tell()
-        else:
-            self._tells.append(tell)
+        self._turns.on_end(tell)
 
     # --- what comes out -----------------------------------------------------------------------------------------------
 
@@ -197,7 +291,7 @@ class RunHandle(Generic[Out]):
     async def wait(self) -> RunResult[Out]:
         """Return the result as ``result`` does, without marking it as used."""
         # Whoever stops waiting has not stopped the run.
-        return await asyncio.shield(self._task)
+        return await asyncio.shield(self._turns.task)
 
     def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:
         """
@@ -219,7 +313,7 @@ class RunHandle(Generic[Out]):
         """
         self._is_used = True
         subscription = self._tree.hub.subscribe(after)
-        shown = _iterate_attended(self, subscription.events()) if answers else subscription.events()
+        shown = _iterate_attended(self._turns, subscription.events()) if answers else subscription.events()
         # One that is never iterated has no `finally`.
         weakref.finalize(shown, subscription.close).atexit = False
         return shown
@@ -244,7 +338,7 @@ class RunHandle(Generic[Out]):
             case Interrupt():
                 self.interrupt()
             case Shutdown():
-                self._request_close()
+                self._turns.close()
             case _:
                 msg = (
                     f"handle.send() takes an input such as UserInput('Go on.'), not {given!r}; handle.send_input(text) "
@@ -263,7 +357,7 @@ class RunHandle(Generic[Out]):
             InputError: when it is too long for a record.
             StepEngineError: when the run has ended, or the next turn cannot start.
         """
-        if self.done or self._is_closing:
+        if self.done or self._turns.is_closing:
             msg = (
                 f"the run {self.run_id!r} has ended and takes no input; start another one with previous=result.state, go on "
                 "with a suspended one by start_resume(journal, answers=...), or start with keep_open=True"
@@ -273,10 +367,7 @@ class RunHandle(Generic[Out]):
         if why := find_length_problem(text):
             msg = f"the text for the run {self.run_id!r} is too long: {why}; write it to a file and send its path"
             raise InputError(msg, issues=(why,))
-        if self._turns is None:
-            self._tree.inboxes.root.append(message)
-        else:
-            self._call_in_loop(self._receive_input, text)
+        self._turns.add_message(message)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -328,7 +419,7 @@ class RunHandle(Generic[Out]):
         mail = self._tree.mail
         is_new = mail.post(message)
         if is_new:
-            self._call_in_loop(mail.arrive, message)
+            self._turns.call_in_loop(mail.arrive, message)
         return is_new
 
     def post_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
@@ -355,7 +446,7 @@ class RunHandle(Generic[Out]):
         place = self._tree.deferred.place(tool_call_id, path)
         message = make_result_message(place, result)
         is_new = self._tree.mail.post(message)
-        self._call_in_loop(self._tree.mail.steer, message)
+        self._turns.call_in_loop(self._tree.mail.apply, message)
         return is_new
 
     async def fetch_mail(self) -> None:
@@ -369,7 +460,7 @@ class RunHandle(Generic[Out]):
     @property
     def finishing(self) -> tuple[str, ...]:
         """The running calls that ``interrupt(grace=...)`` lets finish, such as ``"write_file (#3)"``."""
-        return tuple([_call_label(item) for item in self._tree.runs.lasting()])
+        return tuple([_call_label(item) for item in self._tree.runs.list_unrepeatable()])
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -379,7 +470,7 @@ class RunHandle(Generic[Out]):
             AnswerRejected: when no question with that id is open, or *answer* is none to it, such as a text that is no
                 option.
         """
-        self._tree.desk.answer(question_id, answer)
+        self._tree.questions.answer(question_id, answer)
 
     def interrupt(self, grace: float = 0.0) -> None:
         """
@@ -396,24 +487,8 @@ class RunHandle(Generic[Out]):
     async def shutdown(self) -> None:
         """End the run and its children and wait for them; may be called twice."""
         self._is_used = True
-        self._request_close()
-        await asyncio.wait((self._task,))
-
-    def _request_close(self) -> None:
-        """Stop the run and refuse further turns."""
-        self._is_closing = True
-        self._tree.hub.is_kept_open = False
-        self._tree.root.stop(Stop("shutdown"))
-        self._call_in_loop(self._end_if_idle)
-
-    def _call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the run's event loop: directly if the caller is in it."""
-        # At once where that is possible: put off to the next turn of the loop, an input would come behind a shutdown
-        # that was called after it.
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
-            call(*arguments)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
+        self._turns.close()
+        await asyncio.wait((self._turns.task,))
 
     async def __aenter__(self) -> Self:
         return self
@@ -423,50 +498,6 @@ class RunHandle(Generic[Out]):
     ) -> None:
         await self.shutdown()
 
-    def _change_attending(self, change: int) -> None:
-        """Count a watcher who can answer questions as arrived (1) or gone (-1)."""
-        self._attending += change
-        (self._tree.desk.attend if change > 0 else self._tree.desk.remove_attendant)()
-        if self._tree.standstill.parked:
-            # Whoever attended kept a run here that only waits.
-            self._tree.standstill.look()
-
-    # --- from turn to turn --------------------------------------------------------------------------------------------
-
-    def _receive_input(self, text: str) -> None:
-        """Add a user message to the running turn, or start the next turn with it."""
-        if not self._task.done():
-            self._tree.inboxes.root.append(UserMessage(text))
-        elif not self.done:
-            self._start_turn(text)
-
-    def _start_turn(self, text: str) -> None:
-        turns, last = self._turns, self._task.result()
-        assert turns is not None  # noqa: S101 - a handle that is not kept open has one
-        # As the first turn: not in the context of whoever happens to say something, which may be another run's.
-        self._context.copy().run(lambda: self._attach_tree(*turns(last, text)))
-
-    def _on_turn_end(self, _: asyncio.Task[RunResult]) -> None:
-        self._end_if_idle()
-        late = [message.text for message in self._tree.inboxes.root]
-        if self.done or not late:
-            return
-        self._tree.inboxes.root.clear()
-        try:
-            self._start_turn("\n\n".join(late))
-        except StepEngineError as error:
-            text = f"what was said after the turn had ended could not start another one: {error.message}"
-            LOGGER.warning(text)
-            self._tree.hub.emit(Warned(message=text))
-
-    def _end_if_idle(self) -> None:
-        if not self.done:
-            return
-        self._tree.hub.is_kept_open = False
-        self._tree.hub.end()
-        while self._tells:
-            self._tells.pop()()
-
 
 def _call_label(item: Item) -> str:
     effect = item.effect
@@ -474,11 +505,11 @@ def _call_label(item: Item) -> str:
     return f"{name} ({item.path}#{effect.seq})"
 
 
-async def _iterate_attended(handle: RunHandle, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    handle._change_attending(1)  # noqa: SLF001
+async def _iterate_attended(turns: TurnSequence, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    turns.change_attending(1)
     try:
         async for event in events:
             yield event
     finally:
-        handle._change_attending(-1)  # noqa: SLF001
+        turns.change_attending(-1)
         await events.aclose()

@@ -1,9 +1,9 @@
 """
 The ordered event stream of a run tree, and its receivers.
 
-Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
-of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
-watches can change, stop or slow a run: observers that raise are dropped, slow subscribers lose deltas first.
+Events reach observers and subscribers in the order in which they are emitted; each gets its id here. Those of a run that has a
+handle are kept in a ring of fixed size for subscribers that arrive late or reconnect. Observers and subscribers cannot change, stop
+or slow a run: observers that raise are dropped, slow subscribers lose deltas first.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ EPOCH_DIGITS = frozenset("0123456789abcdef")
 # takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
 MAX_HISTORIES = 64
-"""Of how many runs of a tree a history without its secrets is kept; of further ones it is made anew at each step."""
+"""Histories without their secrets that are kept, one for each run of a tree: runs above this number, which are rare, are redacted anew at each step."""
 NO_HISTORY = ("", Transcript(), Transcript())
 # An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
 # without a copy. By the fields themselves, which are found once: by name it takes half as long again.
 SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
-run_out: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
-"""Takes what there is from an iterator, and keeps nothing of it."""
+exhaust: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
+"""Consumes an iterator and drops its values."""
 NOTED = frozenset({HookFailed, LogLine, PhaseChanged, RunStarted})
-"""The kinds that the hub itself takes note of."""
+"""The kinds that the hub itself reads."""
 LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
-"""The kinds that are not just put to what waits for an only reader; only handles ask for the phase, and they keep events."""
+"""The kinds that are not simply queued for an only reader. Only handles ask for the phase, and they keep events."""
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -106,7 +106,7 @@ class Receiver(Protocol):
 
 
 class Watcher:
-    """An observer and how often it has failed; an engine keeps one for all its runs."""
+    """An observer with the number of its errors; all runs of an engine share it."""
 
     __slots__ = ("errors", "name", "put")
 
@@ -157,7 +157,7 @@ WATCHED = attrgetter("watched")
 
 class EventRedactor:
     """
-    Keeps secrets that the process knows out of events; the run itself has them.
+    Redacts the secrets that the process knows in events; the run itself has them.
 
     ``RunFinished`` passes as it is: its result is what the caller of the run gets. Only its JSON is clean.
     """
@@ -224,7 +224,7 @@ class EventRedactor:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
         return shown
 
-    def rest(self) -> list[Event]:
+    def flush(self) -> list[Event]:
         """Remove and return the text that is still held back, as events."""
         return [event for path in list(self._flows) for event in self._flush_text(path)]
 
@@ -311,7 +311,7 @@ class _StoredDeltas:
 
 class Ring:
     """
-    The newest events of a run, for subscribers that come late or come back.
+    The newest events of a run, for subscribers that arrive late or reconnect.
 
     At most 10,000 events with 1 MiB of text. Deltas are kept while their model call runs: what is shown after it holds them
     whole. Requests of model calls, which hold whole conversations, are not kept.
@@ -457,12 +457,12 @@ def parse_event_id(after: object, *, like: str = "5d0c2a17") -> StreamPosition:
 
 class WatcherFailures:
     """
-    The errors of what watches one run tree: observers and the logger.
+    The errors of the observers and the logger of one run tree.
 
     Attributes:
-        warnings: Observers that were dropped, and what else the result should mention.
-        crash: What an observer or the logger raised for the caller of the run, the first of it.
-        on_crash: Told of it at once, while the run can still be ended because of it.
+        warnings: Warnings for the result, such as about dropped observers.
+        crash: The first error for the caller of the run that an observer or the logger raised.
+        on_crash: Called with such an error at once, so that it ends the run.
     """
 
     def __init__(self) -> None:
@@ -517,11 +517,11 @@ class TreeLogger:
 
     def write(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line to the engine's logger, without showing an event."""
-        seat = self._labels.get(event.path) or RunLabel("", "")
+        label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.suspicious(f"{event.message} {data!r}"):
             event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
-        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
+        context = {"run_id": label.run_id, "agent_id": label.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)
         # A logger that is misconfigured must not end runs.
@@ -531,183 +531,262 @@ class TreeLogger:
             self._failures.record_crash(error)
 
 
+class EventNumbers:
+    """
+    The ids of the events of one stream: run, epoch and index.
+
+    Attributes:
+        run_id: The root run's id.
+        drawn_epoch: The epoch; ``""`` until ``draw_epoch`` is called.
+        next_index: The index of the next event.
+    """
+
+    __slots__ = ("drawn_epoch", "next_index", "run_id")
+
+    def __init__(self) -> None:
+        self.run_id = self.drawn_epoch = ""
+        self.next_index = 0
+
+    def draw_epoch(self) -> str:
+        """Return the id of this stream, random per process that drives the run; never recorded."""
+        # Drawn when first needed: a run that nobody watches asks the system for no random bytes. It is not the run's
+        # own chance, which a replay repeats: two processes that drive one run after each other must have different
+        # ones, or a reader that reconnects would be given the events behind another one's place.
+        if not self.drawn_epoch:
+            self.drawn_epoch = os.urandom(EPOCH_BYTES).hex()
+        return self.drawn_epoch
+
+    def assign(self, event: Event) -> None:
+        """Assign the next id to an event that no one has seen."""
+        SET_RUN_ID(event, self.run_id)
+        SET_EPOCH(event, self.drawn_epoch)
+        SET_INDEX(event, self.next_index)
+        self.next_index += 1
+
+    def assign_all(self, events: Sequence[Event]) -> None:
+        """Assign ids to several events, without a turn of the interpreter for each."""
+        exhaust(map(SET_RUN_ID, events, repeat(self.run_id)))
+        exhaust(map(SET_EPOCH, events, repeat(self.drawn_epoch)))
+        exhaust(map(SET_INDEX, events, count(self.next_index)))
+        self.next_index += len(events)
+
+    def find_index(self, event_id: object) -> int | None:
+        """
+        Return the index in the id of an event, or ``None`` if the id is of another epoch.
+
+        Raises:
+            StepEngineError: when it is not the id of an event so far.
+        """
+        epoch = self.draw_epoch()
+        position = parse_event_id(event_id, like=epoch)
+        # The process that gave this id has ended, and another one continues the run: its numbers count other events. So
+        # the reader gets all that there is, and is notified.
+        if position.epoch != epoch:
+            return None
+        if position.index >= self.next_index:
+            msg = f"after={event_id!r} names an event that was not yet; the newest one is {epoch}-{self.next_index - 1}"
+            raise StepEngineError(msg)
+        return position.index
+
+
+class NewsFilter:
+    """
+    Selects the news among the events of a resumed run: those that were not shown before it was resumed.
+
+    Args:
+        is_news: Returns whether an event is news.
+    """
+
+    def __init__(self, is_news: Callable[[Event], bool]) -> None:
+        self._is_news = is_news
+        self._held_starts: dict[str, Event] = {}
+
+    def select(self, event: Event) -> Iterator[Event]:
+        """
+        Yield *event* if it is news, after the starts of the steps around it.
+
+        A step of which only the rest is news is shown from its start, so that its end never comes alone.
+        """
+        path, kind, held = event.path, type(event), self._held_starts
+        if kind is StepStarted:
+            if not self._is_news(event):
+                held[path] = event
+                return
+            held.pop(path, None)
+        elif kind is StepFinished:
+            if held.pop(path, None) is not None:
+                return
+        elif not self._is_news(event):
+            return
+        # A child's news makes its parent's step news as well: shown are the starts of all steps around it, outermost
+        # first, or a viewer would have to hang the child below nothing.
+        for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
+            start = held.pop(above)
+            object.__setattr__(start, "resumed", True)  # nobody has seen it yet, as with its id
+            yield start
+        yield event
+
+    def clear(self) -> None:
+        """Drop the held starts, since the run has ended."""
+        self._held_starts.clear()
+
+
+class RootStatus:
+    """
+    The state of the root run that handles show while it runs.
+
+    Attributes:
+        phase: Its phase, as far as events are kept or shown to more than one reader.
+        is_resumed: Whether it continues from its journal.
+        history: Returns its messages at this moment; ``None`` unless it runs.
+    """
+
+    __slots__ = ("history", "is_resumed", "phase")
+
+    def __init__(self) -> None:
+        self.phase = RunPhase.IDLE
+        self.is_resumed = False
+        self.history: Callable[[], Transcript] | None = None
+
+    def set_history(self, history: Callable[[], Transcript]) -> None:
+        """Register the function that returns the history; called by the machine of the run."""
+        self.history = history
+
+
 class Hub:
     """
     The event stream of one run tree.
 
     Args:
-        watchers: Who is shown every event.
-        logger: Where log lines go beside the stream; see ``stepengine.runtime.logs.write``.
-        shows: Says which events are news; the others are neither shown nor logged. By default all are.
+        watchers: The observers of every event.
+        logger: Where log lines go in addition to the stream; see ``stepengine.runtime.logs.write``.
 
     Attributes:
-        run_id: The root run's id.
-        resumed: Whether the root run goes on from its journal.
+        numbers: The ids of its events.
+        root: The state of the root run.
         is_kept_open: Whether its handle is kept open, so that another run follows in this stream when one has ended.
-        watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
-        phase: What the root run is doing, as far as events are kept or somebody beside one reader is shown them.
-        only: A reader who is the only one that is shown anything; ``None`` while there is no such reader.
-        line: What waits for that reader, while the reader does not wait for an event.
-        placed: How many of the events in it, from the first one on, are without secrets and have their place in the stream.
-        history: Gives the history of the root run at this moment, while it runs.
+        watched: Whether anyone receives events; otherwise they need not be created.
+        only: A reader that is the only receiver; ``None`` while there is no such reader.
         failures: The errors of observers and the logger.
         log: Writes log lines without showing an event.
     """
 
-    def __init__(
-        self, watchers: Iterable[Watcher] = (), logger: object = LOGGER, *, shows: Callable[[Event], bool] | None = None
-    ) -> None:
-        # Observers, the ring, subscriptions: in the order in which they are shown an event.
+    def __init__(self, watchers: Iterable[Watcher] = (), logger: object = LOGGER) -> None:
         self._receivers: list[Receiver] = [*watchers]
-        self._subscriptions: list[Subscription] = []
         self.failures = WatcherFailures()
         self.log = TreeLogger(logger, self.failures)
-        self._shows = shows
-        self.run_id = ""
-        self.resumed = False
+        self.numbers = EventNumbers()
+        self.root = RootStatus()
         self.is_kept_open = False
-        self._epoch = os.urandom(EPOCH_BYTES).hex() if self._receivers else ""
-        self._index = 0
-        # Beginnings of steps of which not all is recorded: see `_select_news`.
-        self._begun: dict[str, Event] = {}
+        self.watched = bool(self._receivers)
+        if self.watched:
+            self.numbers.draw_epoch()
+        self.only: Subscription | None = None
+        self._news: NewsFilter | None = None
         self._ring: Ring | None = None
         self._last: RunFinished | None = None
         self._is_over = False
         self._event_redactor = EventRedactor()
-        self.watched = bool(self._receivers)
-        self.only: Subscription | None = None
-        self.line: list[Event | _WaitingDeltas] | None = None
-        self.placed = 0
-        # Whether deltas wait for an only reader who has fallen behind that may belong together.
-        self._joins = False
-        self.phase = RunPhase.IDLE
-        self.history: Callable[[], Transcript] | None = None
 
-    @property
-    def epoch(self) -> str:
-        """The id of this stream, random per process that drives the run; never recorded."""
-        # Drawn when first needed: a run that nobody watches asks the system for no random bytes. It is not the run's
-        # own chance, which a replay repeats: two processes that drive one run after each other must have different
-        # ones, or a reader that comes back would be given the events behind another one's place.
-        if not self._epoch:
-            self._epoch = os.urandom(EPOCH_BYTES).hex()
-        return self._epoch
+    def set_run(self, run_id: str) -> None:
+        """Use *run_id* in the ids of all later events."""
+        self.index_waiting_events()
+        self.numbers.run_id = run_id
 
-    @property
-    def shows(self) -> Callable[[Event], bool] | None:
-        """The predicate for events that are news; ``None`` if all are."""
-        return self._shows
-
-    @shows.setter
-    def shows(self, shows: Callable[[Event], bool] | None) -> None:
-        self._shows = shows
+    def show_news(self, is_news: Callable[[Event], bool] | None) -> None:
+        """Show and log only events that are news from now on; ``None`` shows all."""
+        self._news = None if is_news is None else NewsFilter(is_news)
         self._update_only_reader()
 
     def keep(self) -> None:
         """Store the newest events from now on, for later subscribers."""
         if self._ring is None:
             self._ring = Ring()
-            self._add_receiver(self._ring, len(self._receivers) - len(self._subscriptions))
+            self._add_receiver(self._ring)
 
-    def _add_receiver(self, receiver: Receiver, at: int) -> None:
+    def _add_receiver(self, receiver: Receiver) -> None:
         """Send events to another receiver from now on."""
         # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
         # steps (performance:Q2).
-        self._epoch, self.watched = self.epoch, True
-        self._receivers.insert(at, receiver)
+        self.numbers.draw_epoch()
+        self.watched = True
+        self._receivers.append(receiver)
         self._update_only_reader()
 
     def _update_only_reader(self) -> None:
         """Update the only reader: the subscription that is the only receiver, if there is one."""
         self.index_waiting_events()
-        reader = self._receivers[0] if len(self._receivers) == 1 and self._shows is None else None
+        reader = self._receivers[0] if len(self._receivers) == 1 and self._news is None else None
         self.only = reader if isinstance(reader, Subscription) else None
-        self.line = reader.queue if isinstance(reader, Subscription) and not reader.is_waiting else None
-        self.placed = 0 if self.only is None else len(self.only.queue)
+        if self.only is not None:
+            self.only.indexed = len(self.only.queue)
 
     def index_waiting_events(self) -> None:
         """Redact, index and join the events that wait for the only reader."""
-        reader, placed = self.only, self.placed
-        if reader is None or placed == len(reader.queue):
+        reader = self.only
+        if reader is None or reader.indexed == len(reader.queue):
             return
-        line = reader.queue
-        new = line[placed:] if placed else line
-        if GIVEN.names and not self._event_redactor.passes(new):  # type: ignore[arg-type]  # none is joined that has no place
+        queue, indexed = reader.queue, reader.indexed
+        # Joined deltas have an index, so there are none among these.
+        new: list[Any] = queue[indexed:] if indexed else queue
+        if GIVEN.names and not self._event_redactor.passes(new):
             new = new.copy()
-            del line[placed:]
+            del queue[indexed:]
             for event in new:
-                for clean in self._event_redactor.redact_event(event):  # type: ignore[arg-type]
-                    self._assign_index(clean)
+                for clean in self._event_redactor.redact_event(event):
+                    self.numbers.assign(clean)
                     reader.put(clean)
-            self._joins, self.placed = False, len(line)
-            return
-        if len(new) == 1:
-            self._assign_index(new[0])  # type: ignore[arg-type]
         else:
-            # Not one after the other: what is called so is called without a turn of the interpreter.
-            run_out(map(SET_RUN_ID, new, repeat(self.run_id)))
-            run_out(map(SET_EPOCH, new, repeat(self._epoch)))
-            run_out(map(SET_INDEX, new, count(self._index)))
-            self._index += len(new)
-        if self._joins:
-            reader.join(placed)
-            self._joins = False
-        self.placed = len(line)
-
-    def _assign_index(self, event: Event) -> None:
-        SET_RUN_ID(event, self.run_id)
-        SET_EPOCH(event, self._epoch)
-        SET_INDEX(event, self._index)
-        self._index += 1
-
-    def opened(self, history: Callable[[], Transcript]) -> None:
-        """Register the function that returns the root run's history; called by its machine."""
-        self.history = history
+            if len(new) == 1:
+                self.numbers.assign(new[0])
+            else:
+                self.numbers.assign_all(new)
+            if reader.joins:
+                reader.join(indexed)
+        reader.joins, reader.indexed = False, len(queue)
 
     @property
-    def subscribers(self) -> int:
-        """The number of open subscriptions."""
-        return len(self._subscriptions)
+    def subscribers(self) -> list[Subscription]:
+        """The open subscriptions."""
+        return [receiver for receiver in self._receivers if isinstance(receiver, Subscription)]
 
     def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, PLR0912, FBT001, FBT002 - each event of a run
         """Assign an index to *event* and show it if it is news; *is_clean* skips redaction."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
         # function, which takes nothing by name. What only waits for one reader gets its place, and is looked at for
         # secrets, when that reader takes it: nobody sees it before.
-        line = self.line
-        if line is not None and not is_clean:
-            if len(line) < MAX_QUEUED_EVENTS:
+        reader, news = self.only, self._news
+        is_queued = reader is not None and reader.waiter is None
+        if is_queued and not is_clean:
+            queue = reader.queue  # type: ignore[union-attr]
+            if len(queue) < MAX_QUEUED_EVENTS:
                 if type(event) in LOOKED_AT:
                     if type(event) not in DELTAS:
                         self._apply_event(event)
-                    elif len(line) > LAG_EVENTS and type(line[-1]) in JOINED_TO:
-                        self._mark_joinable(line)
-                line.append(event)
+                    elif len(queue) > LAG_EVENTS and type(queue[-1]) in JOINED_TO:
+                        self._mark_joinable(reader)  # type: ignore[arg-type]
+                queue.append(event)
                 return
             self.index_waiting_events()
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
         # secrets has nothing to look for. One that knows its keys, as most do, looks at an event once and shows it from
         # here: through `_redact_news` it would take a generator and a second call.
-        if (
-            not is_clean
-            and (GIVEN.names or self._shows is not None)
-            and (self._shows is not None or not self._event_redactor.passes((event,)))
-        ):
-            through = self._event_redactor.redact_event
-            for clean in through(event) if self._shows is None else self._redact_news(event, self._shows):
+        if not is_clean and (news is not None or (GIVEN.names and not self._event_redactor.passes((event,)))):
+            for clean in self._event_redactor.redact_event(event) if news is None else self._redact_news(event, news):
                 self.emit(clean, True)
             return
         if type(event) in NOTED:
             self._apply_event(event)
         if self.watched:
-            if line is not None:
+            if is_queued:
                 self.index_waiting_events()
-            # As `_assign_index`, which would be one more call for each.
-            index = self._index
-            SET_RUN_ID(event, self.run_id)
-            SET_EPOCH(event, self._epoch)
+            # As `EventNumbers.assign`, which would be one more call for each.
+            numbers = self.numbers
+            index = numbers.next_index
+            SET_RUN_ID(event, numbers.run_id)
+            SET_EPOCH(event, numbers.drawn_epoch)
             SET_INDEX(event, index)
-            self._index = index + 1
+            numbers.next_index = index + 1
             # Here and now, one after the other, in the order of the events. Observers return at once, by contract; a
             # reader that takes its time subscribes, and has a queue.
             for receiver in self._receivers:
@@ -715,46 +794,21 @@ class Hub:
                     receiver.put(event)
                 except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `record_failure`
                     self.failures.record_failure(receiver, event, error)
-            if self.line is not None:
-                self.placed = len(self.line)
+            if reader is not None:
+                reader.indexed = len(reader.queue)
 
-    def _mark_joinable(self, line: list[Event | _WaitingDeltas]) -> None:
+    def _mark_joinable(self, reader: Subscription) -> None:
         """Mark the last waiting event of a reader that is behind, since the next delta may join it."""
         # Joined by the hundred, at half of what it takes one by one.
-        if len(line) - self.placed > LAG_EVENTS:
+        if len(reader.queue) - reader.indexed > LAG_EVENTS:
             self.index_waiting_events()
-        self._joins = True
+        reader.joins = True
 
-    def _redact_news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
+    def _redact_news(self, event: Event, news: NewsFilter) -> Iterator[Event]:
         """Yield the redacted news in an event of a resumed run."""
-        for news in self._select_news(event, shows):
+        for one in news.select(event):
             # One event may become several: what deltas of that run had held back goes out in front of it.
-            yield from self._event_redactor.redact_event(news) if GIVEN.names else (news,)
-
-    def _select_news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
-        """
-        Yield the news in an event of a resumed run, with the starts of the steps around it.
-
-        A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
-        """
-        path, kind, held = event.path, type(event), self._begun
-        if kind is StepStarted:
-            if not shows(event):
-                held[path] = event
-                return
-            held.pop(path, None)
-        elif kind is StepFinished:
-            if held.pop(path, None) is not None:
-                return
-        elif not shows(event):
-            return
-        # A child's news makes its parent's step news as well: shown are the beginnings of all steps around it,
-        # outermost first, or a viewer would have to hang the child below nothing.
-        for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
-            begun = held.pop(above)
-            object.__setattr__(begun, "resumed", True)  # nobody has seen it yet, as with its stamp
-            yield begun
-        yield event
+            yield from self._event_redactor.redact_event(one) if GIVEN.names else (one,)
 
     def finish(self, result: RunResult) -> None:
         """
@@ -766,7 +820,7 @@ class Hub:
             return
         # What waits may hold something back, too.
         self.index_waiting_events()
-        for clean in self._event_redactor.rest():
+        for clean in self._event_redactor.flush():
             self.emit(clean, True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = RunFinished(path="", seq=0, result=result, clean=KNOWN.value)
@@ -777,12 +831,13 @@ class Hub:
 
     def end(self) -> None:
         """End all subscriptions, unless another turn follows."""
-        self.history = None
-        self._begun.clear()
+        self.root.history = None
+        if self._news is not None:
+            self._news.clear()
         if self.is_kept_open:
             return
         self._is_over = True
-        for subscription in list(self._subscriptions):
+        for subscription in self.subscribers:
             subscription.end()
 
     def subscribe(self, after: str | None = None) -> Subscription:
@@ -796,10 +851,10 @@ class Hub:
             LimitExceeded: when the run has 100 subscribers already.
             StepEngineError: when *after* is not an id of an event.
         """
-        if len(self._subscriptions) >= MAX_SUBSCRIBERS:
+        if len(self.subscribers) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
             raise LimitExceeded(msg, kind="readers", limit=MAX_SUBSCRIBERS)
-        index = -1 if after is None else self._index_after(after)
+        index = -1 if after is None else self.numbers.find_index(after)
         subscription = Subscription(self)
         if self._ring is not None:
             # What fell out of the ring cannot be shown any more, but it can be counted: a page that comes back after an
@@ -811,50 +866,35 @@ class Hub:
                 subscription.put(event)
         elif self._last is not None:
             if not self._last.epoch:
-                # Nobody watched when it was shown, so it has no place in the stream yet.
-                index = self._index
-                self._last = attrs.evolve(self._last, run_id=self.run_id, epoch=self.epoch, index=index)
-                self._index += 1
+                # Nobody watched when it was shown, so it has no id yet.
+                self.numbers.draw_epoch()
+                self.numbers.assign(self._last)
             subscription.put(self._last)
         if self._is_over:
             subscription.end()
         else:
-            self._subscriptions.append(subscription)
-            self._add_receiver(subscription, len(self._receivers))
+            self._add_receiver(subscription)
         return subscription
-
-    def _index_after(self, after: object) -> int | None:
-        """Return the index of an event's id, or ``None`` if it is of another epoch."""
-        place = parse_event_id(after, like=self.epoch)
-        # The process that gave this id has ended, and another goes on with the run: its numbers count other events. So
-        # the reader gets all that there is, and is told so.
-        if place.epoch != self.epoch:
-            return None
-        if place.index >= self._index:
-            msg = f"after={after!r} names an event that was not yet; the newest one is {self.epoch}-{self._index - 1}"
-            raise StepEngineError(msg)
-        return place.index
 
     def leave(self, subscription: Subscription) -> None:
         """Remove a subscription."""
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
+        if subscription in self._receivers:
             self._receivers.remove(subscription)
             self.watched = bool(self._receivers)
             self._update_only_reader()
 
     def _apply_event(self, event: Event) -> None:
-        """Update phase and log from an event."""
+        """Update the state of the root run from an event, or log it."""
         kind = type(event)
         if kind is PhaseChanged:
             if not event.path:
-                self.phase = event.phase  # type: ignore[attr-defined]
+                self.root.phase = event.phase  # type: ignore[attr-defined]
         elif kind is LogLine:
             self.log.write(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
         elif kind is HookFailed:
             self.log.write(LogLine(path=event.path, level="error", message=event.error))  # type: ignore[attr-defined]
-        elif kind is RunStarted and self.resumed and not event.path:
-            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
+        elif kind is RunStarted and self.root.is_resumed and not event.path:
+            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its id
 
 
 class _WaitingDeltas:
@@ -867,7 +907,7 @@ class _WaitingDeltas:
         self._texts = [first.text]
         self.chars = len(first.text)
 
-    def take(self, event: Event) -> bool:
+    def join(self, event: Event) -> bool:
         """Join *event* if it is a delta that continues the last one; return whether it was joined."""
         last = self.last
         if type(event) is not type(last):
@@ -881,7 +921,7 @@ class _WaitingDeltas:
         self.chars += len(text)
         return True
 
-    def whole(self) -> Delta:
+    def to_delta(self) -> Delta:
         """Return the joined deltas as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
 
@@ -894,11 +934,15 @@ class Subscription:
     """
     One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
 
-    At most 10,000 events wait, beside a hundred that the reader has taken. A reader that falls behind gets deltas that belong together as one; when that is not enough,
-    deltas go first, after that the newest, and the reader is told with ``EventsDropped``. The last event always fits.
+    At most 10,000 events wait, in addition to a hundred that the reader has taken. A reader that falls behind gets deltas that belong
+    together as one. If that is not enough, deltas are dropped first, then the newest events, and the reader gets an
+    ``EventsDropped``. The last event always fits.
 
     Attributes:
-        queue: What waits.
+        queue: The waiting events.
+        indexed: How many of them, from the first one on, are without secrets and have an index; for the only reader of a hub.
+        joins: Whether deltas among the others may belong together.
+        waiter: The future that the reader awaits; ``None`` while it does not wait for an event.
     """
 
     def __init__(self, hub: Hub, limit: int = MAX_QUEUED_EVENTS) -> None:
@@ -908,6 +952,9 @@ class Subscription:
         # A list and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
         self.queue: list[Event | _WaitingDeltas] = []
+        self.indexed = 0
+        self.joins = False
+        self.waiter: asyncio.Future[None] | None = None
         self._held: list[Event] = []
         self._dropped = 0
         self._reason = "buffer"
@@ -916,7 +963,6 @@ class Subscription:
         # Whether it was seen that no deltas wait, and none came since the reader fell behind.
         self._is_bare = False
         self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
         """Queue *event* for the reader, or count it as dropped."""
@@ -925,7 +971,7 @@ class Subscription:
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
         if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_own_entry(event):
             queue.append(event)
-            if self._waiter is not None:
+            if self.waiter is not None:
                 self._wake()
 
     def _has_own_entry(self, event: Event) -> bool:
@@ -988,9 +1034,9 @@ class Subscription:
         # neither joined nor counted when it falls behind.
         queue, hub = self.queue, self._hub
         if hub.only is self:
-            if hub.placed != len(queue):
+            if self.indexed != len(queue):
                 hub.index_waiting_events()
-            hub.placed = max(0, len(queue) - BATCH_EVENTS)
+            self.indexed = max(0, len(queue) - BATCH_EVENTS)
         if len(queue) <= BATCH_EVENTS:
             taken = queue.copy()
             queue.clear()
@@ -998,7 +1044,7 @@ class Subscription:
             taken = queue[:BATCH_EVENTS]
             del queue[:BATCH_EVENTS]
         if self._has_joined:
-            taken = [event if not isinstance(event, _WaitingDeltas) else event.whole() for event in taken]
+            taken = [event if not isinstance(event, _WaitingDeltas) else event.to_delta() for event in taken]
             self._has_joined = bool(queue)
         if self._has_lost:
             taken.insert(0, self._make_dropped_event())
@@ -1011,37 +1057,25 @@ class Subscription:
             return False
         # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
         # done already. An `asyncio.Event` would do the same with a set of waiters, for the one that there is.
-        self._waiter = asyncio.get_running_loop().create_future()
-        if self._hub.only is self:
-            self._hub.line = None
+        self.waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            await self.waiter
         finally:
-            # Who woke it has done so already.
-            if self._waiter is not None:
-                self._stop_waiting()
+            self.waiter = None
         return True
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the reader waits for an event."""
-        return self._waiter is not None
-
-    def _stop_waiting(self) -> None:
-        self._waiter = None
-        if self._hub.only is self:
-            self._hub.line = self.queue
 
     def _make_dropped_event(self) -> EventsDropped:
         """Return the event that reports the dropped events, and reset the count."""
-        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
+        numbers = self._hub.numbers
+        event = EventsDropped(
+            count=self._dropped, reason=self._reason, run_id=numbers.run_id, epoch=numbers.draw_epoch()
+        )
         # Told once and then counted anew: the reader knows what it missed since the last time.
         self._dropped, self._reason, self._has_lost = 0, "buffer", False
         return event
 
     def _wake(self) -> None:
-        waiter = self._waiter
-        self._stop_waiting()
+        waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -1050,11 +1084,11 @@ class Subscription:
         last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if isinstance(last, _WaitingDeltas):
-            return last.take(event)
+            return last.join(event)
         if type(last) not in DELTAS:
             return False
         one = _WaitingDeltas(last)  # type: ignore[arg-type]
-        if not one.take(event):
+        if not one.join(event):
             return False
         self.queue[-1] = one
         self._has_joined = True

@@ -1,8 +1,8 @@
 """
 ``Innermost``: performs model calls, tool calls, functions, questions and children, with one method for each.
 
-``WaitingEffects`` performs the rest. Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
-was sent to the run meanwhile.
+``WaitingEffects`` performs the rest. The performers that record, limit and trace wrap these. Outcomes contain the run's time and the
+user messages that have arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ Waited = TypeVar("Waited")
 
 class OutcomeMaker:
     """
-    Makes the outcomes of performed effects: with the run's time and what was sent to the run meanwhile.
+    Makes the outcomes of performed effects, with the run's time and the user messages that have arrived.
 
     Args:
         tree: The tree.
@@ -169,7 +169,7 @@ class OutcomeMaker:
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self.elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
-        is_cut = self._tree.root.spares and finished.status is RunStatus.CANCELLED
+        is_cut = self._tree.root.is_in_grace and finished.status is RunStatus.CANCELLED
         if stop is not None and (is_cut or self._tree.leftovers.reraise is not None):
             # It was stopped, or what happened in it is in doubt, so it has not ended for whoever records.
             return Stop(stop.kind, self.elapsed(), stop.error, **end)
@@ -201,7 +201,6 @@ class Innermost:
         self._retries = retries
         self._outcomes = outcomes
         self._perform_wait = wait
-        self._by_kind = self._PERFORM
         self._providers: dict[str, ModelProvider] = {}
         self._prices = prices
 
@@ -211,7 +210,7 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return self._by_kind[type(item.effect)](self, item, io)
+        return self._PERFORM[type(item.effect)](self, item, io)
 
     # --- model calls --------------------------------------------------------------------------------------------------
 
@@ -280,7 +279,7 @@ class Innermost:
         Raises:
             BaseException: *raised* itself, when the call was stopped; what it had used is kept for its outcome.
         """
-        if not _is_not_provider_error(raised):
+        if not _is_interruption(raised):
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
         used = attrs.evolve(usage_when_stopped(raised) or Usage(), requests=1, at_least=True)
@@ -288,7 +287,7 @@ class Innermost:
         raise raised
 
     def _keep_stopped_usage(self, item: Item, model: str, usage: Usage) -> None:
-        """Keep what a stopped call had used, for its outcome."""
+        """Store the usage of a stopped call until its outcome reports it."""
         # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
         # (reliability:I4).
         cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
@@ -378,7 +377,9 @@ class Innermost:
             # Rules about files judge what is opened, and not the path that was written in the call: between the two
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
             if self._services.tools.guard is not None:
-                guard = self._services.tools.guard(_make_permission_request(item, effect, binding.spec))
+                guard = self._services.tools.guard(
+                    _make_permission_request(item, binding.spec, effect.input, source=effect.source)
+                )
                 running = _await_guarded(running, guard, self._services.tools.workspace)
             is_late = getattr(tool, "deferred", False)
             result = await (self._wait_for_delivery(item, running, io) if is_late else running)
@@ -410,7 +411,7 @@ class Innermost:
             deferred.waits(item)
             if delivered.done():
                 return delivered.result()
-            with self._tree.mail.watched():
+            with self._tree.mail.polling():
                 return await delivered
         finally:
             deferred.forget(item)
@@ -449,21 +450,8 @@ class Innermost:
         guard = self._services.tools.guard
         if guard is None:
             return None
-        from stepengine.permissions import Request  # an engine without rules does not load them
-
         spec = ToolSpec("project_context", category="read", annotations=ToolAnnotations(read_only=True))
-        info = item.plan.info
-        return guard(
-            Request(
-                tool=spec,
-                input=JsonDict(),
-                agent_id=item.plan.definition.id,
-                session_id=info.session_id,
-                user_id=info.user_id,
-                source="handler",
-                is_call=False,
-            )
-        )
+        return guard(_make_permission_request(item, spec, JsonDict(), source="handler", is_call=False))
 
     async def _call_in_place_or_thread(self, name: str, body: Callable[[], Any], fn: object) -> object:
         """Call an author's function, in a thread if it is synchronous, and return its result."""
@@ -477,18 +465,18 @@ class Innermost:
         return await value if inspect.isawaitable(value) else value
 
     async def _ask(self, item: Item, io: IO) -> Single:
-        questions = self._tree.desk.get_shown_questions(item)
+        questions = self._tree.questions.get_shown_questions(item)
         try:
             # Only while somebody waits for something is the mailbox looked into, which is a look at a disk.
-            with self._tree.mail.watched():
+            with self._tree.mail.polling():
                 if item.effect.purpose == "limit":  # type: ignore[union-attr]
-                    answers = [await self._tree.desk.limits.ask(questions[0], self._tree.desk.ask)]
+                    answers = [await self._tree.questions.limits.ask(questions[0], self._tree.questions.ask)]
                 else:
-                    answers = await self._tree.desk.ask(questions, _interactor_of(item))
+                    answers = await self._tree.questions.ask(questions, _interactor_of(item))
         except LimitExceeded as error:
             return self._outcomes.failure(item, error)
         finally:
-            self._tree.desk.forget_shown(item)
+            self._tree.questions.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
         # Some are open: the run is suspended with those, and what was answered is kept (`_record_partial_answers` of the
         # recorder).
@@ -647,14 +635,14 @@ class _StreamedChars:
     def __init__(self) -> None:
         self.said = self.thought = 0
 
-    def take(self, delta: ModelDelta) -> None:
+    def count(self, delta: ModelDelta) -> None:
         """Count the characters of a streamed piece."""
         if isinstance(delta, ToolCallChunk):
             self.said += len(delta.text)
         elif isinstance(delta, ThinkingChunk):
             self.thought += len(delta.text)
 
-    def tell(self, stopped: BaseException) -> None:
+    def add_usage(self, stopped: BaseException) -> None:
         """
         Add the stream's usage to the exception that ended it: the provider's, at least the streamed size.
 
@@ -679,18 +667,7 @@ def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
         for part in reply.content:
             if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
-                effect: CallModel = item.effect  # type: ignore[assignment]
-                coming = effect.call_id
-                call_id = "" if coming is None else coming(calls)
-                io.emit(
-                    ToolInputDelta(
-                        path=item.path,
-                        seq=effect.seq,
-                        tool_name=part.tool_name,
-                        tool_call_id=call_id,
-                        text=raw_arguments(part),
-                    )
-                )
+                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), raw_arguments(part))
                 calls += 1
             else:
                 for delta in split_part_into_deltas(part, calls):
@@ -727,13 +704,13 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
                     continue
                 if isinstance(delta, ReplyDone):
                     return delta.reply
-                heard.take(delta)
+                heard.count(delta)
                 shown = _emit_delta(delta, calls, item, io) or shown
     except BaseException as raised:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
         if not isinstance(raised, Exception):
-            heard.tell(raised)
+            heard.add_usage(raised)
         raise
     if shown:
         io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
@@ -785,8 +762,8 @@ def _make_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
     return notice
 
 
-def _is_not_provider_error(raised: BaseException) -> bool:
-    """Return whether an exception is a cancellation, or meant for the caller, rather than a provider's error."""
+def _is_interruption(raised: BaseException) -> bool:
+    """Return whether an exception is a cancellation, or meant for the caller, and no error of a provider."""
     # Some HTTP libraries let a cancellation of their own out when a pool is closed. It counts as ours only if this task
     # was asked to end.
     if isinstance(raised, asyncio.CancelledError):
@@ -825,18 +802,21 @@ def _to_step_error(model: str, raised: BaseException) -> StepEngineError:
 # --- what tool calls need ----------------------------------------------------------------------------------------------
 
 
-def _make_permission_request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
-    """Return a call in the form that permission rules use."""
+def _make_permission_request(
+    item: Item, spec: ToolSpec, given: JsonDict, *, source: str, is_call: bool = True
+) -> Request:
+    """Return a call with the input *given*, or another access to files, in the form that permission rules use."""
     from stepengine.permissions import Request  # an engine without rules does not load them
 
     info = item.plan.info
     return Request(
         tool=spec,
-        input=effect.input,
+        input=given,
         agent_id=item.plan.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,
-        source=effect.source,
+        source=source,
+        is_call=is_call,
     )
 
 
@@ -930,7 +910,7 @@ class _ToolOutput(LineLogger):
         self._tree = tree
 
     def emit(self, event: Event) -> None:
-        """Show an event, with the address of the call."""
+        """Show an event with the address of the call; a ``ToolLog`` is also logged."""
         event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
         if isinstance(event, ToolLog):
             self._tree.hub.log.write(event, step=self._effect.step_index)

@@ -11,20 +11,20 @@ class Leftovers:
     """
     Data that a cancelled wait cannot return, kept until the outcome that reports it.
 
-    It is the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
+    It belongs to the tree, since another run than the cancelled one may make that outcome.
 
     Attributes:
-        orphans: How children ended whose parent could not wait for them any more, by path.
-        stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
+        ended_children: The ends of children whose parent could not wait for them any more, by path.
+        stopped_calls: The usage of stopped model calls, by path and number, until their outcome reports it.
         leaked: Names of threads that could not be stopped.
-        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
-            tree has ended.
+        reraise: An error that belongs to the caller, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the tree
+            has ended.
     """
 
-    __slots__ = ("leaked", "orphans", "reraise", "stopped_calls")
+    __slots__ = ("ended_children", "leaked", "reraise", "stopped_calls")
 
     def __init__(self) -> None:
-        self.orphans: dict[str, Any] = {}
+        self.ended_children: dict[str, Any] = {}
         self.stopped_calls: dict[tuple[str, int], PartialUsage] = {}
         self.leaked: list[str] = []
         self.reraise: BaseException | None = None

@@ -73,13 +73,52 @@ class CallEstimate(NamedTuple):
     max_cost: Decimal | None
 
 
+class RunningCalls:
+    """
+    The most that the running model calls of a run, and of those below it, may use together.
+
+    Attributes:
+        count: How many are running.
+        tokens: The most tokens of those that have a bound.
+        cost: The most US dollars of those that have a bound.
+        unbounded_tokens: How many have no bound in tokens.
+        unbounded_costs: How many have no bound in dollars.
+    """
+
+    __slots__ = ("cost", "count", "tokens", "unbounded_costs", "unbounded_tokens")
+
+    def __init__(self) -> None:
+        self.count = self.tokens = self.unbounded_tokens = self.unbounded_costs = 0
+        self.cost = FREE
+
+    def add(self, call: CallEstimate, count: Literal[1, -1]) -> None:
+        """Count a call as running (1), or as ended (-1)."""
+        self.count += count
+        self.tokens += count * (call.max_tokens or 0)
+        self.cost += count * (call.max_cost or FREE)
+        self.unbounded_tokens += count * (call.max_tokens is None)
+        self.unbounded_costs += count * (call.max_cost is None)
+
+    def fits(self, call: CallEstimate, tokens_left: int | None, dollars_left: Decimal | None) -> bool:
+        """Return whether a call and the running ones stay within what is left; ``None`` is no limit. A call that is alone fits."""
+        if not self.count:
+            return True
+        if tokens_left is not None and (
+            call.max_tokens is None or self.unbounded_tokens or self.tokens + call.max_tokens > tokens_left
+        ):
+            return False
+        if dollars_left is None:
+            return True
+        return call.max_cost is not None and not self.unbounded_costs and self.cost + call.max_cost <= dollars_left
+
+
 class SpendingLedger:
     """
-    The spending of one run and the runs below it, the reservations for runs elsewhere, and the running model calls.
+    The spending of one run and the runs below it, and the reservations for runs elsewhere.
 
     Args:
         limits: The run's limits in force.
-        given: Those of them that somebody set.
+        given: Those of them that were set explicitly.
         parent: The parent's ledger; ``None`` for a root run.
         path: The path of the run.
         own: The limits in tokens and in dollars that are the run's own, and not those of its parent; by default those of *limits*.
@@ -87,27 +126,25 @@ class SpendingLedger:
     Attributes:
         max_tokens: The run's own limit in tokens, with what people allowed beyond it; ``None`` without one.
         max_cost: The same in US dollars.
+        above: The ledgers of the runs around it, the nearest first.
+        running: The running model calls here and below.
     """
 
     __slots__ = (
+        "above",
         "asked",
         "bounded",
-        "call_cost",
-        "call_tokens",
-        "calls",
         "children",
         "cost",
         "given",
         "limits",
         "max_cost",
         "max_tokens",
-        "parent",
         "path",
         "reserved_cost",
         "reserved_tokens",
+        "running",
         "tokens",
-        "unbounded_costs",
-        "unbounded_tokens",
     )
 
     def __init__(
@@ -120,7 +157,7 @@ class SpendingLedger:
     ) -> None:
         self.limits = limits
         self.given = given
-        self.parent = parent
+        self.above: tuple[SpendingLedger, ...] = () if parent is None else (parent, *parent.above)
         self.path = path
         self.max_tokens, dollars = (limits.max_tokens, limits.max_cost_usd) if own is None else own
         self.max_cost = None if dollars is None else Decimal(str(dollars))
@@ -134,51 +171,30 @@ class SpendingLedger:
         self.asked = 0
         self.reserved_tokens = 0
         self.reserved_cost = FREE
-        # The running model calls here and below: how many, the most that they may use, and how many of them have no such bound.
-        self.calls = self.call_tokens = self.unbounded_tokens = self.unbounded_costs = 0
-        self.call_cost = FREE
+        self.running = RunningCalls()
 
     def has_room(self, call: CallEstimate) -> bool:
-        """Return whether a call may run beside the running ones, here and above; a call that is alone may."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
-            if ledger.calls and not ledger._fits_beside_calls(call):  # noqa: SLF001 - of the same class
+        """Return whether a call may run at the same time as the running ones, here and above; a call that is alone may."""
+        for ledger in (self, *self.above):
+            most, dollars = ledger.max_tokens, ledger.max_cost
+            tokens_left = None if most is None else most - ledger.tokens - ledger.reserved_tokens
+            dollars_left = None if dollars is None else dollars - ledger.cost - ledger.reserved_cost
+            if not ledger.running.fits(call, tokens_left, dollars_left):
                 return False
-            ledger = ledger.parent
         return True
-
-    def _fits_beside_calls(self, call: CallEstimate) -> bool:
-        """Return whether the most that a call and the running ones may use fits into this run's own limits."""
-        if self.max_tokens is not None:
-            used = self.tokens + self.reserved_tokens + self.call_tokens
-            if call.max_tokens is None or self.unbounded_tokens or used + call.max_tokens > self.max_tokens:
-                return False
-        if self.max_cost is None:
-            return True
-        spent = self.cost + self.reserved_cost + self.call_cost
-        return call.max_cost is not None and not self.unbounded_costs and spent + call.max_cost <= self.max_cost
 
     def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
         """Count a call as running here and above (1), or as ended (-1)."""
-        tokens, cost = count * (call.max_tokens or 0), count * (call.max_cost or FREE)
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
-            ledger.calls += count
-            ledger.call_tokens += tokens
-            ledger.call_cost += cost
-            ledger.unbounded_tokens += count * (call.max_tokens is None)
-            ledger.unbounded_costs += count * (call.max_cost is None)
-            ledger = ledger.parent
+        for ledger in (self, *self.above):
+            ledger.running.add(call, count)
 
     def refusal(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return the error if a call of *model* of at most *tokens* and *cost* has no room here or above, or ``None``."""
-        ledger: SpendingLedger | None = self
         # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
-        while ledger is not None:
+        for ledger in (self, *self.above):
             problem = ledger.find_own_limit_error(tokens, cost, model)
             if problem is not None:
                 return problem
-            ledger = ledger.parent
         return None
 
     def find_own_limit_error(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
@@ -215,28 +231,23 @@ class SpendingLedger:
 
     def reserve(self, tokens: int, cost: Decimal) -> None:
         """Reserve here and above; negative numbers release a reservation."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             ledger.reserved_tokens += tokens
             ledger.reserved_cost += cost
-            ledger = ledger.parent
 
     def spend(self, tokens: int, cost: Decimal) -> None:
         """Count usage here and above."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             ledger.tokens += tokens
             ledger.cost += cost
-            ledger = ledger.parent
 
     def admit_children(self, count: int, *, by_model: bool) -> LimitExceeded | None:
         """
         Count *count* more children here and above, or return the error if there is no room.
 
-        A limit that somebody set holds for every child; the default holds for those that models asked for (requirements:X50).
+        A limit that was set explicitly holds for every child; the default holds for those that models request (requirements:X50).
         """
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             most, started = ledger.given.max_total_children, ledger.children
             # An author who writes a loop over 10,000 items has meant it; the default is there for models, which spawn
             # without having meant anything.
@@ -246,18 +257,15 @@ class SpendingLedger:
                 more = "" if count == 1 else f", {count} more are asked for at once"
                 msg = f"the run tree has started {started} children{more}, and max_total_children is {most}; raise Limits(max_total_children=...)"
                 return LimitExceeded(msg, kind="children", limit=most)
-            ledger = ledger.parent
         self.count_children(count, by_model=by_model)
         return None
 
     def count_children(self, count: int, *, by_model: bool) -> None:
         """Count children here and above; a negative number removes children that never started."""
-        ledger: SpendingLedger | None = self
-        while ledger is not None:
+        for ledger in (self, *self.above):
             ledger.children += count
             if by_model:
                 ledger.asked += count
-            ledger = ledger.parent
 
 
 class Ledgers:
@@ -314,11 +322,10 @@ class Refusals:
     """
     The effects that must not start, with the reasons.
 
-    Whoever finds out says it with ``refuse`` before the effect is performed; the gate asks with ``take``. What the two know of
-    each other is this.
+    A performer outside of the gate calls ``refuse`` before the effect is performed; the gate calls ``pop_error``.
 
     Attributes:
-        errors: Why, by address; mostly there are none.
+        errors: The reasons, by address; mostly there are none.
     """
 
     __slots__ = ("errors",)
@@ -333,7 +340,7 @@ class Refusals:
         """Refuse *effects* of the run at *path* before they start."""
         self.errors.update({(path, effect.seq): error for effect in effects})
 
-    def take(self, item: Item) -> StepEngineError | None:
+    def pop_error(self, item: Item) -> StepEngineError | None:
         """Remove and return the error that refuses an effect, or ``None``."""
         error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
@@ -350,7 +357,7 @@ class LimitGate:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
-        error = self._refusals.take(item) if self._refusals.errors else None
+        error = self._refusals.pop_error(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
     async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
@@ -424,7 +431,7 @@ class CallQueue:
         call.turn = None
 
     def end(self, call: MeteredCall) -> None:
-        """Release what a call reserved, and let others run."""
+        """Release the room of a call, and start others that wait for it."""
         if call.turn is not None:
             call.turn.cancel()
         if call.is_running:
@@ -454,7 +461,7 @@ class CallQueue:
 def estimate_call(
     request: ModelRequest, prices: Prices, find_output_limit: Callable[[ModelRequest], int | None]
 ) -> CallEstimate:
-    """Return how much a model call may use: what goes in, by estimate, and all that may come out."""
+    """Return how much a model call may use: its estimated prompt and its longest reply."""
     model, prompt, named = request.model, estimated_tokens(request), request.settings.max_tokens or 0
     longest = find_output_limit(request)
     cost = prices.for_usage(model, Usage(input_tokens=prompt, output_tokens=named))
@@ -515,7 +522,6 @@ class UsageMeter:
         self._prices = prices
         self._find_output_limit = find_output_limit
         self._find_record = find_record
-        # What each call is metered for.
         self._calls: dict[str, dict[int, MeteredCall]] = {}
         self._queue = CallQueue()
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
@@ -636,9 +642,7 @@ class UsageMeter:
 
     def _check_body_depth(self, item: Item, effect: CallBody) -> None:
         """Refuse the body of a tool that is nested too deeply; it counts as a level, not as a child."""
-        error = _find_depth_error(
-            child_path(item.path, effect.seq), self._ledgers.get_ledger(item.path).limits, "body of the tool"
-        )
+        error = _find_depth_error(child_path(item.path, effect.seq), item.plan.limits, "body of the tool")
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
 
@@ -701,7 +705,7 @@ class UsageMeter:
         return outcome
 
     def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RetryWait | None:
-        """Count a failed attempt; one that used something frees its room, and the next one waits for it like a call."""
+        """Count the usage of a failed attempt, if it had any; then the next attempt waits for room like a new call."""
         if usage is None or not usage.total_tokens:
             return None
         cost = self._prices.for_usage(cast("CallModel", item.effect).request.model, usage) or FREE
@@ -747,7 +751,7 @@ def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitEx
 
 
 def _explain_hand_off_limit(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
-    """Return the error for a hand-off, of which whoever reads it may not know that it adds a level."""
+    """Return the error for a hand-off, which explains that a hand-off adds a level."""
     msg = (
         f"the conversation cannot be handed over to agent {effect.agent_id!r}: each hand-off of a run counts as a level of children, "
         f"and max_depth is {error.limit}; raise Limits(max_depth=...) to allow more hand-offs"
@@ -790,8 +794,7 @@ class Repeats:
     """
     Counts calls that repeat the last one of the same tool, input and result included; only calls of models count.
 
-    It stands outside everything that records, so that a resumed run counts what was recorded too. Refusals go through the
-    gate inside.
+    It wraps the recorder, so that a resumed run also counts recorded calls. Refusals go through the gate inside.
 
     Args:
         inner: What performs.

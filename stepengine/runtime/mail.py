@@ -44,10 +44,10 @@ class Message:
     Attributes:
         id: Its id, unique among those of the tree.
         path: The path of the run that it is for; ``""`` for the root.
-        topic: The topic; ``""`` for what a parent says to its child; of an answer the id of the question, of a result the
-            number of the call.
-        value: What it says, JSON; of an answer what answers, of a result what came of the call, of the others a text.
-        kind: Whether somebody receives it, it answers a question, ends the run, is said to it, or is what came of a call.
+        topic: The topic; ``""`` for a user message from a parent to its child. The id of the question for an answer, the
+            number of the call for a result.
+        value: Its content, JSON: an answer, the result of a call, or a text for the other kinds.
+        kind: ``message`` for a ``Receive``, or an answer, a cancellation, a user message, or the result of a call.
     """
 
     id: str
@@ -72,7 +72,7 @@ def parse_answer(value: JsonValue) -> AnswerLike:
 
 
 class PostBox(Protocol):
-    """Where messages of a run are kept that outlive its process, and into which other processes put theirs."""
+    """The store for messages of a run that outlive its process, to which other processes add theirs."""
 
     def unread(self) -> Sequence[Message]:
         """Return the stored messages that no run of the tree has received."""
@@ -134,23 +134,23 @@ class Mail:
     The messages of one run tree.
 
     Args:
-        box: What outlives the process; ``None`` for nothing.
-        steer: Does what is not a message: answers a question, ends a run, says something to one.
-        warn: Tells whoever gets the result what was odd.
+        box: The store that outlives the process; ``None`` without one.
+        apply: Carries out messages for the tree itself: answers a question, ends a run, adds a user message.
+        warn: Adds a warning to the result.
 
     Attributes:
-        is_kept: Whether a box outlives this process.
-        steer: The same function; it does nothing once the tree has ended.
+        is_kept: Whether there is a box.
+        apply: The same function; it does nothing once the tree has ended.
     """
 
-    def __init__(self, box: PostBox | None, steer: Callable[[Message], object], warn: Callable[[str], object]) -> None:
+    def __init__(self, box: PostBox | None, apply: Callable[[Message], object], warn: Callable[[str], object]) -> None:
         self._box = box
-        self.steer = steer
+        self.apply = apply
         self._warn = warn
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
-        # By id, for as long as the tree lasts: a letter is given again until the record says what it did, and must not
-        # be done twice.
+        # By id, for as long as the tree lasts: a message is returned again until the record says what it did, and must
+        # not be carried out twice.
         self._seen: set[str] = set()
         self._here: set[str] = set()
         self._arrivals: list[asyncio.Future[None]] = []
@@ -170,7 +170,7 @@ class Mail:
 
     def _apply_all(self, asked: Iterable[Message]) -> None:
         for message in asked:
-            self.steer(message)
+            self.apply(message)
 
     def _enqueue_new(self, messages: Iterable[Message]) -> bool:
         """Queue messages by run and topic, each once; return whether any is new."""
@@ -268,7 +268,7 @@ class Mail:
         return future
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def polling(self) -> Iterator[None]:
         """Poll the post box for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:
@@ -292,7 +292,7 @@ class Mail:
         """Forget the tree, which has ended."""
         self._is_over = True
         self._stop_polling()
-        self.steer = self._warn = _ignore_message
+        self.apply = self._warn = _ignore_message
 
     def _stop_polling(self) -> None:
         polling, self._polling = self._polling, None

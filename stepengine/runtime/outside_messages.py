@@ -29,7 +29,7 @@ class SteerableTree(Protocol):
     runs: ActiveRuns
     background: BackgroundChildren
     inboxes: Inboxes
-    desk: OpenQuestions
+    questions: OpenQuestions
     deferred: DeferredCalls
     mail: Mail
     hub: Hub
@@ -59,11 +59,11 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
 
 def _deliver_answer(tree: SteerableTree, message: Message) -> None:
     try:
-        tree.desk.answer(message.topic, parse_answer(message.value))
+        tree.questions.answer(message.topic, parse_answer(message.value))
     # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands
     # in the record and in the run's warnings.
     except AnswerRejected as error:
-        if tree.desk.is_left(message.topic):
+        if tree.questions.is_left(message.topic):
             return  # it came in the moment in which the run is suspended, and is there for whoever resumes it
         tree.mail.refuse(message, error.message)
         tree.hub.failures.warnings.append(f"an answer that was sent was left out: {error.message}")

@@ -136,7 +136,7 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
     Run the work of a ``Compute`` and return its outcome; its duration is not counted.
 
     Raises:
-        ReplayDivergence: when what is recorded of a body cannot be brought back, so that its run must not go on.
+        ReplayDivergence: when the recorded state of a body cannot be restored, so that its run must not continue.
     """
     try:
         return Value(effect.work(keeps, effect.known))
@@ -144,3 +144,12 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
         raise
     except StepEngineError as error:
         return Failure(cut_error(error))
+
+
+def wrap_error(error: BaseException, what: str) -> StepEngineError:
+    """Return a ``StepEngineError`` as it is, and any other error as the cause of one that says *what* failed."""
+    if isinstance(error, StepEngineError):
+        return error
+    wrapped = StepEngineError(f"{what} with {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

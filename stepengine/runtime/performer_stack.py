@@ -142,10 +142,10 @@ class PerformerStack:
         the run is in no group of which one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that
         is recorded in memory 56.5 instead of 53.7, side by side.
         """
-        self._ledgers.open(path, plan)
+        ledger = self._ledgers.open(path, plan)
         # Decided once for a run, when it starts: none of what is asked here changes while it runs.
         wrapping = self._wrapping
-        if self._tracers or plan.limits.max_identical_calls is not None or self._ledgers.get_ledger(path).bounded:
+        if self._tracers or plan.limits.max_identical_calls is not None or ledger.bounded:
             return None
         if wrapping is not None and wrapping.brake.can_stop(path):
             return None

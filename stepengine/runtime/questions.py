@@ -1,7 +1,7 @@
 """
 Questions of a run tree: the form that people see, and the choice of the person or rule that answers.
 
-Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
+Answers are given in advance, come from an interactor or through the run's handle, or are missing.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class RememberedRules:
         """Add a rule from elsewhere."""
         self._rules[canonical(rule)] = rule
 
-    def take(self, question: Question, answer: Answer) -> None:
+    def add_from_answer(self, question: Question, answer: Answer) -> None:
         """Add the rule that an answer creates, if any."""
         rule = rule_from_answer(question, answer)
         if rule is not None:
             self.add(rule)
 
-    def keep(self, question: Question, answer: Answer) -> None:
-        """Store the rule that an answer creates beyond this process, if it says so; failures are logged."""
+    def store_rule(self, question: Question, answer: Answer) -> None:
+        """Store the rule of an answer with ``remember="always"`` for other processes; failures are logged."""
         rule = rule_from_answer(question, answer) if answer.remember == "always" else None
         if rule is None or self.store is None:
             return
@@ -147,7 +147,7 @@ class _OpenQuestion:
         self.is_late = False
 
     def close(self) -> None:
-        """Cancel the timer of the question."""
+        """Cancel the timer of the question, if it has one."""
         if self.timer is not None:
             self.timer.cancel()
 
@@ -158,7 +158,8 @@ class AdvanceAnswers:
 
     Args:
         given: By question id or text.
-        earlier: Questions of the run that this one continues, with their answers.
+        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
+            One without a text, of which no more is known than that it is open, is the first that is asked.
 
     Raises:
         AnswerRejected: when one is not a valid answer.
@@ -254,30 +255,24 @@ class OpenQuestions:
     The open questions of one run tree.
 
     Args:
-        given: Answers given up front, by question id or text.
-        interactor: Somebody who answers in process.
-        threads: Where an interactor without ``async`` is asked.
-        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
-            One without a text, of which no more is known than that it is open, is the first that is asked.
-        of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
+        given: The answers given in advance.
+        interactor: The interactor of the engine, which answers in this process.
+        threads: Where an interactor without ``async`` is called.
+        of_session: The rules of lasting permissions of the conversation, and their store.
 
     Attributes:
-        headless: Whether a permission that nobody gives, and more than a limit allows, is refused, instead of waiting for somebody.
-        patience: Seconds that a question stays open while nobody attends; ``None`` for ever.
-        remembered: What people allowed for good in this run tree, recorded answers included.
+        headless: Whether unanswered questions about permissions and limits are denied instead of left open.
+        patience: Seconds that a question stays open while no one attends; ``None`` for ever.
+        remembered: The rules of lasting permissions of this run tree, recorded answers included.
         given: The answers given in advance.
         limits: The questions about limits.
-
-    Raises:
-        AnswerRejected: when an answer given up front is none.
     """
 
     def __init__(
         self,
-        given: Mapping[str, AnswerLike],
+        given: AdvanceAnswers,
         interactor: Interactor | None,
         threads: ThreadPool,
-        earlier: Sequence[tuple[Question, AnswerLike]] = (),
         of_session: RememberedRules | None = None,
     ) -> None:
         self.headless = False
@@ -287,7 +282,7 @@ class OpenQuestions:
         # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
         # way.
         self._of_session = RememberedRules() if of_session is None else of_session
-        self.given = AdvanceAnswers(given, earlier)
+        self.given = given
         self.limits = LimitQuestions()
         self._interactor = interactor
         self._threads = threads
@@ -297,8 +292,8 @@ class OpenQuestions:
         self._attending = 0
         self._waiting = 0
 
-    def know(self, rules: Iterable[JsonDict]) -> None:
-        """Replace the rules remembered in the conversation by *rules*; those of this run stay."""
+    def use_recorded_rules(self, rules: Iterable[JsonDict]) -> None:
+        """Add *rules* of the record to those of this run, and forget those of the conversation."""
         self._of_session = RememberedRules(self._of_session.store)
         for rule in rules:
             self.remembered.add(rule)
@@ -321,9 +316,9 @@ class OpenQuestions:
         self._left.update([q.id for q, answer in zip(questions, answers, strict=True) if answer is None])
         for question, answer in zip(questions, answers, strict=True):
             if answer is not None:
-                self._of_session.take(question, answer)
+                self._of_session.add_from_answer(question, answer)
                 if answer.remember == "always":
-                    await self._threads.run("policy file", partial(self._of_session.keep, question, answer))
+                    await self._threads.run("policy file", partial(self._of_session.store_rule, question, answer))
         return answers
 
     def get_shown_questions(self, item: Item) -> tuple[Question, ...]:

@@ -23,7 +23,7 @@ class Run(Protocol):
     plan: RunPlan
     path: str
     stopping: Stop | None
-    spares: bool
+    is_in_grace: bool
     is_ending: bool
     is_cut: bool
 
@@ -34,26 +34,26 @@ class Run(Protocol):
     def stop_with_error(self, error: BaseException) -> Stop:
         """Stop the run because a performer raised an exception."""
 
-    def crashed(self, error: BaseException) -> Stop:
-        """End the run because of an error that belongs to the caller."""
+    def crash_tree(self, error: BaseException) -> Stop:
+        """Stop the whole tree for an exception that belongs to the caller, where it is raised afterwards."""
 
-    def halt(self) -> Stop:
-        """Return the outcome of an effect that was not performed."""
+    def make_stop(self) -> Stop:
+        """Return the outcome of an effect that was not performed, since the run was stopped."""
 
     def stop(self, stop: Stop) -> None:
         """End the run at once."""
 
-    def spare(self, stop: Stop) -> None:
+    def stop_gracefully(self, stop: Stop) -> None:
         """Start nothing more, and cancel the effects that can be repeated."""
 
-    def lasting(self) -> list[Item]:
+    def list_unrepeatable(self) -> list[Item]:
         """Return the running effects that cannot happen again."""
 
-    def interrupted(self) -> Stop:
+    def absorb_cancellation(self) -> Stop:
         """Account for a cancellation of its task, and return the outcome in its place."""
 
-    def notice_cancel(self) -> None:
-        """Record a cancellation from outside."""
+    def record_outside_cancel(self) -> None:
+        """Record a cancellation from outside, if there was one."""
 
     def start_waiting(self) -> None:
         """Record that the run has reached its end and waits for its children."""

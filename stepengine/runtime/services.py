@@ -112,27 +112,27 @@ class Services:
         models: Where providers come from.
         tools: What tools are run with.
         pricing: What replies cost; ``None`` for nothing but what providers say.
-        window: Gives a model's context length in tokens, when known.
-        output_limit: Gives the most tokens that the reply to a request may have, when known.
-        planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
-        interactor: Somebody who answers questions in process.
-        remembered: What people allowed for good in the conversation; by default the run tree stands alone.
-        retry: How model calls are tried again.
-        rates: How often providers are asked; ``None`` for no limits.
-        seed: What is random while effects are performed depends on it; by default on the run's id.
+        window: Returns a model's context length in tokens, if known.
+        output_limit: Returns the most tokens that the reply to a request may have, if known.
+        planner: Returns the plan and the first state of the child of a ``Spawn``, or raises why it must not start.
+        interactor: Answers questions in this process.
+        remembered: The lasting permissions of the conversation; by default a run tree has only its own.
+        retry: How often and when failed model calls are repeated.
+        rates: The rate limiters of providers; ``None`` for no limits.
+        seed: The seed of everything random in performing effects; by default the run's id.
         clock: Time and sleep.
-        middlewares: What wraps the innermost performer of every tree, from the inside out: recorders and the like.
-        outermost: What wraps everything else.
-        keep_write: Takes the address of a call and what is needed to undo a write of it; ``None`` where nobody keeps that.
-        sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
-        since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
-            where its times are made up.
-        is_timed: Whether the time limits of runs stop them; a run that is only repeated takes no time of its own.
-        resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
-        wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
-        mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
-        record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its
-            runs have come to the end of what is. ``None`` for any other tree.
+        middlewares: The wrappers of the innermost performer of every tree, from the inside out, such as recorders.
+        outermost: The wrappers of everything else, such as tracing.
+        keep_write: Stores the data to undo a file write of the call at an address; ``None`` if no one stores it.
+        sleep_in_process: Seconds; a longer wait for a time suspends the tree.
+        since: The run's time when this process took over, in milliseconds since the root was created; ``None`` if its times are
+            invented.
+        is_timed: Whether the time limits of runs stop them; a run that is only replayed takes no time of its own.
+        resumable: Whether a suspended tree can be resumed, because it is recorded.
+        wakes_now: Whether recorded sleeps end at once, whatever time it is.
+        mail: The store of the messages to its runs; ``None`` for this process alone.
+        record: The record of a tree whose runs resume in parallel: nothing new starts before all of them have reached the end of
+            their records. ``None`` for any other tree.
     """
 
     machine: MachineMaker

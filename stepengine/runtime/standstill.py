@@ -66,11 +66,11 @@ class Standstill:
         tree: The tree.
 
     Attributes:
-        parked: The waits that stand here, by address.
-        held: What waits until nothing is replayed any more, by address.
-        waits: What the tree was suspended for, by address, once it was.
-        is_held: Whether somebody has a handle of the tree.
-        is_replaying: Whether nothing new may begin before every run of the tree has come to the end of its record.
+        parked: The waits of running runs, by address.
+        held: The effects that wait until no run is replaying any more, by address.
+        waits: The waits for which the tree was suspended, by address.
+        is_reachable: Whether messages can reach the tree in this process, such as by a handle.
+        is_replaying: Whether no new effect may start before every run of the tree has reached the end of its record.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -79,21 +79,21 @@ class Standstill:
         self.held: dict[tuple[str, int], asyncio.Future[None]] = {}
         self.waits: dict[tuple[str, int], tuple[Waits, ...]] = {}
         self._busy = ""
-        self.is_held = self.is_replaying = False
+        self.is_reachable = self.is_replaying = False
 
     async def wait_for_first(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
         """
         Start the awaitables and wait for the first. Return False if the tree was suspended before one was done.
 
-        It is begun only where it has to be waited for: a clock of a test would let time pass in it. What comes by a future is known
-        to have come as soon as that is done; a task would take a moment in which the tree seemed to stand still.
+        They are started only if it is necessary to wait: the clock of a test would let time pass in them. A future is known to be
+        done at once; a task would take a moment in which the tree would seem to stand still.
         """
         address = item.address
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.parked[address] = _ParkedWait((), over, waits)
         events: tuple[asyncio.Future[Any], ...] = ()
         try:
-            self.look()
+            self.release_or_suspend()
             if not over.done():
                 events = tuple([asyncio.ensure_future(one()) for one in begin])
                 self.parked[address] = _ParkedWait(events, over, waits)
@@ -116,7 +116,7 @@ class Standstill:
         address = item.address
         held = self.held[address] = asyncio.get_running_loop().create_future()
         try:
-            self.look()
+            self.release_or_suspend()
             await held
         finally:
             self.held.pop(address, None)
@@ -125,7 +125,7 @@ class Standstill:
         """
         Hold a new effect until every run of the tree has reached the end of its record.
 
-        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
+        An effect that *begins* is held if it was not started before; one that is performed, if it has no outcome.
         """
         record = self._tree.services.record
         if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
@@ -146,7 +146,7 @@ class Standstill:
         for address in [one for one in self.waits if one[0] == path or one[0].startswith(f"{path}.")]:
             del self.waits[address]
 
-    def look(self) -> None:
+    def release_or_suspend(self) -> None:
         """If all runs of the tree wait, release held effects or suspend the tree; called after every end."""
         if not (self.parked or self.held) or not self._do_all_runs_wait():
             return
@@ -166,15 +166,15 @@ class Standstill:
         """
         Return whether a tree with only these waits may be suspended.
 
-        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could resume it, except for what nobody here could ever send.
+        Not while anyone attends to it, who may answer questions or send messages. A tree that is not recorded waits here, as it could
+        not be resumed, except for messages that no one here can send.
         """
         tree = self._tree
         # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
         # hand.
-        if tree.desk.has_attendant:
+        if tree.questions.has_attendant:
             return False
-        return tree.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
+        return tree.services.resumable or not (self.is_reachable or any(one.wakes_at is not None for one in waits))
 
     def _find_unreachable_waits(self) -> list[_ParkedWait]:
         """Return the waits for messages that no one can ever send; none in a tree that is kept or asks a person."""

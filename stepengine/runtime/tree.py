@@ -3,13 +3,13 @@
 
 It starts and ends runs, and is the ``IO`` of its performers. Everything else is the work of its parts, each behind a small interface:
 
-- ``runs`` and ``loop`` (``active_runs``): which runs are running, interrupts, what tools keep for runs; calls from other threads.
+- ``runs`` and ``loop`` (``active_runs``): the running runs, interrupts, objects that tools keep for runs; calls from other threads.
 - ``clock`` (``clock``): time, and the time limits of runs.
-- ``performers`` (``performer_stack``): performers, ledgers of what is spent, prices.
-- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` does what those ask that are for the tree itself.
-- ``desk`` (``questions``): questions. ``deferred`` (``innermost``): calls that wait for their results from outside.
-- ``standstill``: what the runs wait for, and when the tree is suspended. ``background``: children in the background.
-- ``hub``: what is shown. ``leftovers``: what cancelled waits could not return.
+- ``performers`` (``performer_stack``): performers, ledgers of spending, prices.
+- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` carries out those for the tree itself.
+- ``questions`` (``questions``): questions. ``deferred`` (``deferred_calls``): calls that wait for their results from outside.
+- ``standstill``: the waits of the runs, and when the tree is suspended. ``background``: children in the background.
+- ``hub``: the event stream. ``leftovers``: data that cancelled waits could not return.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from stepengine.data.outcomes import Failure, PartialUsage, Stop
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
@@ -41,7 +40,7 @@ from stepengine.runtime.innermost import NOTHING, Innermost, OutcomeMaker
 from stepengine.runtime.leftovers import Leftovers
 from stepengine.runtime.mail import Inboxes, Mail, Message
 from stepengine.runtime.outside_messages import apply_outside_message
-from stepengine.runtime.performer import Item, RetryWait
+from stepengine.runtime.performer import Item, RetryWait, wrap_error
 from stepengine.runtime.performer_stack import PerformerStack
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.questions import AdvanceAnswers, OpenQuestions
@@ -57,28 +56,28 @@ class RunTree:
     One root run and the children below it, or one child and those below it, whose parent is driven elsewhere.
 
     Args:
-        services: What the engine lends.
-        plan: What the root is started with.
-        state: The state that it is started with.
+        services: The parts of the engine that the tree uses.
+        plan: The plan of the root.
+        state: The state that the root starts from.
         hub: Its event stream.
-        answers: Answers given up front, by question id or text.
-        earlier: Questions that the run which this one continues was suspended for, with their answers.
+        answers: Answers given in advance, by question id or text.
+        earlier: The questions that suspended the run which this one continues, with their answers.
 
     Attributes:
-        services: What the engine lends.
+        services: The parts of the engine that the tree uses.
         root: The root run.
-        runs: The runs that are running, and how they are interrupted.
+        runs: The running runs, and their interrupts.
         loop: The event loop in which they run.
         clock: Their time, and their time limits.
-        performers: What performs their effects, and what they may spend.
-        hub: What is shown of them; *emit* shows an event.
-        desk: Their questions.
+        performers: The performers of their effects, with their ledgers.
+        hub: Their event stream; *emit* shows an event.
+        questions: Their questions.
         mail: The messages that were sent to them.
-        inboxes: What people said to them and they have not received yet.
+        inboxes: User messages that they have not received yet.
         deferred: The tool calls that wait for their results from outside.
-        standstill: What they wait for.
+        standstill: Their waits.
         background: The children in the background.
-        leftovers: What cancelled waits could not return.
+        leftovers: Data that cancelled waits could not return.
     """
 
     # Thousands of trees may wait at a time; with slots none has a table of its attributes.
@@ -87,7 +86,6 @@ class RunTree:
         "background",
         "clock",
         "deferred",
-        "desk",
         "emit",
         "hub",
         "inboxes",
@@ -95,6 +93,7 @@ class RunTree:
         "loop",
         "mail",
         "performers",
+        "questions",
         "root",
         "runs",
         "services",
@@ -114,9 +113,8 @@ class RunTree:
         self.hub = hub
         # The bound method, looked up once: performers call it for each delta of each reply.
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = OpenQuestions(
-            answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
-        )
+        given = AdvanceAnswers(answers or {}, earlier)
+        self.questions = OpenQuestions(given, services.interactor, services.tools.threads, services.remembered)
         self.leftovers = Leftovers()
         self.inboxes = Inboxes()
         self.deferred = DeferredCalls()
@@ -127,7 +125,7 @@ class RunTree:
         self.runs = ActiveRuns(self.root, self.loop, hub.failures.warnings)
         self._use_services(services, plan)
 
-    def seat(
+    def set_plan(
         self,
         services: Services,
         plan: RunPlan,
@@ -140,14 +138,13 @@ class RunTree:
         # The tree exists before it is known what it runs: a caller has a handle and reads events while the run still
         # waits for its turn in a session.
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
-        self.desk.given = AdvanceAnswers(answers or {}, earlier)
+        self.questions.given = AdvanceAnswers(answers or {}, earlier)
         self._use_services(services, plan)
 
     def _use_services(self, services: Services, plan: RunPlan) -> None:
         """Create the clock, mail and performers of the tree from *services*."""
         self.services = services
-        self.hub.index_waiting_events()
-        self.hub.run_id = plan.run_id
+        self.hub.set_run(plan.run_id)
         self.clock = TreeClock(services.clock, plan.created, services.since)
         self.mail = Mail(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
         self.standstill.is_replaying = services.record is not None
@@ -210,19 +207,19 @@ class RunTree:
         timer = None
         if seconds is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, stop_for_time(seconds))
-        root.enter()
+        root.cancellation.enter()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
         try:
             if root.stopping is None:
                 await coming()
         except asyncio.CancelledError:
-            root.interrupted()
+            root.absorb_cancellation()
         finally:
             root.busy = None
             if timer is not None:
                 timer.cancel()
-            root.leave()
+            root.cancellation.leave()
         return root.stopping is None
 
     async def run(self) -> Finished:
@@ -232,7 +229,7 @@ class RunTree:
         watchdog.enter(self)
         # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
         # the next step.
-        self.hub.failures.on_crash = self.root.crashed
+        self.hub.failures.on_crash = self.root.crash_tree
         self.runs.by_path[self.root.path] = self.root
         self.mail.begin()
         try:
@@ -249,13 +246,13 @@ class RunTree:
         self.standstill.close()
         self.background.close()
         del self.performers
-        self.hub.failures.on_crash = self.hub.history = None
-        self.root.release()
+        self.hub.failures.on_crash = self.hub.root.history = None
+        del self.root.tree
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child and waits for it."""
         run = self.runs.by_path[path] = RunTask(self, plan, state, path)
-        if self.root.spares:
+        if self.root.is_in_grace:
             run.stopping = self.root.stopping
         elif self.background.children:
             run.stopping = self.background.stopping(path)
@@ -273,9 +270,9 @@ class RunTree:
                 except asyncio.CancelledError:
                     continue
             finished = task.result()
-            # The wait ends with an exception and can return nothing. What the child came to is put aside, and `halt` of
+            # The wait ends with an exception and can return nothing. What the child came to is put aside, and `make_stop` of
             # the parent's driver hands it on: its spending counts, and its questions are its parent's.
-            self.leftovers.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
+            self.leftovers.ended_children[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
     async def _run_to_end(self, run: RunTask) -> Finished:
@@ -283,7 +280,7 @@ class RunTree:
         # Before the machine is made: its first effect reserves in the ledger.
         run.direct = self.performers.open(run.path, plan)
         self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
-        run.enter()
+        run.cancellation.enter()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
@@ -301,7 +298,7 @@ class RunTree:
         except BaseException as error:  # noqa: BLE001
             if not belongs_to_caller(error):
                 return _finish_lost_run(run, error)
-            run.crashed(error)
+            run.crash_tree(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 self.emit(RunFailed(path=run.path, error=str(error), kind=type(error).__name__))
                 self.emit(PhaseChanged(path=run.path, phase=RunPhase.FAILED))
@@ -311,7 +308,8 @@ class RunTree:
                 timer.cancel()
             if run.path in self.runs.belongings.by_path:
                 await self.runs.belongings.end(run)
-            run.leave()
+            run.direct = None  # refers to the tree
+            run.cancellation.leave()
             self._forget_run(run.path)
 
     def _forget_run(self, path: str) -> None:
@@ -320,7 +318,7 @@ class RunTree:
         self.clock.deadlines.pop(path, None)
         self.inboxes.by_path.pop(path, None)
         if self.standstill.parked or self.standstill.held:
-            self.standstill.look()
+            self.standstill.release_or_suspend()
         if self.leftovers.stopped_calls:
             self.leftovers.forget(path)
         self.performers.forget(path)
@@ -338,9 +336,5 @@ def _fail_with_callers_error(finished: Finished, error: BaseException | None) ->
 
 def _finish_lost_run(run: RunTask, error: BaseException) -> Finished:
     """Return the failed end of a run whose machine raised an internal error."""
-    if not isinstance(error, StepEngineError):
-        msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
-        wrapped = StepEngineError(msg)
-        wrapped.__cause__ = error
-        return Finished(status=RunStatus.FAILED, state=run.state, error=wrapped)
+    error = wrap_error(error, f"the run of {run.plan.definition.id!r} broke")
     return Finished(status=RunStatus.FAILED, state=run.state, error=error)

@@ -59,7 +59,7 @@ class Tree(IO, Protocol):
 
     services: Services
     hub: Hub
-    desk: OpenQuestions
+    questions: OpenQuestions
     mail: Mail
     inboxes: Inboxes
     deferred: DeferredCalls

@@ -68,7 +68,7 @@ class WaitingEffects:
         if item.has_begun and services.wakes_now:
             seconds = 0.0
         if seconds > 0:
-            with self._tree.mail.watched():
+            with self._tree.mail.polling():
                 if not await self._sleep_or_wait(item, seconds, partial(services.clock.sleep, seconds)):
                     return Stop("suspended", self._outcomes.elapsed())
         return self._outcomes.value(item, None)
@@ -79,7 +79,7 @@ class WaitingEffects:
             misfit = make_message_checker(topic, effect.schema)
         except StepEngineError as error:
             return self._outcomes.failure(item, error)
-        with mail.watched():
+        with mail.polling():
             # What other processes have sent is looked for once before anything is waited for; from then on arrivals are
             # told.
             if mail.first(path, topic) is None:
@@ -104,7 +104,7 @@ class WaitingEffects:
 
     async def _await_runs(self, item: Item, effect: AwaitRuns) -> Single:
         background = self._tree.background
-        with self._tree.mail.watched():
+        with self._tree.mail.polling():
             while True:
                 done = background.list_ended(effect.children)
                 if len(done) >= effect.need:

@@ -95,7 +95,7 @@ class Watchdog:
         """Whether a run is active in its loop."""
         return bool(self._trees)
 
-    def look(self) -> None:
+    def check_loop(self) -> None:
         """Ping the loop, or report how long it has not answered; called in the watching thread."""
         if self._is_answered:
             self._is_answered = False
@@ -157,7 +157,7 @@ def _run_watch_loop() -> None:
                 _threads.clear()
                 return
         for watchdog in watchdogs:
-            watchdog.look()
+            watchdog.check_loop()
 
 
 def _find_blocking_code(frame: FrameType | None) -> _BlockingCode:

@@ -169,8 +169,9 @@ class Budgets:
             self._release_tokens(at)
         ledger = self._ledgers.get_ledger(path)
         self._ledgers.close(path)
-        if ledger.calls or ledger.call_tokens or ledger.call_cost:
-            refuse("I8", f"{ledger.call_tokens} tokens are still reserved after the end of run {path or 'root'}")
+        running = ledger.running
+        if running.count or running.tokens or running.cost:
+            refuse("I8", f"{running.tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
 
     def is_bounded(self, path: str) -> bool:

@@ -72,7 +72,7 @@ async def test_however_a_run_ends_its_command_ends_with_it(
     if way == "interrupt":
         handle.interrupt()
     elif way == "cancelled":
-        handle._task.cancel()
+        handle._turns.task.cancel()
     elif way == "limit":
         loop = asyncio.get_running_loop()
         before = loop.time

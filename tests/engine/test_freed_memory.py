@@ -96,7 +96,7 @@ async def test_handle_task_generator_and_tree_are_freed_without_the_collector():
     try:
         handle = engine.start(agent, "go")
         await handle.result()
-        kept += [weakref.ref(handle), weakref.ref(handle._tree), weakref.ref(handle._task)]
+        kept += [weakref.ref(handle), weakref.ref(handle._tree), weakref.ref(handle._turns.task)]
         del handle
         await asyncio.sleep(0)
 

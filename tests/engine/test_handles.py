@@ -669,10 +669,10 @@ async def test_crashed_turn_ends_its_kept_open_handle_despite_later_input(how, t
         if how == "cancelled":
             if late:
                 handle.send_input("and more")
-            handle._task.cancel()
+            handle._turns.task.cancel()
         elif late:
             # It has ended, and its handle may not have been told of it yet.
-            await holds(handle._task.done)
+            await holds(handle._turns.task.done)
             with pytest.raises(StepEngineError, match="has ended and takes no input"):
                 handle.send_input("and more")
         with pytest.raises(Down if how == "raised" else asyncio.CancelledError):

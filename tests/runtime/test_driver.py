@@ -396,7 +396,7 @@ async def test_finished_tree_is_freed_without_garbage_collection(world):
     try:
         tree = world.tree(machine, planner=planner, observers=[lambda event: None])
         await tree.run()
-        freed = weakref.ref(tree.hub), weakref.ref(tree.desk), weakref.ref(tree)
+        freed = weakref.ref(tree.hub), weakref.ref(tree.questions), weakref.ref(tree)
         del tree
 
         assert [None, None, None] == [ref() for ref in freed]

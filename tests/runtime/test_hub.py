@@ -21,6 +21,7 @@ from stepengine.data.events import (
     ModelStarted,
     Notification,
     RunFinished,
+    StepStarted,
     TextDelta,
     ThinkingDelta,
     ToolInputDelta,
@@ -32,7 +33,15 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
 from stepengine.redaction import GIVEN, Redactor
-from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
+from stepengine.runtime.hub import (
+    MAX_KEPT_CHARS,
+    MAX_SUBSCRIBERS,
+    EventNumbers,
+    Hub,
+    NewsFilter,
+    Subscription,
+    Watcher,
+)
 from stepengine.testing import ScriptedModel, tool_call
 
 A_KEY = "sk-ant-" + 8 * "abcd1234"
@@ -154,7 +163,7 @@ async def test_a_reader_waits_for_events_and_may_leave():
 
     assert "now" == (await task).message
     await asyncio.sleep(0)
-    assert 0 == hub.subscribers
+    assert [] == hub.subscribers
     assert not hub.watched
 
 
@@ -280,7 +289,7 @@ def said(events):
 
 async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
     hub = Hub()
-    hub.run_id = "r1"
+    hub.set_run("r1")
     first = hub.subscribe()
     hub.emit(note("a"))
     hub.emit(note("b"))
@@ -299,19 +308,49 @@ async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
 
     assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in taken]
     assert [(["g", "run_finished"], [6, 7])] == [(said(events), [e.index for e in events])]
-    assert {("r1", hub.epoch)} == {(e.run_id, e.epoch) for e in [*taken, *events]}
+    assert {("r1", hub.numbers.draw_epoch())} == {(e.run_id, e.epoch) for e in [*taken, *events]}
 
 
 async def test_event_filter_applies_from_the_moment_it_is_set():
     hub = Hub()
     reader = hub.subscribe()
     hub.emit(note("a"))
-    hub.shows = lambda event: event.message != "old"
+    hub.show_news(lambda event: event.message != "old")
     hub.emit(note("old"))
     hub.emit(note("b"))
     events = reader.waiting()
 
     assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in events]
+
+
+def test_news_of_a_child_shows_steps_around_it():
+    news = NewsFilter(lambda event: getattr(event, "message", "") == "new")
+    events = [
+        StepStarted(path="2", step=0, steps_remaining=1),
+        StepStarted(step=0, steps_remaining=1),
+        StepStarted(path="3", step=0, steps_remaining=1),
+        Notification(path="3", message="old"),
+        Notification(path="3.0", message="new"),
+        Notification(path="3.0", message="new"),
+    ]
+    selected = [one for event in events for one in news.select(event)]
+
+    assert [events[1], events[2], events[4], events[5]] == selected
+    assert [True, True] == [event.resumed for event in selected[:2]]
+
+
+def test_event_ids_are_found_only_in_their_own_epoch():
+    numbers, events = EventNumbers(), [note("a"), note("b"), note("c")]
+    numbers.run_id = "r1"
+    epoch = numbers.draw_epoch()
+    numbers.assign(events[0])
+    numbers.assign_all(events[1:])
+
+    assert [("r1", epoch, index) for index in range(3)] == [(e.run_id, e.epoch, e.index) for e in events]
+    assert 2 == numbers.find_index(events[2].id)
+    assert EventNumbers().find_index(events[2].id) is None
+    with pytest.raises(StepEngineError, match="names an event that was not yet"):
+        numbers.find_index(f"{epoch}-3")
 
 
 async def test_secret_registered_while_reading_is_redacted_in_later_events():

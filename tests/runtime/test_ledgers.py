@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stepengine.data.limits import Limits
-from stepengine.runtime.limits import SpendingLedger
+from stepengine.runtime.limits import CallEstimate, RunningCalls, SpendingLedger
 
 CAPS = st.none() | st.integers(10, 200)
 
@@ -45,6 +45,7 @@ class Trees(RuleBasedStateMachine):
         given = limits(tokens, cents, children)
         self.root = SpendingLedger(given, given)
         self.ledgers = [self.root]
+        self.parents: dict[int, SpendingLedger | None] = {id(self.root): None}
         self.calls: list[Call] = []
         self.spent = {id(self.root): [0, Decimal(0)]}
         self.started = {id(self.root): 0}
@@ -53,7 +54,7 @@ class Trees(RuleBasedStateMachine):
         found = []
         while ledger is not None:
             found.append(ledger)
-            ledger = ledger.parent
+            ledger = self.parents[id(ledger)]
         return found
 
     @rule(
@@ -72,6 +73,7 @@ class Trees(RuleBasedStateMachine):
             given = limits(tokens, cents, children)
             child = SpendingLedger(given, given, parent)
             self.ledgers.append(child)
+            self.parents[id(child)] = parent
             self.spent[id(child)], self.started[id(child)] = [0, Decimal(0)], 0
 
     @rule(at=st.integers(0, 9), tokens=st.integers(1, 60), cents=st.integers(0, 60))
@@ -118,3 +120,31 @@ class Trees(RuleBasedStateMachine):
 
 TestTrees = pytest.mark.spec("reliability:I8", "reliability:R6")(Trees.TestCase)
 TestTrees.settings = settings(max_examples=20, stateful_step_count=20)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cost", "tokens_left", "dollars_left", "fits"),
+    [
+        (60, "1", 100, None, True),
+        (61, "1", 100, None, False),
+        (None, "1", 100, None, False),
+        (61, "0.5", None, "2.5", True),
+        (61, "0.6", None, "2.5", False),
+        (61, None, None, "2.5", False),
+        (None, None, None, None, True),
+    ],
+)
+def test_call_fits_beside_running_calls_within_remaining_limits(
+    tokens: int | None, cost: str | None, tokens_left: int | None, dollars_left: str | None, fits: bool
+) -> None:
+    def estimate(tokens: int | None, cost: str | None) -> CallEstimate:
+        return CallEstimate("test/m", 1, None, tokens, None if cost is None else Decimal(cost))
+
+    running, first, call = RunningCalls(), estimate(40, "2"), estimate(tokens, cost)
+    left = tokens_left, None if dollars_left is None else Decimal(dollars_left)
+
+    assert running.fits(call, *left)
+    running.add(first, 1)
+    assert fits == running.fits(call, *left)
+    running.add(first, -1)
+    assert running.fits(call, *left)
