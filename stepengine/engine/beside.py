@@ -200,9 +200,7 @@ def _importable_names(folder: Path) -> set[str]:
 
 
 def _is_module(path: Path) -> bool:
-    if path.suffix == ".py":
-        return True
-    return path.is_dir() and path.name.isidentifier() and any(path.glob("*.py"))
+    return path.suffix == ".py" or (path.is_dir() and path.name.isidentifier() and any(path.glob("*.py")))
 
 
 class _NeighbourImportRewriter(ast.NodeTransformer):

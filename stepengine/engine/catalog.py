@@ -38,7 +38,6 @@ from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, direct_tool, params_schema, with_called_tools
 from stepengine.tools.control import set_output_binding
-from stepengine.tools.definition import Tool
 from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
 
 if TYPE_CHECKING:
@@ -129,19 +128,22 @@ class Agent:
         """The agents that were checked together with it, those of its engine among them."""
         return self._family.values()
 
+    def _collect_reachable(self) -> list[Agent]:
+        """Return it and all agents that may run below it, each once."""
+        # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
+        found, met = [self], {id(self)}
+        for agent in found:
+            for child in map(agent.child, agent.spawnable):
+                if id(child) not in met:
+                    met.add(id(child))
+                    found.append(child)
+        return found
+
     @cached_property
     def sandboxes(self) -> Sequence[Callable[[], str]]:
         """Functions that name the sandboxes in which tools of it, and of all that may run below it, run programs."""
-        found: list[Callable[[], str]] = []
-        # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
-        waiting, met = [self], set[int]()
-        for agent in waiting:
-            if id(agent) not in met:
-                met.add(id(agent))
-                runs = [binding.runs for binding in agent.tools.values() if isinstance(binding.runs, Yielding)]
-                found += [one.sandbox for one in runs if one.sandbox is not None]
-                waiting += [agent.child(key) for key in agent.spawnable]
-        return found
+        runs = [binding.runs for agent in self._collect_reachable() for binding in agent.tools.values()]
+        return [one.sandbox for one in runs if isinstance(one, Yielding) and one.sandbox is not None]
 
     @cached_property
     def published(self) -> str:
@@ -152,16 +154,8 @@ class Agent:
     @cached_property
     def packages(self) -> Mapping[str, str]:
         """The packages of it and of all that may run below it: ``name==version`` by ``publisher/name``."""
-        found: dict[str, str] = {}
-        waiting, met = [self], set[int]()
-        for agent in waiting:
-            if id(agent) in met:
-                continue
-            met.add(id(agent))
-            member = packages.find_package_member(agent.definition)
-            if member is not None:
-                found[member.id] = f"{member.package.name}=={member.package.version}"
-            waiting += [agent.child(key) for key in agent.spawnable]
+        members = [packages.find_package_member(agent.definition) for agent in self._collect_reachable()]
+        found = {one.id: f"{one.package.name}=={one.package.version}" for one in members if one is not None}
         return dict(sorted(found.items()))
 
     @cached_property
@@ -204,6 +198,10 @@ class Catalog:
         permissions: The policy for every tool call of every agent, or the file that holds it; without one all are allowed.
         workspace: Gives agents the bundled tools that they name and *tools* does not have.
 
+    Attributes:
+        policy: Decides about tool calls; ``None`` where all are allowed.
+        policy_file: The file that holds it, if one does.
+
     Raises:
         DefinitionError: when ids or tool names are used twice, or name nothing.
     """
@@ -220,7 +218,7 @@ class Catalog:
     ) -> None:
         check_hooks("the engine", hooks)
         check_hook_sources("the engine", hooks)
-        self._permissions, self.policy_file = _policy_and_file(permissions)
+        self.policy, self.policy_file = _policy_and_file(permissions)
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
@@ -244,11 +242,6 @@ class Catalog:
     def definitions(self) -> tuple[AgentDefinition, ...]:
         """Every definition that the engine was given, and those that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
-
-    @property
-    def policy(self) -> Policy | None:
-        """What decides about tool calls; ``None`` where all are allowed."""
-        return self._permissions
 
     @property
     def sources(self) -> tuple[ToolSource, ...]:
@@ -513,9 +506,9 @@ class Catalog:
         # it.
         if openings:
             hooks = Hooks(pre_run=openings) + hooks
-        if self._permissions is None:
+        if self.policy is None:
             return hooks
-        return hooks + Hooks(pre_tool=self._permissions.hook(partial(_find_tool_spec, known)))
+        return hooks + Hooks(pre_tool=self.policy.hook(partial(_find_tool_spec, known)))
 
 
 def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
@@ -603,10 +596,10 @@ def _collect_tool_uses(
 
 def _make_provider_variant(definition: AgentDefinition) -> AgentDefinition | None:
     """Return a definition with what programs of a provider may call, and the setting that lets them; ``None`` for most."""
-    own = [tool for tool in definition.tools if _find_provider_body(tool) is None]
-    if len(own) == len(definition.tools):
-        return None
     bodies = [body for tool in definition.tools if (body := _find_provider_body(tool)) is not None]
+    if not bodies:
+        return None
+    own = [tool for tool in definition.tools if _find_provider_body(tool) is None]
     known = attrs.evolve(definition, tools=own).tool_names
     carried = {tool if isinstance(tool, str) else tool.spec.name: tool for body in bodies for tool in body.uses}
     direct = {*known, *[name for body in bodies for name in body.offers]}
@@ -715,8 +708,7 @@ def _collect_definitions(
 
 def _catalog_key(definition: AgentDefinition) -> str:
     """Return the id by which an engine finds an agent; that of a package's agent has the publisher in front."""
-    member = packages.find_package_member(definition)
-    return normalised_id(definition.id) if member is None else member.id
+    return normalised_id(packages.published_id(definition))
 
 
 def _key_within_package(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
@@ -811,7 +803,7 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
 def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     named: dict[str, ToolLike] = {}
     for tool in tools:
-        if isinstance(tool, str) or not isinstance(tool, Tool | ToolLike):
+        if not isinstance(tool, ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
                 line = python_for_tools([tool])

@@ -388,7 +388,7 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     listed: list[ListedAgent] = []
     seen: dict[str, Path] = {}
     for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
-        for file in sorted(folder.glob("[!_]*.py")):
+        for file in _agent_files(folder):
             try:
                 found = load_agents_of_file(file)
             except DefinitionError as error:

@@ -288,7 +288,7 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
     name, value = _package_name(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
     _require(
         ID.fullmatch(entry.name) is not None and len(entry.name) <= ID_CHARS,
-        _NO_PUBLISHER.format(entry.name[:ID_CHARS]),
+        f"its publisher is {entry.name[:ID_CHARS]!r}; lower-case letters, digits and single hyphens would be fine",
     )
     _require(
         entry.name != OWN, f"the publisher {OWN!r} stands for what comes with the engine; another one would be fine"
@@ -312,9 +312,6 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
         folder=folder,
         **read_declaration(folder / FILE),
     )
-
-
-_NO_PUBLISHER = "its publisher is {!r}; lower-case letters, digits and single hyphens would be fine"
 
 
 def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:

@@ -185,8 +185,7 @@ class ScheduleBook:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._open_database() as known, known.lock, known.writing() as database:
-            for statement in SCHEMA.split(";"):
-                database.execute(statement)
+            _create_tables(database)
             yield database
 
     @contextmanager
@@ -196,8 +195,7 @@ class ScheduleBook:
                 found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()
             if found is None:
                 with known.lock, known.writing() as database:
-                    for statement in SCHEMA.split(";"):
-                        database.execute(statement)
+                    _create_tables(database)
             with known.reading() as database:
                 yield database
 
@@ -221,6 +219,11 @@ class ScheduleBook:
 
 
 ROW = "schedule, at, run, missed, status, error"
+
+
+def _create_tables(database: sqlite3.Connection) -> None:
+    for statement in SCHEMA.split(";"):
+        database.execute(statement)
 
 
 def _advance_passed_time(

@@ -101,15 +101,12 @@ class TrustGate(Protocol):
 
     def allows(self, foreign: UntrustedFolder) -> bool:
         """Return whether its files may run."""
-        ...
 
     def agrees(self, wishes: AccessRequest) -> bool:
         """Return whether what an installed package wants was agreed to."""
-        ...
 
     def tell(self, message: str) -> None:
         """Tell a person."""
-        ...
 
 
 GATE: ContextVar[TrustGate | None] = ContextVar("stepengine_trust", default=None)
@@ -206,7 +203,7 @@ def is_trusted(folder: Path) -> bool:
     if place is None:
         return False
     record = _read_trust_record(place / _record_file_name(real))
-    return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
+    return record == {"path": str(real), "owner": real.stat().st_uid}
 
 
 def trust_folder(folder: Path) -> Path:
@@ -216,8 +213,6 @@ def trust_folder(folder: Path) -> Path:
     Raises:
         DefinitionError: when there is no such folder, or nowhere to keep that outside of it; in a command that a tool runs.
     """
-    from stepengine.workspace.atomic import make_folder, replace_path
-
     refuse_inside_tool("trust_folder")
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r} of agent files; create it, or name another one"
@@ -230,24 +225,14 @@ def trust_folder(folder: Path) -> Path:
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
-    try:
-        make_folder(place, 0o700)
-        record = {"path": str(real), "owner": real.stat().st_uid}
-        replace_path(place / _record_file_name(real), json.dumps(record).encode(), mode=0o600)
-    except OSError as error:
-        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
-        raise DefinitionError(msg) from None
+    _store_record(place, _record_file_name(real), {"path": str(real), "owner": real.stat().st_uid})
     return real
 
 
 def untrust_folder(folder: Path) -> bool:
     """Withdraw the trust in a folder of agent files, also one that is gone; return whether it was trusted."""
     real = folder.resolve()
-    place = _find_trust_folder(real)
-    if place is None or not (place / _record_file_name(real)).exists():
-        return False
-    (place / _record_file_name(real)).unlink()
-    return True
+    return _remove_record(_find_trust_folder(real), _record_file_name(real))
 
 
 def list_trusted_folders() -> list[Path]:
@@ -307,8 +292,6 @@ def approve_access(wishes: AccessRequest) -> None:
     Raises:
         DefinitionError: when there is nowhere to keep that.
     """
-    from stepengine.workspace.atomic import make_folder, replace_path
-
     place = _find_approvals_folder()
     if place is None:
         msg = "that cannot be kept: your state folder is not there, or others may write it; set STEPENGINE_STATE_DIR to a folder of your own"
@@ -319,21 +302,12 @@ def approve_access(wishes: AccessRequest) -> None:
         "publisher": wishes.publisher,
         "asks": [*wishes.asks],
     }
-    try:
-        make_folder(place, 0o700)
-        replace_path(place / _approval_file_name(wishes.package), json.dumps(record).encode(), mode=0o600)
-    except OSError as error:
-        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
-        raise DefinitionError(msg) from None
+    _store_record(place, _approval_file_name(wishes.package), record)
 
 
 def withdraw_approval(package: str) -> bool:
     """Withdraw the approval of a package, also one that is gone; return whether it was approved."""
-    place = _find_approvals_folder()
-    if place is None or not (place / _approval_file_name(package)).exists():
-        return False
-    (place / _approval_file_name(package)).unlink()
-    return True
+    return _remove_record(_find_approvals_folder(), _approval_file_name(package))
 
 
 def _find_approvals_folder() -> Path | None:
@@ -350,6 +324,26 @@ def _approval_file_name(package: str) -> str:
 def normalise_package_name(name: str) -> str:
     """Return the name of a package as an index compares names."""
     return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _store_record(place: Path, name: str, record: dict[str, Any]) -> None:
+    """Store a record in a folder of the user's state; raise ``DefinitionError`` if that cannot be written."""
+    from stepengine.workspace.atomic import make_folder, replace_path
+
+    try:
+        make_folder(place, 0o700)
+        replace_path(place / name, json.dumps(record).encode(), mode=0o600)
+    except OSError as error:
+        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
+        raise DefinitionError(msg) from None
+
+
+def _remove_record(place: Path | None, name: str) -> bool:
+    """Remove a record; return whether there was one."""
+    if place is None or not (place / name).exists():
+        return False
+    (place / name).unlink()
+    return True
 
 
 def _read_json_object(file: Path) -> dict[str, Any] | None:

@@ -111,11 +111,11 @@ class Waker:
                 if not new:
                     break
                 for one in new:
-                    await self._wait_for_room()
+                    await self._wait_until_fewer_than(self._at_once)
                     seen.add(one.run)
                     self._begin(one)
                 # Those that begun have put themselves off before the next look, or are in `seen`.
-            await self._all()
+            await self._wait_until_fewer_than(1)
         finally:
             await self._end()
 
@@ -163,21 +163,17 @@ class Waker:
         self._under_way[one.run] = task
         task.add_done_callback(lambda _: self._under_way.pop(one.run, None))
 
-    async def _wait_for_room(self) -> None:
-        while len(self._under_way) >= self._at_once:
+    async def _wait_until_fewer_than(self, count: int) -> None:
+        """Wait until fewer than *count* runs are under way."""
+        while len(self._under_way) >= count:
             await asyncio.wait(list(self._under_way.values()), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)
-
-    async def _all(self) -> None:
-        while self._under_way:
-            await asyncio.wait(list(self._under_way.values()))
             await asyncio.sleep(0)
 
     async def _end(self) -> None:
         """End what is under way, and close the index."""
         for task in list(self._under_way.values()):
             task.cancel()
-        await self._all()
+        await self._wait_until_fewer_than(1)
         self._index.close()
 
     # --- one run ------------------------------------------------------------------------------------------------------
