@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from stepengine.data.yields import StepResult
     from stepengine.engine.run import EngineRun
     from stepengine.engine.session_turns import EngineSessions
-    from stepengine.engine.stepper import Stepper, Tape
+    from stepengine.engine.stepper import Stepper
+    from stepengine.engine.tape import Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.journal.recorded_forks import ForkReport, ForkTools, Purse
@@ -564,7 +565,8 @@ class Engine:
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: when the run begins with something else than is recorded.
         """
-        from stepengine.engine.stepper import Stepper, Tape
+        from stepengine.engine.stepper import Stepper
+        from stepengine.engine.tape import Tape
         from stepengine.journal import as_journal
         from stepengine.journal.recorded_part import NO_LEEWAY
 
