@@ -1592,7 +1592,7 @@ APART = {
         adapters/acp/program.py cli/app.py cli/debug_forks.py cli/debug_navigation.py cli/journals.py
         data/object_codec.py data/spellings.py data/typed_values.py debugging/debugger.py debugging/desk.py
         debugging/edits.py debugging/jobs.py debugging/viewer/page.py durable/register.py durable/sessions.py
-        durable/wire.py engine/session_turns.py evaluation/case_runs.py evaluation/reply_book.py
+        durable/wire.py engine/session_journals.py evaluation/case_runs.py evaluation/reply_book.py
         evaluation/report_pages.py helpers/calls.py models/_reply.py models/openai/encode.py
         models/openai_chat/encode.py server/ledger.py server/problems.py server/processes.py server/stored_states.py
         testing/cassette_misses.py testing/conformance/journals.py testing/installation_checks.py

@@ -299,7 +299,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     except BaseException:
         session.writer.close()
         raise
-    live.session = session
+    live.journaled_run = session
     live.tree.desk.patience = 0.0
     return live
 

@@ -273,7 +273,7 @@ class Engine:
         live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
-            has_way_back = live.session is not None or tree.root.plan.info.session_id is not None
+            has_way_back = live.journaled_run is not None or tree.root.plan.info.session_id is not None
             tree.desk.headless = tree.services.interactor is None and not has_way_back
         return await live()
 
@@ -290,7 +290,7 @@ class Engine:
         refuse_trio("stream()", "run_sync()")
         live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
         events = stream_run(live)
-        if live.session is not None:
+        if live.journaled_run is not None:
             weakref.finalize(events, live.close_if_unstarted)
         return events
 

@@ -211,8 +211,8 @@ class Launcher:
             sessions,
             request,
             journal,
-            let_in=partial(self.planned, made=made),
-            again=self.again,
+            start_new=partial(self.planned, made=made),
+            start_recorded=self.again,
             route=self.route,
             now=self.services.clock.now,
         )
@@ -328,7 +328,7 @@ class Launcher:
         except BaseException:
             session.writer.close()
             raise
-        live.session = session
+        live.journaled_run = session
         live.tree.hub.resumed = session.mode.resumes
         return live
 
@@ -430,7 +430,7 @@ class Launcher:
             into = EngineRun(tree, self.active)
         else:
             if into.turn is not None:
-                services = into.turn.watched(services, into)
+                services = into.turn.watch_children(services, into.tree)
             into.tree.seat(services, made.plan, made.state, request.answers, earlier=request.earlier)
         into.tree.desk.headless = self.headless
         return into

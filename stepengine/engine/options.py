@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import string
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Required, TypeAlias, TypedDict
@@ -268,16 +268,19 @@ AGENT_MODELS = allow_none(
         'a mapping from agent ids to models, such as {"editor": "anthropic/claude-sonnet-4-5"}',
     )
 )
+RUN_ID = frozenset(string.ascii_letters + string.digits + "_-.")
 MAX_RUN_ID_CHARS = 200
 """With the ending of a journal it is the name of a file, and file systems allow 255 bytes."""
-RUN_ID = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_RUN_ID_CHARS}}}")
+
+
+def _is_run_id(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= MAX_RUN_ID_CHARS and RUN_ID.issuperset(value)
+
+
 RUN = {
     "limits": LIMITS,
     "agent_models": AGENT_MODELS,
-    "run_id": FieldCheck(
-        lambda value: isinstance(value, str) and RUN_ID.fullmatch(value) is not None,
-        f"1 to {MAX_RUN_ID_CHARS} ASCII letters, digits, _, - and .",
-    ),
+    "run_id": FieldCheck(_is_run_id, f"1 to {MAX_RUN_ID_CHARS} ASCII letters, digits, _, - and ."),
     "session_id": allow_none(TEXT),
     "user_id": allow_none(TEXT),
     "keep_open": FLAG,
