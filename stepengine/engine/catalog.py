@@ -274,16 +274,6 @@ class Catalog:
             raise AgentError(msg)
         return known
 
-    def find_hand_off_target(self, agent: Agent, agent_id: str) -> Agent:
-        """
-        Return the agent to which the conversation of *agent* was handed over.
-
-        Raises:
-            AgentError: when neither *agent* nor the engine has an agent of that id.
-        """
-        known = {normalised_id(one.definition.id): one for one in agent.family}
-        return known.get(agent_id) or self.find(agent_id)
-
     def _find_published(self, agent_id: str) -> Agent | None:
         """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""
         name = name_of_published(agent_id)

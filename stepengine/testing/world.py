@@ -411,6 +411,7 @@ class World:
         return ended
 
     def _start(self, run: JournaledRun) -> Finished:
+        from stepengine.engine.run_models import RunModels
         from stepengine.engine.run_plans import Planner, RunRequest, resolve_system_prompt
         from stepengine.models import Models
 
@@ -421,10 +422,7 @@ class World:
         self.backstage = SimulatedChildren(key, self._run_in_background, self._letters, _draw_message)
         planner = Planner(
             setting.catalog,
-            models,
-            "test/model",
-            lambda _: None,
-            keep_names=True,
+            RunModels(registry=models, default="test/model", window=lambda _: None, keep_names=True),
             seed=self._random_seed,
             created=CREATED + timedelta(milliseconds=self._now),
             watched=lambda: not self._again,
