@@ -1620,7 +1620,7 @@ APART = {
         adapters/acp/kept.py adapters/acp/prompts.py adapters/acp/servers.py adapters/acp/workplace.py
         adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
         cli/evaluation.py cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
-        engine/beside.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
+        engine/neighbour_imports.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
         journal/mend.py journal/places.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
         models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py
         runtime/logs.py sandbox/untrusted_handlers.py testing/conformance/providers.py testing/exchanges.py

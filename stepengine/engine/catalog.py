@@ -301,7 +301,7 @@ class Catalog:
             self._met[id(definition)] = known
         return known
 
-    def info(self, agent_id: str) -> JsonDict:
+    def describe(self, agent_id: str) -> JsonDict:
         """
         Return the id, names, model, tools, children and schemas of an agent of this engine, as JSON.
 

@@ -284,14 +284,14 @@ class Launcher:
             watched=partial(WATCHED, hub),
             opened=hub.opened,
         )
-        plan, state = planner.root(request)
+        plan, state = planner.plan_root(request)
         services = attrs.evolve(
             self.services,
             models=models.registry,
             tools=override.apply_to(self.services.tools),
             window=models.window,
             output_limit=models.registry.output_limit,
-            planner=planner.child,
+            planner=planner.plan_child,
             remembered=self.rules.for_session(plan.info.session_id),
             seed=planner.seed,
         )

@@ -2,7 +2,7 @@
 Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level.
 
 Beside them stands ``schedule = Schedule(...)`` or ``schedules = [...]`` where they are started at times of their own.
-How their modules are named and what they import from beside them is told in ``beside``.
+How their modules are named and what they import from beside them is in ``neighbour_imports``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stepengine.data.definition import AgentDefinition, ToolSource, name_of_publ
 from stepengine.data.messages import to_tuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
-from stepengine.engine.beside import load_module_at, load_module_from_source
 from stepengine.engine.modules import EXPECTED, find_agents, load_sandboxed
+from stepengine.engine.neighbour_imports import load_module_at, load_module_from_source
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import add_location, find_raise_line
 from stepengine.machine.child_effects import describe_substitution

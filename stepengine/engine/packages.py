@@ -110,7 +110,7 @@ class Package:
         return f"{self.name} {self.version}"
 
     @property
-    def wishes(self) -> trust.AccessRequest:
+    def access_request(self) -> trust.AccessRequest:
         """What a person is asked to agree to: tools by category, agents of others, folders, hosts."""
         tools = sorted({(name, kind) for agent in self.agents.values() for name, kind in agent.tools.items()})
         others = sorted({wanted for agent in self.agents.values() for wanted in agent.spawns if "/" in wanted})
@@ -160,7 +160,7 @@ class PackagedAgent:
             DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
         """
         gate = trust.GATE.get()
-        if gate is not None and not gate.agrees(self.package.wishes):
+        if gate is not None and not gate.agrees(self.package.access_request):
             msg = f"{self} was not loaded: nobody agreed to what its package wants"
             raise DefinitionError(msg)
         held = _load_agents(self.package)
@@ -220,8 +220,8 @@ def approve_package(name: str) -> trust.AccessRequest:
         there = list_names([one.name for one in found.packages], name)
         msg = said[0] if said else f"there is no package {name!r} with agents; installed are: {there}"
         raise DefinitionError(msg)
-    trust.approve_access(package.wishes)
-    return package.wishes
+    trust.approve_access(package.access_request)
+    return package.access_request
 
 
 def list_agent_versions() -> dict[str, str]:

@@ -222,7 +222,7 @@ class Planner:
         self._here = _SameThreadCheck()
         self._inherited: dict[Agent, _InheritedTools] = {}
 
-    def root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
+    def plan_root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
         """
         Return plan and state of a root run; its system prompt is not resolved yet.
 
@@ -239,7 +239,7 @@ class Planner:
             msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
             raise InputError(msg, issues=(why,))
         if agent.at_provider is not None:
-            agent = _variant_for_model(agent, agent.at_provider, model)
+            agent = _choose_variant(agent, agent.at_provider, model)
         # From the id where none is given, so that a run which is repeated from its journal, where the id stands, draws
         # the same numbers.
         self.seed = self.seed or run_id
@@ -256,7 +256,7 @@ class Planner:
         )
         return plan, make_root_state(plan, agent, request.previous)
 
-    def child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
+    def plan_child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
         """
         Return plan and state of a child, or of the body of a tool.
 
@@ -274,7 +274,7 @@ class Planner:
         # starts as well.
         model = self._models.find_for(agent.definition) or parent.model or self._models.find_default()
         if agent.at_provider is not None:
-            agent = _variant_for_model(agent, agent.at_provider, model)
+            agent = _choose_variant(agent, agent.at_provider, model)
         definition, inherited = agent.definition, effect.parent()
         inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
         plan = self._make_plan(
@@ -350,7 +350,7 @@ class Planner:
             is_inline=is_inline,
             note=agent.note if shown is None else shown.note,
             placeholders=agent.placeholders,
-            agent_info=self._catalog.info,
+            agent_info=self._catalog.describe,
             hooks=agent.hooks,
             limits=limits,
             prompt=prompt,
@@ -491,8 +491,8 @@ def _check_variant(parent_id: str, given: AgentDefinition, listed: AgentDefiniti
         raise AgentError(msg)
 
 
-def _variant_for_model(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
-    """Return an agent as it is with a model, whose provider may run the programs that call the agent's tools."""
+def _choose_variant(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
+    """Return *at_provider* if the provider of *model* runs the programs that call tools; else *agent*."""
     # Imported here: the adapters of providers are loaded by who uses one.
     from stepengine.models._programs import runs_programs
 

@@ -392,7 +392,7 @@ class Scheduler:
                 await loop
 
 
-def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[ScheduleStatus]:
+def load_schedule_statuses(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[ScheduleStatus]:
     """
     Return the status of each schedule whose runs are recorded in *runs*; nothing is changed or created.
 

@@ -102,7 +102,7 @@ class TrustGate(Protocol):
     def allows(self, foreign: UntrustedFolder) -> bool:
         """Return whether its files may run."""
 
-    def agrees(self, wishes: AccessRequest) -> bool:
+    def agrees(self, request: AccessRequest) -> bool:
         """Return whether what an installed package wants was agreed to."""
 
     def tell(self, message: str) -> None:
@@ -276,16 +276,16 @@ def _read_trust_record(file: Path) -> dict[str, Any] | None:
 # --- what packages want -----------------------------------------------------------------------------------------------
 
 
-def find_unapproved_access(wishes: AccessRequest) -> tuple[str, ...] | None:
+def find_unapproved_access(request: AccessRequest) -> tuple[str, ...] | None:
     """Return the part that nobody has agreed to yet; ``None`` where nobody ever agreed to the package."""
     place = _find_approvals_folder()
-    record = None if place is None else _read_json_object(place / _approval_file_name(wishes.package))
-    if record is None or record.get("publisher") != wishes.publisher or not isinstance(record.get("asks"), list):
+    record = None if place is None else _read_json_object(place / _approval_file_name(request.package))
+    if record is None or record.get("publisher") != request.publisher or not isinstance(record.get("asks"), list):
         return None
-    return tuple([wanted for wanted in wishes.asks if wanted not in record["asks"]])
+    return tuple([wanted for wanted in request.asks if wanted not in record["asks"]])
 
 
-def approve_access(wishes: AccessRequest) -> None:
+def approve_access(request: AccessRequest) -> None:
     """
     Agree to what a package wants, from now on, and in later versions as long as they want no more.
 
@@ -297,12 +297,12 @@ def approve_access(wishes: AccessRequest) -> None:
         msg = "that cannot be kept: your state folder is not there, or others may write it; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg)
     record = {
-        "package": wishes.package,
-        "version": wishes.version,
-        "publisher": wishes.publisher,
-        "asks": [*wishes.asks],
+        "package": request.package,
+        "version": request.version,
+        "publisher": request.publisher,
+        "asks": [*request.asks],
     }
-    _store_record(place, _approval_file_name(wishes.package), record)
+    _store_record(place, _approval_file_name(request.package), record)
 
 
 def withdraw_approval(package: str) -> bool:

@@ -429,12 +429,14 @@ class World:
         )
         agent = setting.catalog.find(setting.agent)
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
-        plan, state = planner.root(RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more))
+        plan, state = planner.plan_root(
+            RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more)
+        )
         try:
             plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
         except ReplayDivergence as error:
             self._refuse_divergence(error)
-        self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.child))
+        self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
         (recorder,) = self._services.middlewares
         self._budgets = Budgets(
             lambda gate: ForwardingPerformer(
