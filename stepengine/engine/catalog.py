@@ -74,7 +74,7 @@ class ToolUses(NamedTuple):
 @frozen(eq=False)
 class Agent:
     """
-    A definition and what was made of it once.
+    An agent definition with its compiled tools, schemas and hooks.
 
     Attributes:
         definition: The definition.
@@ -275,7 +275,7 @@ class Catalog:
         return known
 
     def _find_published(self, agent_id: str) -> Agent | None:
-        """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""
+        """Return the agent for ``publisher/name[@version]``: that of a package, else of the engine, else a bundled one."""
         name = name_of_published(agent_id)
         if name is None:
             return None
@@ -437,7 +437,7 @@ class Catalog:
         )
 
     def _check_policy_file_access(self, whose: str, tools: Iterable[ToolLike]) -> None:
-        """Refuse tools that may change the file which says what they may do."""
+        """Refuse tools that can change the policy file that restricts them."""
         file = self.policy_file
         if file is None or file.below_root:
             return
@@ -514,7 +514,7 @@ def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]
 def _make_source_hook(
     definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
 ) -> Callable[[HookContext], Generator[object, Any, Change]]:
-    """Return the ``pre_run`` hook that gives a run the tools of *source*; *known* are those that it has anyway."""
+    """Return the ``pre_run`` hook that adds the tools of *source* to a run; *known* are the tools that the agent has already."""
     own = frozenset(known)
 
     def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
@@ -535,7 +535,7 @@ def _make_source_hook(
 
 
 def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
-    """Return the policy that judges calls, and the file that it stands in, if it does."""
+    """Return the policy that judges calls, and the file that holds it, if there is one."""
     if permissions is None:
         return None, None
     from stepengine.permissions import PolicyFile
@@ -544,7 +544,7 @@ def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | 
 
 
 def _find_tool_spec(known: Mapping[str, ToolBinding], ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return what is known of a tool: of one that was found when the run began, what its state says."""
+    """Return the specification of a tool; that of a tool which a source added at the start is in the state of the run."""
     binding = known.get(name)
     return ctx.state.tool_definitions.get(name) if binding is None else binding.spec
 
@@ -561,7 +561,7 @@ def _resolve_spawnable_id(definition: AgentDefinition, wanted: str, ids: Mapping
 def _collect_tool_uses(
     definition: AgentDefinition, tools: dict[str, ToolBinding], ids: Mapping[str, Agent | AgentDefinition]
 ) -> dict[str, ToolUses]:
-    """Return what each tool that yields carries, and add the tools among that to *tools*."""
+    """Return the tools and agents that each yielding tool carries, and add these tools to *tools*."""
     found: dict[str, ToolUses] = {}
     # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
     waiting = [name for name, binding in tools.items() if isinstance(binding.runs, Yielding)]
@@ -585,7 +585,7 @@ def _collect_tool_uses(
 
 
 def _make_provider_variant(definition: AgentDefinition) -> AgentDefinition | None:
-    """Return a definition with what programs of a provider may call, and the setting that lets them; ``None`` for most."""
+    """Return the definition for a provider that runs programs: with the tools they call and the setting; ``None`` if it needs none."""
     bodies = [body for tool in definition.tools if (body := _find_provider_body(tool)) is not None]
     if not bodies:
         return None
@@ -609,7 +609,7 @@ def _find_provider_body(tool: object) -> Yielding | None:
 
 
 def _offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
-    """Return the names of what a model is offered: *names*, and what tools among these want it to have, too."""
+    """Return the names of the tools that a model is offered: *names*, and the tools that these offer in addition."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
@@ -708,7 +708,7 @@ def _key_within_package(key: str, definition: AgentDefinition, beside: packages.
 
 
 def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
-    """Return whether an agent is of a package, and not of the one *within* which is looked: what it names is looked up there."""
+    """Return whether an agent is of another package than *within*; the ids that it names are then looked up in its own."""
     member = packages.find_package_member(definition)
     return member is not None and (within is None or member.package != within.package)
 
@@ -716,7 +716,7 @@ def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedA
 def _find_packaged_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
-    """Return the agents of packages that *found* name by id, by these ids; within a package those beside them, too."""
+    """Return the packaged agents that *found* name, by the ids they use; within a package also its own agents."""
     named: dict[str, AgentDefinition] = {}
     for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
         member = packages.find_package_member(definition)
@@ -816,7 +816,7 @@ def _duplicate_agent_error(agent_id: str) -> DefinitionError:
 def _unknown_tools_error(
     definition: AgentDefinition, names: Sequence[str], known: Iterable[str], workspace: WorkspaceTools
 ) -> DefinitionError:
-    """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
+    """Return the error for tools that an agent lists and the engine lacks; for bundled ones it has the line that adds them."""
     of_workspace = [n for n in names if n in WORKSPACE_TOOLS]
     bundled = [n for n in names if n in MAKERS and n not in WORKSPACE_TOOLS]
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
@@ -838,7 +838,7 @@ def _names_with_verb(names: Sequence[str]) -> str:
 
 
 def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
-    """Return what is known of an agent that an engine does not have: that it comes with the package, or a likelier id."""
+    """Return a hint for an unknown agent id: that the agent is bundled, or a similar id."""
     found = find_bundled_id(agent_id)
     if found is not None:
         return f"; it comes with stepengine: give it as load_agent({found!r})"
@@ -850,7 +850,7 @@ def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
 
 def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     """
-    Return what is added to the instructions of a run; ``""`` when there is nothing to say.
+    Return the note about other agents and tools that is added to the instructions of a run; ``""`` if there is none.
 
     Args:
         agent: The agent that runs.
@@ -871,7 +871,7 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
 
 
 def remove_notes(history: Transcript) -> Transcript:
-    """Return *history* without what its agents were told by ``instructions_note``, for another agent that reads it."""
+    """Return *history* without the notes of ``instructions_note``, which are not for another agent."""
     if not any(
         isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history
     ):
@@ -894,7 +894,7 @@ def _may_spawn(agent: Agent) -> bool:
 
 
 def _describe_child(key: str, child: AgentDefinition[object]) -> str:
-    """Return an agent's id and what is known of it beside that; one of another package is named with its publisher."""
+    """Return an agent's id and description; an agent of another package is named with its publisher."""
     known = child.description or (child.display_name if child.display_name != child.id else "")
     named = key if "/" in key else child.id
     return f"{named}: {known}" if known else named

@@ -775,5 +775,5 @@ def _find_running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _pop_launch_options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Take from what was asked the options of ``Launcher.create_recorded_run``; the others are the journal's."""
+    """Remove the options of ``Launcher.create_recorded_run`` from *asked* and return them; the others are the journal's."""
     return {name: asked.pop(name) for name in ("agent", "limits", "agent_models") if name in asked}

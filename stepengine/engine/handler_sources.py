@@ -284,7 +284,7 @@ def _source_of_file(function: FunctionType) -> str:
 
 @lru_cache(KEPT_FILES)
 def _parse_file(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]]:
-    """Return what the functions of a file use, by first line and name; nothing for text that this Python cannot parse."""
+    """Return the name uses of each function in a file, by first line and name; none for text that does not parse."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -113,7 +113,7 @@ class BackgroundLaunch:
         return await handle.wait()
 
     async def handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
-        """Return the handle, once the run has begun; raise why it did not."""
+        """Return the handle once the run has started; raise the error if it did not."""
         task = asyncio.create_task(run)
         task.add_done_callback(_retrieve_exception)
         await asyncio.wait((task, self._started), return_when=asyncio.FIRST_COMPLETED)

@@ -199,7 +199,7 @@ class Launcher:
         agent_models: Mapping[str, str] | None = None,
         forked: Journal | None = None,
     ) -> EngineRun:
-        """Return a run that goes through what *session* has recorded; *agent* stands in for the one that it names."""
+        """Return a run that repeats the record of *session*, and continues it; *agent* replaces the recorded agent."""
         opening = session.opening
         assert opening is not None  # noqa: S101 - it was read from the journal
         # The session holds the journal's lock: whatever goes wrong before the run begins must give it back, or nobody
@@ -405,7 +405,7 @@ class StepRun:
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
 
     def start(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
-        """Return what the step is started with: the given state under its own id, where it has one."""
+        """Return the plan and state of the step: the given state under its own run id, if it has one."""
         before = self._before
         run_id = before.run_id or fresh.run_id
         state = attrs.evolve(

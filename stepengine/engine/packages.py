@@ -64,7 +64,7 @@ VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?
 @frozen
 class DeclaredAgent:
     """
-    What a package says of one of its agents.
+    The declaration of one agent of a package.
 
     Attributes:
         id: Its id within the package.
@@ -315,7 +315,7 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
 
 
 def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
-    """Return the folder of the module's code, found without importing anything of it, and only where the package lies itself."""
+    """Return the folder of a package's code without importing it; only folders of the distribution itself count."""
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -336,7 +336,7 @@ def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
 
 
 def _editable_folder(dist: metadata.Distribution) -> Iterator[Path]:
-    """Give the folder of a project that is used where it lies."""
+    """Yield the project folder of an editable installation."""
     try:
         told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:MAX_FILE_BYTES])
         if told.get("dir_info", {}).get("editable"):
@@ -365,7 +365,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
 
 
 def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
-    """Return what the content of such a file says; *where* it stands is named in errors, which are those of ``read_declaration``."""
+    """Parse the content of a ``stepengine-agents.json``; *where* is its name in errors, which are those of ``read_declaration``."""
     _require(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
     try:
         told = json.loads(content)
@@ -543,7 +543,7 @@ def _load_sandboxed_agents(package: Package) -> PackageAgents:
 
 def import_agents(value: str) -> PackageAgents:
     """
-    Import what an entry names, and return its agents.
+    Import the module of an entry point, and return its agents.
 
     Args:
         value: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
@@ -600,7 +600,7 @@ def _index_by_id(agents: Iterable[AgentDefinition], where: str) -> dict[str, Age
 
 
 def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
-    """Return what is to be declared of an agent: its tools, and what it may spawn, with all that these carry."""
+    """Return the declaration of an agent: its tools and the agents that it may spawn, with all that these carry."""
     tools, spawns = dict[str, str](), dict[str, None]()
     waiting, met = [agent], list[AgentDefinition]()
     for each in waiting:
@@ -624,7 +624,7 @@ def _tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
 
 
 def find_mismatches(package: Package, held: PackageAgents) -> list[str]:
-    """Return sentences on what a package's code uses beyond its metadata, or lacks of it; empty if it fits."""
+    """Return a sentence for each difference between a package's code and its declaration."""
     problems: list[str] = []
     for agent_id in sorted({*package.agents} - {*held.agents}):
         why = f" ({'; '.join(held.problems)})" if held.problems else ""

@@ -167,7 +167,7 @@ class EngineRun:
             turn.access.leave()
 
     async def _await_despite_cancel(self, writing: Coroutine[object, Any, T]) -> T:
-        """Await *writing*, the record of the run's end, however often this task is cancelled, and note that."""
+        """Await *writing*, the record of the run's end, to its end; a cancellation of this task is only recorded."""
         work = asyncio.create_task(writing)
         while not work.done():
             try:
@@ -204,7 +204,7 @@ class EngineRun:
         )
 
     def _add_tree_warnings(self, finished: Finished) -> Finished:
-        """Return the end of the root with the warnings of what its machine does not know: observers, answers, messages."""
+        """Return the end of the root with warnings about observers, unused answers and undelivered messages."""
         tree = self.tree
         texts = [*tree.hub.failures.warnings, *tree.desk.given.unused]
         if tree.inboxes.root and not tree.hub.is_kept_open:
@@ -218,7 +218,7 @@ def undelivered_warning(count: int) -> str:
 
 
 async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
-    """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
+    """Run, and yield the events; closing the generator cancels the run and waits for its end."""
     require_event_loop("stream()", "run_sync()")
     subscription = live.tree.hub.subscribe()
     task = asyncio.create_task(live.run())
@@ -257,7 +257,7 @@ def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
 
 
 def warn_after_close(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
-    """Warn of background runs that were ended although nobody had asked for their results, and of those that go on."""
+    """Warn of background runs that were ended without a use of their handles, and of runs that could not be ended."""
     if forgotten:
         ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
         msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"

@@ -372,7 +372,7 @@ class Planner:
         )
 
     def _plan_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
-        """Return plan and state of a tool's body: those of its caller, without continuing the conversation."""
+        """Return plan and state of a tool's body: it sees its caller's conversation, adds nothing to it, and may call the tools of ``uses=``."""
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
         runs = cast("Yielding", binding.runs)
         uses = agent.uses.get(binding.spec.name, NOTHING_USED)
@@ -419,7 +419,7 @@ class Planner:
         return plan, _make_body_state(plan, effect.state())
 
     def _inherited_tools(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _InheritedTools:
-        """Return what a child is shown of its parent's tools; siblings are shown the same."""
+        """Return the tool definitions that a child inherits, with their note; cached, since siblings inherit the same."""
         last = self._inherited.get(agent)
         if last is None or last.definitions is not definitions:
             specs = tuple(definitions.values())
@@ -514,7 +514,7 @@ def _find_carried_agent(parent: RunPlan, effect: Spawn) -> AgentDefinition | Non
 
 
 class _InheritedTools(NamedTuple):
-    """The tool definitions of a parent, and what a child that is shown them is told beside."""
+    """The tool definitions of a parent, and the note for a child that is shown them."""
 
     definitions: Mapping[str, ToolSpec]
     specs: tuple[ToolSpec, ...]
@@ -638,7 +638,7 @@ def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
 @lru_cache(256)
 def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
     """
-    Return *limits* with nothing tree-wide above what was set for the parent; kept, since siblings have the same.
+    Return *limits* with tree-wide limits capped to those of the parent; cached, since siblings have the same.
 
     Args:
         limits: The child's.

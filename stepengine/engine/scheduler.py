@@ -56,7 +56,7 @@ LIVE = (CLAIMED, STARTED, "suspended")
 @frozen
 class Due:
     """
-    A time of a schedule that has come.
+    A time of a schedule that is due.
 
     Attributes:
         schedule: The schedule.
@@ -111,19 +111,19 @@ class ScheduleStatus:
 
 
 class AnyScheduleBook(Protocol):
-    """What is needed of a ``ScheduleBook``, wherever it is kept."""
+    """The methods of a ``ScheduleBook``, which may be in another store."""
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Take a time over; return whether nobody had it before."""
+        """Claim a time; return whether it was unclaimed."""
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
 
     def claimed(self) -> tuple[ClaimedTime, ...]:
-        """Return the times that were claimed and whose outcome nobody has reported."""
+        """Return the times that were claimed but have no reported journal."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Record the status of a claimed time: that of its run."""
@@ -247,7 +247,7 @@ class Scheduler:
             return [started for started in begun if started is not None]
 
     def _left_behind(self) -> list[Due]:
-        """Return claimed times whose journal nobody has started; those with a journal are marked as started."""
+        """Return claimed times without a started journal; those with a journal are marked as started."""
         found: list[Due] = []
         for ran in self.book.claimed():
             schedule = self._schedules.get(ran.schedule)
@@ -342,7 +342,7 @@ class Scheduler:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run_forever(self) -> None:
-        """Start what comes, until this is cancelled; what goes wrong with one look is told, and the next one tries again."""
+        """Start due runs until this is cancelled; an error is logged, and the next look tries again."""
         while True:
             self._changed.clear()
             now = self._clock.now()
@@ -361,7 +361,7 @@ class Scheduler:
             await asyncio.sleep(0)
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """Return when the next of the schedules comes."""
+        """Return the earliest next time of the enabled schedules."""
         times = [comes for s in self.schedules if s.enabled and (comes := s.next_after(moment)) is not None]
         return min(times, default=None)
 

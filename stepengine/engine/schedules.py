@@ -264,7 +264,7 @@ def _iterate_times_after(line: str, wall: datetime) -> CronSim:
 
 
 def _parse_cron(cron: str) -> str:
-    """Return a line as ``cronsim`` takes it, once it is known to come."""
+    """Return the line for ``cronsim``; raise for a line that is invalid or never due."""
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():

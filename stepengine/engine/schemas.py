@@ -167,7 +167,7 @@ def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
 
 
 def _validate_with_model(model: Any, value: JsonValue) -> Any:
-    """Return the model, or the list of what is wrong with *value*."""
+    """Return the model, or the list of problems of *value*."""
     from pydantic import ValidationError
 
     try:

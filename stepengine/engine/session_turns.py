@@ -329,7 +329,7 @@ class Turn:
 
     async def open(self, live: RunInSession) -> None:
         """
-        Let *live* start from what the session holds; it is its turn.
+        Let *live* start from the session, to which it has access now.
 
         Raises:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
@@ -423,7 +423,7 @@ class Turn:
         return recording
 
     def _refuse_while_asleep(self, journal: Journal, waits: Sequence[Waits]) -> None:
-        """Refuse a message to a run that waits for something other than a person, as long as that has not come."""
+        """Refuse a message to a run that still waits for something other than a person."""
         from stepengine.journal.sleepers import is_due
 
         info, request = self._session.before.info, self._request
@@ -463,7 +463,7 @@ class Turn:
     # --- what was not saved -------------------------------------------------------------------------------------------
 
     async def _save_unsaved_runs(self) -> None:
-        """Save what a run left that ended in a process which was killed before the session was saved."""
+        """Save the ends of runs whose process was killed before it saved the session."""
         journals = self._session.journals
         if journals is None:
             return

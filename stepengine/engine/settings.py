@@ -209,7 +209,7 @@ class SettingOrigin(NamedTuple):
 
 
 class _GivenValue(NamedTuple):
-    """A value as a file or variable gives it."""
+    """The raw value of a setting in a file or variable."""
 
     name: str
     value: Any

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 class Stepper:
     """
-    Goes through a recorded run; one that is made stands at position 0. Make one with ``Engine.stepper``.
+    Goes through a recorded run from position 0 on. Make one with ``Engine.stepper``.
 
     Args:
         launcher: Makes the plan of the recorded run.
@@ -194,7 +194,7 @@ class Stepper:
         return None if known is None else self.tape.history.outcome(known)
 
     def _current_address(self) -> Address | None:
-        """Return the address of the effect whose outcome comes next; its run is started if nothing did yet."""
+        """Return the address of the effect with the next outcome; its run is started if it was not."""
         address = self._divergence_address() or self.tape.address_at(self.position)
         if address is not None and address[0] not in self._tree.runs:
             self._track_divergence(partial(self._tree.get_or_start, address[0]))

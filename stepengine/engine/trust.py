@@ -103,7 +103,7 @@ class TrustGate(Protocol):
         """Return whether its files may run."""
 
     def agrees(self, request: AccessRequest) -> bool:
-        """Return whether what an installed package wants was agreed to."""
+        """Return whether the requests of a package are approved."""
 
     def tell(self, message: str) -> None:
         """Tell a person."""
@@ -119,13 +119,13 @@ _RAN: set[Path] = set()
 
 
 def is_sandboxed(file: Path) -> bool:
-    """Return whether a file's code runs in the sandbox alone, by what was set."""
+    """Return whether a file's code runs in the sandbox alone, as ``SANDBOXED`` lists it."""
     listed = SANDBOXED.get()
     return bool(listed) and any(str(place) in listed for place in (file.resolve(), *file.resolve().parents))
 
 
 def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
-    """Return what a folder of agent files holds that nobody trusted; ``None`` when it is trusted, or holds none."""
+    """Return a folder of agent files that is not trusted; ``None`` when it is trusted, or holds none."""
     try:
         real = folder.resolve(strict=True)
         files = tuple(sorted([f.name for f in real.glob("*.py") if not f.name.startswith("_")]))
@@ -247,7 +247,7 @@ def _record_file_name(real: Path) -> str:
 
 
 def _find_trust_folder(real: Path) -> Path | None:
-    """Return where trust in a folder is kept; ``None`` where others may write, or the folder itself could bring it along."""
+    """Return where trust in a folder is stored; ``None`` if others may write there, or it is in the same project."""
     state = state_folder()
     return None if state is None or _unsafe_state_reason(real) else state / TRUSTED
 
@@ -277,7 +277,7 @@ def _read_trust_record(file: Path) -> dict[str, Any] | None:
 
 
 def find_unapproved_access(request: AccessRequest) -> tuple[str, ...] | None:
-    """Return the part that nobody has agreed to yet; ``None`` where nobody ever agreed to the package."""
+    """Return the requests that are not approved; ``None`` if the package was never approved."""
     place = _find_approvals_folder()
     record = None if place is None else _read_json_object(place / _approval_file_name(request.package))
     if record is None or record.get("publisher") != request.publisher or not isinstance(record.get("asks"), list):
@@ -287,7 +287,7 @@ def find_unapproved_access(request: AccessRequest) -> tuple[str, ...] | None:
 
 def approve_access(request: AccessRequest) -> None:
     """
-    Agree to what a package wants, from now on, and in later versions as long as they want no more.
+    Approve the requests of a package, also for later versions that request no more.
 
     Raises:
         DefinitionError: when there is nowhere to keep that.
@@ -381,7 +381,7 @@ def hash_folder(folder: Path) -> str:
 
 
 def _walk_files(folder: Path) -> Iterator[tuple[bytes, Path]]:
-    """Give the names below the folder and the files, in the order of their names; a link to a file counts as that file."""
+    """Yield the relative name and the path of each file, in the order of their names; a link to a file counts as that file."""
     for above, folders, files in os.walk(folder):
         folders[:] = sorted([name for name in folders if name != CACHE])
         for name in folders:

@@ -69,7 +69,7 @@ class Woken:
 
 class Waker:
     """
-    Resumes what is due.
+    Resumes due runs.
 
     Args:
         place: A folder of journals, or an SQLite file of them.
@@ -101,7 +101,7 @@ class Waker:
         self._tries: dict[str, int] = {}
 
     async def once(self) -> None:
-        """Resume every run that is due now, each once, and wait for all of them; a cancelled call ends those under way."""
+        """Resume every run that is due now, each once, wait for all of them, and close the index."""
         now = self._clock.now()
         seen: set[str] = set()
         try:
@@ -121,7 +121,7 @@ class Waker:
 
     async def watch(self, every: float = 1.0) -> None:
         """
-        Resume what becomes due, until this is cancelled.
+        Resume runs as they become due, until this is cancelled; then close the index.
 
         Args:
             every: Seconds between two looks at the index while nothing is due by time before that.
@@ -142,7 +142,7 @@ class Waker:
             await self._end()
 
     async def _look(self, every: float) -> float:
-        """Begin what is due and there is room for; return after how many seconds to look again."""
+        """Resume due runs up to the limit; return the seconds until the next look."""
         room = self._at_once - len(self._under_way)
         if room <= 0:
             return every
