@@ -145,11 +145,11 @@ class Launcher:
         # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;
         # and again when its turn has come, when it is known what the conversation has become. What does not depend on
         # that is taken over (`replan`).
-        made = self.plan(attrs.evolve(request, answers=None))
-        live = self.make_engine_run(made)
+        planned = self.plan(attrs.evolve(request, answers=None))
+        live = self.make_engine_run(planned)
         live.turn = Turn(
             sessions,
-            attrs.evolve(request, planned=made),
+            attrs.evolve(request, planned=planned),
             journal,
             start_new=self.create_new_run,
             start_recorded=self.create_recorded_run,
@@ -159,7 +159,7 @@ class Launcher:
         return live
 
     def create_new_run(
-        self, request: RunRequest, journal: JournalLike | None, into: EngineRun | None = None
+        self, request: RunRequest, journal: JournalLike | None, waiting_run: EngineRun | None = None
     ) -> EngineRun:
         """
         Return a run that starts from *request*, recorded in a journal or not.
@@ -167,32 +167,32 @@ class Launcher:
         Args:
             request: What it starts from.
             journal: Where it is recorded; ``None`` for nowhere.
-            into: The run itself, where it waited for its turn in a session.
+            waiting_run: The run itself, where it waited for its turn in a session.
         """
         answers = request.answers
         request = separate_earlier_answers(request)
         if journal is None:
-            return self.prepare_run(self.plan(request), into=into)
+            return self.prepare_run(self.plan(request), waiting_run=waiting_run)
         # Here and not at the top: an engine that never records does without the whole floor.
         from stepengine.journal.runs import open_recording
 
         session = open_recording(journal, answers)
         if session.recorded_part is None:
-            return self.make_journaled_run(session, request, into=into)
+            return self.make_journaled_run(session, request, waiting_run=waiting_run)
         # A journal may decide for itself what is done with it, as those of tests do by their mode. Then this is no new
         # run but the recorded one, repeated or extended, with the answers and models of its record.
         request = attrs.evolve(
             request,
             answers=session.answers.by_question,
-            hub=request.hub if into is None else into.tree.hub,
+            hub=request.hub if waiting_run is None else waiting_run.tree.hub,
             planned=None,
         )
-        return self.make_journaled_run(session, request, read_recorded_models(session, None), into)
+        return self.make_journaled_run(session, request, read_recorded_models(session, None), waiting_run)
 
     def create_recorded_run(
         self,
         session: JournaledRun,
-        into: EngineRun | None = None,
+        waiting_run: EngineRun | None = None,
         *,
         agent: AgentLike | None = None,
         limits: Limits | None = None,
@@ -214,14 +214,14 @@ class Launcher:
                 limits=opening.limits if limits is None else _increase_limits_to_record(limits, session),
                 agent_models=agent_models,
                 answers=session.answers.by_question,
-                hub=None if into is None else into.tree.hub,
+                hub=None if waiting_run is None else waiting_run.tree.hub,
             )
             # A durable run is recorded under the agent that was named, which may have handed the conversation over before.
             request = self.route(request, opening.previous) if agent is None else request
         except BaseException:
             session.writer.close()
             raise
-        return self.make_journaled_run(session, request, read_recorded_models(session, forked), into)
+        return self.make_journaled_run(session, request, read_recorded_models(session, forked), waiting_run)
 
     # --- runs that are ready to start ---------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Launcher:
         session: JournaledRun,
         request: RunRequest,
         recorded: RecordedModels = NOTHING_RECORDED,
-        into: EngineRun | None = None,
+        waiting_run: EngineRun | None = None,
     ) -> EngineRun:
         """Return a run that records into or replays *session*; its journal is closed if the run cannot start."""
         from stepengine.journal.run_start import start_run  # a run that is not recorded loads no journal
@@ -252,7 +252,7 @@ class Launcher:
                 ),
                 wrap=session.wrap,
                 shows=session.mode.news(session.recorded_part),
-                into=into,
+                waiting_run=waiting_run,
             )
         except BaseException:
             session.writer.close()
@@ -300,25 +300,25 @@ class Launcher:
 
     def prepare_run(
         self,
-        made: PlannedRun,
+        planned: PlannedRun,
         *,
         prepare: Prepare | None = None,
         wrap: Wrap | None = None,
         shows: Callable[[Event], bool] | None = None,
-        into: EngineRun | None = None,
+        waiting_run: EngineRun | None = None,
     ) -> EngineRun:
         """
         Return a run that is ready to start, with its system prompt resolved.
 
         Args:
-            made: Its plan.
+            planned: Its plan.
             prepare: Gives the plan and the state that the root is really started with.
             wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
                 meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
             shows: Says which events are news; by default all are.
-            into: The run itself, where it waited for its turn in a session.
+            waiting_run: The run itself, where it waited for its turn in a session.
         """
-        plan, state, services = made.plan, made.state, made.services
+        plan, state, services = planned.plan, planned.state, planned.services
         # A prompt that is computed is the author's code, and it fails like a handler: as a failed run, with events and
         # a record, and not as an exception out of `start`.
         try:
@@ -332,33 +332,33 @@ class Launcher:
         plan = _with_session_of_hooks(plan)
         if wrap is not None:
             services = wrap(services)
-        ready = attrs.evolve(made, plan=plan, state=state, services=services)
-        return self.make_engine_run(ready, shows=shows, into=into)
+        ready = attrs.evolve(planned, plan=plan, state=state, services=services)
+        return self.make_engine_run(ready, shows=shows, waiting_run=waiting_run)
 
     def make_engine_run(
-        self, made: PlannedRun, *, shows: Callable[[Event], bool] | None = None, into: EngineRun | None = None
+        self, planned: PlannedRun, *, shows: Callable[[Event], bool] | None = None, waiting_run: EngineRun | None = None
     ) -> EngineRun:
         """
-        Return the ``EngineRun`` of a plan; *into*, a run that waited for its turn, is filled instead.
+        Return the ``EngineRun`` of a plan; *waiting_run*, a run that waited for its turn, is filled instead.
 
         Args:
-            made: What it starts with.
+            planned: What it starts with.
             shows: Says which events are news; by default all are.
-            into: The run itself, where it waited for its turn in a session: now it starts from *made*.
+            waiting_run: The run itself, where it waited for its turn in a session: now it starts from *planned*.
         """
-        request, services = made.request, made.services
-        made.hub.shows = shows
+        request, services = planned.request, planned.services
+        planned.hub.shows = shows
         # A run that waited for its turn has a handle already, which somebody holds: so its tree is filled and not
         # replaced.
-        if into is None:
-            tree = RunTree(services, made.plan, made.state, made.hub, request.answers, earlier=request.earlier)
-            into = EngineRun(tree, self.runs.active)
+        if waiting_run is None:
+            tree = RunTree(services, planned.plan, planned.state, planned.hub, request.answers, earlier=request.earlier)
+            waiting_run = EngineRun(tree, self.runs.active)
         else:
-            if into.turn is not None:
-                services = into.turn.watch_children(services, into.tree)
-            into.tree.seat(services, made.plan, made.state, request.answers, earlier=request.earlier)
-        into.tree.desk.headless = self.headless
-        return into
+            if waiting_run.turn is not None:
+                services = waiting_run.turn.watch_children(services, waiting_run.tree)
+            waiting_run.tree.seat(services, planned.plan, planned.state, request.answers, earlier=request.earlier)
+        waiting_run.tree.desk.headless = self.headless
+        return waiting_run
 
     def forget(self, session_id: str, ids: Collection[str]) -> None:
         """Remove the rules of a conversation that have one of *ids*, or all where there are none; also in its running runs."""
