@@ -460,7 +460,7 @@ class Catalog:
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.family)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.made, *own]):
+        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder[: len(folder)] == tuple(folder):
                 msg = (

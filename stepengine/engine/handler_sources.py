@@ -41,8 +41,8 @@ INERT: Collection[object] = (
 """Calls of these only return something to yield."""
 CALLS_A_TOOL: Collection[object] = (ToolCall, call)
 CALLS_AN_AGENT: Collection[object] = (AgentCall, map_agents, best_of)
-# A file is parsed once for all of its functions.
 KEPT_FILES = 64
+"""A file is parsed once for all of its functions; an engine is made of the agents of a few files."""
 ARGUMENTS_BEFORE_INCLUDE = 2
 """Arguments of ``ToolCall`` before ``include_tool_call``, which may have no name."""
 MISSING = object()

@@ -355,7 +355,7 @@ class Launcher:
             waiting_run = EngineRun(tree, self.runs.active)
         else:
             if waiting_run.turn is not None:
-                services = waiting_run.turn.watch_children(services, waiting_run.tree)
+                services = waiting_run.turn.children.watch(services, waiting_run.tree)
             waiting_run.tree.seat(services, planned.plan, planned.state, request.answers, earlier=request.earlier)
         waiting_run.tree.desk.headless = self.headless
         return waiting_run

@@ -102,11 +102,6 @@ class ReplayedRun:
             return self.finished.state
         return self.machine.state if isinstance(self.machine, Machine) else self._start_state
 
-    def find_effect(self, seq: int) -> Leaf | None:
-        """Return the waiting effect with a number; -1 is its own end in the background."""
-        item = self.end if seq == -1 else self.waits.get(seq)
-        return None if item is None else item.effect
-
 
 class ReplayedTree:
     """

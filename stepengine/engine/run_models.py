@@ -83,9 +83,9 @@ class RunModels:
 
     registry: Models
     default: str | None
-    chosen: Mapping[str, str] = MappingProxyType({})
+    chosen: Mapping[str, str]
     recorded: RecordedModels = NOTHING_RECORDED
-    keep_names: bool = False
+    keep_names: bool
     window: Callable[[str], int | None]
 
     def find_for(self, agent: AgentDefinition) -> str | None:
@@ -209,7 +209,7 @@ class EngineModels:
             return own or recorded.default or (None if recorded.is_whole else models.default_model)
         return own if format_model(models, own) in recorded.models else recorded.default or own
 
-    def _context_window(self, models: Models, model: str, *, offline: bool = False) -> int | None:
+    def _context_window(self, models: Models, model: str, *, offline: bool) -> int | None:
         """Return a model's context length; without pricing no price data are loaded for it."""
         if not self.has_pricing:
             return None

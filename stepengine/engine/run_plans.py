@@ -48,6 +48,8 @@ from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.services import Services
 
+KEPT_LIMITS = 256
+"""Results of two functions of limits: more than the agents of most engines, and each is a small value."""
 NO_INFO = RunInfo()
 NO_CONTEXT = JsonDict()
 NO_HISTORY = Transcript()
@@ -635,7 +637,7 @@ def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
     return frozen
 
 
-@lru_cache(256)
+@lru_cache(KEPT_LIMITS)
 def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
     """
     Return *limits* with tree-wide limits capped to those of the parent; cached, since siblings have the same.
@@ -648,7 +650,7 @@ def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
     return limits.cap({name: depth if name == "max_depth" else getattr(given, name) for name in TREE_WIDE})
 
 
-@lru_cache(256)
+@lru_cache(KEPT_LIMITS)
 def _without_time_limit(limits: Limits) -> Limits:
     """Return *limits* without a time: that of its caller holds for the body of a tool."""
     return limits if limits.max_seconds is None else attrs.evolve(limits, max_seconds=None)

@@ -158,21 +158,21 @@ class LoadedSession:
     Args:
         sessions: The store.
         session_id: The session.
+        children: Collects the conversations of the run's children.
 
     Attributes:
         before: The session as the store has it, without what this run adds.
         journals: The journals of its runs; ``None`` where the store has no place for them, and before ``load``.
         warnings: Sentences for the result of the run.
-        children: The conversations of its children.
     """
 
-    def __init__(self, sessions: EngineSessions, session_id: str) -> None:
+    def __init__(self, sessions: EngineSessions, session_id: str, children: ChildSessions) -> None:
         self.before = Session(info=SessionInfo(session_id=session_id))
         self.journals: SessionJournals | None = None
         self.warnings: list[str] = []
         self._sessions = sessions
         self._session_id = session_id
-        self.children = ChildSessions(session_id, is_kept=sessions.children)
+        self._children = children
 
     async def load(self) -> None:
         """
@@ -243,7 +243,7 @@ class LoadedSession:
             model=plan.model,
             user_id=plan.info.user_id,
             metadata={**plan.info.metadata, **metadata},
-            children=self.children.ids_below(result.state.run_id),
+            children=self._children.ids_below(result.state.run_id),
             turns=turns,
             journal=journal,
         )
@@ -268,7 +268,7 @@ class LoadedSession:
         try:
             if self.journals is not None:
                 await asyncio.to_thread(self.journals.remove_old)
-            await self.children.save(self._sessions)
+            await self._children.save(self._sessions)
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             self.add_warning(
                 f"not all of the session {self._session_id!r} was saved: {type(error).__name__}: {error}", error
@@ -300,6 +300,7 @@ class Turn:
 
     Attributes:
         access: Its access to the session.
+        children: Collects the conversations of the run's children.
     """
 
     def __init__(
@@ -316,7 +317,8 @@ class Turn:
         assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
         self._session_id = request.info.session_id
         self.access = SessionAccess(sessions.queue, self._session_id)
-        self._session = LoadedSession(sessions, self._session_id)
+        self.children = ChildSessions(self._session_id, is_kept=sessions.children)
+        self._session = LoadedSession(sessions, self._session_id, self.children)
         self._request = request
         self._journal = journal
         self._start_new = start_new
@@ -353,10 +355,6 @@ class Turn:
             self._context.run(self._start_recorded, recording, live, agent=self._agent(recording), limits=limits)
         else:
             self._context.run(self._start_new, *self._make_new_request(), live)
-
-    def watch_children(self, services: Services, tree: RunTree) -> Services:
-        """Return *services* that collect the conversations of children, if the engine stores those."""
-        return self._session.children.watch(services, tree)
 
     async def close(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
         """Save the session as *result* leaves it; return the result, which says whether it was saved."""
@@ -457,6 +455,7 @@ class Turn:
             request = attrs.evolve(request, previous=previous)
         if self._journal is not None or journals is None:
             return request, self._journal
+        # Names sort by time, of up to a million turns; the end is random, since another process may start this turn, too.
         self._name = f"{before.turns + 1:06d}-{secrets.token_hex(4)}"
         return request, journals.journal(self._name)
 

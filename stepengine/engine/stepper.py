@@ -186,7 +186,11 @@ class Stepper:
     def effect(self) -> Leaf | None:
         """Return ``moment().effect`` without the rest of the moment; raises as ``moment``."""
         address = self._current_address()
-        return None if address is None else self._get_run(address).find_effect(address[1])
+        if address is None:
+            return None
+        run, seq = self._get_run(address), address[1]
+        item = run.end if seq == -1 else run.waits.get(seq)
+        return None if item is None else item.effect
 
     def outcome(self) -> Value | Failure | None:
         """Return ``moment().outcome`` without the rest of the moment; raises as ``moment``."""

@@ -200,10 +200,8 @@ def is_trusted(folder: Path) -> bool:
     """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
     real = folder.resolve()
     place = _find_trust_folder(real)
-    if place is None:
-        return False
-    record = _read_trust_record(place / _record_file_name(real))
-    return record == {"path": str(real), "owner": real.stat().st_uid}
+    record = None if place is None else _read_trust_record(place / _record_file_name(real))
+    return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
 
 
 def trust_folder(folder: Path) -> Path:

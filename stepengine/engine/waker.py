@@ -36,6 +36,10 @@ FIRST_PAUSE_SECONDS = 5.0
 """A provider that refused, or a file that was locked, is often usable again after some seconds."""
 MAX_PAUSE_SECONDS = 3600.0
 """A run that fails for good costs one attempt in an hour, and one whose cause is mended resumes within the hour."""
+MAX_DOUBLINGS = 20
+"""Five seconds doubled so often are far above the longest pause; a power of two beyond 1,023 is no float."""
+MIN_PAUSE_SECONDS = 0.01
+"""A run that is due now is found again at once, without a loop that takes all of a processor."""
 MAX_RUNS = 4
 """After a night many runs are due together: four keep model providers below their limits, and none waits long."""
 BATCH_RUNS = 100
@@ -156,7 +160,7 @@ class Waker:
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
             return every
-        return min(every, max(0.01, (next_at - self._clock.now()).total_seconds()))
+        return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
     def _begin(self, one: Sleeping) -> None:
         task = asyncio.create_task(self._resume_run(one), name=f"wakes {one.run}")
@@ -216,7 +220,7 @@ class Waker:
     async def _later(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
         """Postpone a run, longer each time; return until when, or ``None`` if that cannot be stored."""
         tries = self._tries[run] = self._tries.get(run, 0) + 1
-        pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 20)))
+        pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, MAX_DOUBLINGS)))
         with contextlib.suppress(StepEngineError):
             return await self._set_wake_time(run, pause)
         return None

@@ -422,7 +422,7 @@ class World:
         self.backstage = SimulatedChildren(key, self._run_in_background, self._letters, _draw_message)
         planner = Planner(
             setting.catalog,
-            RunModels(registry=models, default="test/model", window=lambda _: None, keep_names=True),
+            RunModels(registry=models, default="test/model", chosen={}, window=lambda _: None, keep_names=True),
             seed=self._random_seed,
             created=CREATED + timedelta(milliseconds=self._now),
             watched=lambda: not self._again,
