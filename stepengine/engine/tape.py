@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from stepengine.journal.history import History
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.records import ROOT, Address, Result
 from stepengine.journal.store import Journal
@@ -32,7 +31,7 @@ class Tape:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.history: History = journal.history()
+        self.history = journal.history()
         # The order of results is that in which they really came, so siblings that ran at once are stepped through as it
         # happened. The number of a result in it is a place that one can go to.
         self.order: list[Address] = [
