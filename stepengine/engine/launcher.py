@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.journal.recorded_forks import Purse
 
-NOTHING_REPLACED = Override()
 ONE_STEP = Limits(max_steps=1, on_max_steps="stop", ask=False)
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
 Wrap: TypeAlias = Callable[[Services], Services]
@@ -90,7 +89,7 @@ class Launcher:
     @property
     def override(self) -> Override:
         """What is replaced in this context."""
-        return overrides.get().get(id(self), NOTHING_REPLACED)
+        return overrides.get().get(id(self)) or Override()
 
     @contextmanager
     def replace_temporarily(

@@ -69,6 +69,10 @@ def _check_on_divergence(_: object, __: object, given: object) -> None:
         raise InputError(msg, issues=(msg,))
 
 
+def _prompt_or_empty(value: str | None) -> str:
+    return "" if value is None else value
+
+
 @frozen(kw_only=True)
 class RunRequest:
     """
@@ -92,7 +96,7 @@ class RunRequest:
     """
 
     agent: Agent
-    prompt: str = attrs.field(default="", converter=attrs.converters.default_if_none(""))
+    prompt: str = attrs.field(default="", converter=_prompt_or_empty)
     params: Any = None
     previous: AgentState | None = None
     info: RunInfo = NO_INFO
