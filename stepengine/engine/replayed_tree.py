@@ -126,8 +126,8 @@ class ReplayedTree:
         self._history = tape.history
         self._services = services
         self._writer = session.writer
-        self._replayer: Replayer = cast("Replayer", session.replayer)
-        self._recorded_part: RecordedPart = cast("RecordedPart", session.recorded_part)
+        self._replayer = cast("Replayer", session.replayer)
+        self._recorded_part = cast("RecordedPart", session.recorded_part)
         self._resources: dict[str, RunResources] = {}
 
     def start(self, plan: RunPlan, state: AgentState, path: str) -> ReplayedRun:

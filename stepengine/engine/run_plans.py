@@ -607,8 +607,7 @@ class _SameThreadCheck:
 def _child_run_id(parent: RunPlan, path: str) -> str:
     """Return the id of the child at *path*: the id of the root run, followed by the path."""
     # Known before the child begins, the same when it is repeated, and whoever reads it in a log sees where it belongs.
-    root_id = parent.run_id.removesuffix(_run_id_suffix(parent.path))
-    return f"{root_id}{_run_id_suffix(path)}"
+    return f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}"
 
 
 def _run_id_suffix(path: str) -> str:
