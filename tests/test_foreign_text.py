@@ -1592,7 +1592,7 @@ APART = {
         adapters/acp/program.py cli/app.py cli/debug_forks.py cli/debug_navigation.py cli/journals.py
         data/object_codec.py data/spellings.py data/typed_values.py debugging/debugger.py debugging/desk.py
         debugging/edits.py debugging/jobs.py debugging/viewer/page.py durable/register.py durable/sessions.py
-        durable/wire.py engine/session_turns.py evaluation/case_runs.py evaluation/reply_book.py
+        durable/wire.py engine/session_journals.py evaluation/case_runs.py evaluation/reply_book.py
         evaluation/report_pages.py helpers/calls.py models/_reply.py models/openai/encode.py
         models/openai_chat/encode.py server/ledger.py server/problems.py server/processes.py server/stored_states.py
         testing/cassette_misses.py testing/conformance/journals.py testing/installation_checks.py
@@ -1620,7 +1620,7 @@ APART = {
         adapters/acp/kept.py adapters/acp/prompts.py adapters/acp/servers.py adapters/acp/workplace.py
         adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
         cli/evaluation.py cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
-        engine/beside.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
+        engine/neighbour_imports.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
         journal/mend.py journal/places.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
         models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py
         runtime/logs.py sandbox/untrusted_handlers.py testing/conformance/providers.py testing/exchanges.py

@@ -33,7 +33,7 @@ from stepengine.data.json import compact
 from stepengine.data.stored import STORED_TYPES
 from stepengine.data.yields import YIELDS, YieldRow
 from stepengine.durable import steps as durable_steps
-from stepengine.engine import stepper
+from stepengine.engine import moments
 from stepengine.journal import encoding, event_stream, questions, record_order, records, show
 from stepengine.machine import calls, protocol
 from stepengine.runtime import effect_events, innermost, standstill
@@ -187,7 +187,7 @@ OF_EFFECTS = (
     Table("journal/event_stream.py EFFECTS", event_stream.EFFECTS, lambda row: row.kind * bool(with_own_members(row))),
     Table("journal/show.py ABOUT", show.ABOUT, lambda row: "" if row.name else row.kind, ["model_call", "ask"]),
     Table("journal/questions.py REPLACE", questions.REPLACE, lambda row: row.kind if row.replaced_by else ""),
-    Table("engine/stepper.py SAID", stepper.SAID, with_own_members),
+    Table("engine/moments.py EFFECT_TEXTS", moments.EFFECT_TEXTS, with_own_members),
     Table("testing/invariants.py SHOWN", invariants.SHOWN, with_own_members),
     Table("testing/world.py HAPPENS", world.HAPPENS, lambda row: "" if row.outcome in EMPTY else numbered(row)),
 )
@@ -501,7 +501,7 @@ def test_effects_are_recorded_decoded_and_described(row):
     played = play(agent(handler, tools=["add"]), setting, tools=[ADD])
     for effect in played.leaves:
         kind = KINDS[ROWS[type(effect)].kind].kind
-        assert "\n" not in stepper.SAID.get(type(effect), effects.summarize_effect)(effect)
+        assert "\n" not in moments.effect_text(effect)
         assert "\n" not in invariants.describe_effect(effect)
         form = encoding.encode_effect(Item("", effect, played.plan))
         if not isinstance(form, CallModel):

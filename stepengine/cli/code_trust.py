@@ -163,23 +163,23 @@ class _TrustGate:
             self._known[foreign.folder] = self._decide_folder_trust(foreign)
         return self._known[foreign.folder]
 
-    def agrees(self, wishes: AccessRequest) -> bool:
+    def agrees(self, request: AccessRequest) -> bool:
         """Return whether the requests of a package are approved, earlier or now by the person at the terminal."""
         from stepengine.engine.trust import approve_access, find_unapproved_access
 
-        if wishes not in self._agreed:
-            missing = find_unapproved_access(wishes)
-            self._agreed[wishes] = missing == () or (
-                self._asks and can_ask() and _ask_to_approve_package(wishes, missing)
+        if request not in self._agreed:
+            missing = find_unapproved_access(request)
+            self._agreed[request] = missing == () or (
+                self._asks and can_ask() and _ask_to_approve_package(request, missing)
             )
-            if self._agreed[wishes] and missing != ():
-                approve_access(wishes)
-        if not self._agreed[wishes]:
+            if self._agreed[request] and missing != ():
+                approve_access(request)
+        if not self._agreed[request]:
             self.tell(
-                f"not loaded, because it is not approved: {wishes}\n{_describe_wishes(wishes, find_unapproved_access(wishes))}\n"
-                f"  where nobody can be asked: {wishes.how}"
+                f"not loaded, because it is not approved: {request}\n{_describe_wishes(request, find_unapproved_access(request))}\n"
+                f"  where nobody can be asked: {request.how}"
             )
-        return self._agreed[wishes]
+        return self._agreed[request]
 
     def tell(self, message: str) -> None:
         """Print a message on stderr, once."""

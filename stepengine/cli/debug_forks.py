@@ -85,7 +85,7 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_lin
         told = json.loads(said)
     if told.get("error"):
         raise RefusedCommand(told["error"])
-    place = screen.debugger.stepper.address_at(screen.debugger.position)
+    place = screen.debugger.stepper.tape.address_at(screen.debugger.position)
     at = "" if place is None else f"{place[0]}#{place[1]}"
     screen.tell(
         f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
@@ -101,7 +101,7 @@ def _confirm_cost(screen: DebugScreen, asked: ForkRequest, read_line: Callable[[
     from stepengine.journal.records import format_address
 
     stepper = screen.debugger.stepper
-    history, place = stepper.history, stepper.address_at(stepper.position)
+    history, place = stepper.tape.history, stepper.tape.address_at(stepper.position)
     left = None if place is None else course_from(history, format_address(*place)).cost
     models = sorted({history.model(i) for i in history.intents.values() if i.type == "model_call"})
     price = (
@@ -128,7 +128,7 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
 
     try:
         target, options = create_journal(into), screen.options
-        history = screen.debugger.stepper.history
+        history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(screen.debugger.journal, options, history)
         bench = make_engine_setup(options, agent, into=journal_name(target), recorded=history)
         debugger = screen.debugger.with_engine(bench.engine)

@@ -23,7 +23,7 @@ from stepengine.errors import ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.debugging.debugger import Debugger
-    from stepengine.engine.stepper import Frame, Moment
+    from stepengine.engine.moments import Frame, Moment
 
 FORMAT = "stepengine.debug/1"
 AROUND = 7
@@ -167,10 +167,10 @@ class DebugScreen:
 
     def _position_lines(self, moment: Moment) -> Iterator[str]:
         """Yield the lines for a position: head, source, request, answer and variables."""
-        stepper, state = self.debugger.stepper, moment.state
+        tape, state = self.debugger.stepper.tape, moment.state
         is_program = any(frame.kind == "program" for frame in moment.frames)  # which has no steps
         place = [
-            *([] if is_program else [f"step {moment.step} of {stepper.steps(moment.address.rpartition('#')[0])}"]),
+            *([] if is_program else [f"step {moment.step} of {tape.count_steps(moment.address.rpartition('#')[0])}"]),
             moment.address or "the end",
             str(timedelta(seconds=moment.at // 1000)).rjust(8, "0"),
         ]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.debugging.edits import MomentPreview
     from stepengine.engine import Engine
-    from stepengine.engine.stepper import Tape
+    from stepengine.engine.tape import Tape
 
 FORMAT = "stepengine.watch/1"
 EVERY = 0.1
@@ -47,7 +47,7 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     """
     from stepengine.debugging.debugger import explain_no_fork
     from stepengine.debugging.desk import import_engine_libraries
-    from stepengine.engine.stepper import Tape
+    from stepengine.engine.tape import Tape
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
@@ -93,7 +93,7 @@ class _WatchScreen:
         if not options.as_json:
             root = tape.history.root
             print_visible(
-                f"{options.journal}  {root['agent_id']} · {format_count(len(tape.steps.get('', ())), 'step')}\n"
+                f"{options.journal}  {root['agent_id']} · {format_count(tape.count_steps(), 'step')}\n"
                 "save a file of the agent, and the run is walked again under the new code; no tool runs, no model is asked\n"
                 "type a place, such as 12 or 3.2#1, to go there; Ctrl-C ends this"
             )

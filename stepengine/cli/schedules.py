@@ -84,12 +84,12 @@ def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list
 
 def _load_schedule_states(found: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
     """Return the next and last run of each schedule; without a store only the next."""
-    from stepengine.engine.scheduler import ScheduleStatus, standings
+    from stepengine.engine.scheduler import ScheduleStatus, load_schedule_statuses
     from stepengine.engine.schedules import check_unique_ids
 
     now = datetime.now(UTC)
     if runs:
-        return standings(found, runs=runs, now=now)
+        return load_schedule_statuses(found, runs=runs, now=now)
     return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in check_unique_ids(found)]
 
 

@@ -33,7 +33,8 @@ from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
 from stepengine.debugging.texts import SafeTexts
-from stepengine.engine.stepper import Frame, Moment, Stepper
+from stepengine.engine.moments import Frame, Moment
+from stepengine.engine.stepper import Stepper
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.pending_items import open_questions
@@ -199,7 +200,7 @@ class ForkedWalk:
         self.keeps: Callable[[], Mapping[str, Any]] = dict
         self.stays = False
         self._shared = mmap.mmap(-1, MESSAGE)
-        self._spacing = max(SPACING, stepper.last // PARTS)
+        self._spacing = max(SPACING, stepper.tape.last // PARTS)
         self._first = os.getpid()
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -347,7 +348,7 @@ class ForkedWalk:
         if not self.stays and kept and self._place(position)[1] > stepper.position + self._spacing:
             with contextlib.suppress(InputError):  # what is too long to be told is walked with
                 self.leave(position, **kept)
-        position = min(position, stepper.last)
+        position = min(position, stepper.tape.last)
         while stepper.position < position:
             if not self.stays and self._should_fork_here():
                 self._fork_and_sleep_here()
@@ -676,7 +677,7 @@ class Debugger:
     @property
     def journal(self) -> Journal:
         """The journal of the run."""
-        return self.stepper.journal
+        return self.stepper.tape.journal
 
     @property
     def position(self) -> int:
@@ -686,7 +687,7 @@ class Debugger:
     @property
     def last(self) -> int:
         """The last position."""
-        return self.stepper.last
+        return self.stepper.tape.last
 
     @property
     def followed_path(self) -> str | None:
@@ -754,19 +755,19 @@ class Debugger:
         Raises:
             JournalError: when there is no such place; it says what there is.
         """
-        stepper, path = self.stepper, self._inside or ""
+        tape, path = self.stepper.tape, self._inside or ""
         if isinstance(at, int) or at.isdecimal():
             if len(str(at)) > 9:  # noqa: PLR2004
                 at = 10**9
-            found = 0 if int(at) == 0 else stepper.position_of_step(int(at), path)
+            found = 0 if int(at) == 0 else tape.position_of_step(int(at), path)
             if found is None:
-                msg = f"the run has {stepper.steps(path)} steps, so there is no step {at}"
+                msg = f"the run has {tape.count_steps(path)} steps, so there is no step {at}"
                 raise JournalError(msg)
             return found
         address = parse_address(at)
-        found = stepper.position_of(*address)
+        found = tape.position_of(*address)
         if found is None:
-            known = address in self.stepper.history.intents and address != ROOT
+            known = address in tape.history.intents and address != ROOT
             why = "never finished" if known else f"is not in {self.journal.name}"
             msg = f"effect {format_address(*address)} {why}; there are {self.last} effects with a result"
             raise JournalError(msg)
@@ -808,15 +809,16 @@ class Debugger:
 
     def position_of_step_after(self, count: int) -> int:
         """Return the position of the step *count* steps from here, in the followed run or the root run."""
-        stepper, path = self.stepper, self._inside or ""
-        calls = [p for n in range(1, stepper.steps(path) + 1) if (p := stepper.position_of_step(n, path)) is not None]
+        tape, path = self.stepper.tape, self._inside or ""
+        steps = range(1, tape.count_steps(path) + 1)
+        calls = [position for step in steps if (position := tape.position_of_step(step, path)) is not None]
         ahead = [p for p in calls if p > self.position] if count > 0 else [p for p in calls[::-1] if p < self.position]
         if not ahead or not count:
             return self.last if count > 0 else 0
         return ahead[count - 1] if 0 < count <= len(ahead) else ahead[min(abs(count), len(ahead)) - 1]
 
     def _is_of_followed_child(self, position: int) -> bool:
-        address = self.stepper.address_at(position)
+        address = self.stepper.tape.address_at(position)
         return address is not None and address[0] == self._inside
 
     def follow_child(self, path: str) -> int:
@@ -829,8 +831,8 @@ class Debugger:
         Raises:
             JournalError: when there is no run at that path.
         """
-        if not any(intent.path == path for intent in self.stepper.history.intents.values()):
-            paths = sorted({i.path for i in self.stepper.history.intents.values() if i.path})
+        if not any(intent.path == path for intent in self.stepper.tape.history.intents.values()):
+            paths = sorted({i.path for i in self.stepper.tape.history.intents.values() if i.path})
             msg = f"there is no run at {path[:80]!r}; there are: {list_names(paths, path, none='none but the root')}"
             raise JournalError(msg)
         self._inside = path
@@ -898,7 +900,7 @@ class Debugger:
     def _is_searchable(self, position: int) -> bool:
         if self._inside is not None:
             return self._is_of_followed_child(position)
-        address = self.stepper.address_at(position)
+        address = self.stepper.tape.address_at(position)
         return address is None or address[0] == ""
 
     def holds(self, wanted: _UntilCondition) -> bool:
@@ -1038,7 +1040,7 @@ class Debugger:
         Raises:
             JournalError: as ``Engine.fork``; when nothing waits here.
         """
-        address = self.stepper.address_at(self.position)
+        address = self.stepper.tape.address_at(self.position)
         if address is None:
             msg = "the run has ended here; go back to an effect, and fork there"
             raise JournalError(msg)
@@ -1047,7 +1049,7 @@ class Debugger:
             if served:
                 edited = self._copy_with_edit(address, edit)
                 return (await self._engine.fork(edited, tools="recorded", into=into, **options)).result
-            if address in self.stepper.history.results:
+            if address in self.stepper.tape.history.results:
                 return await self._engine.fork(
                     self.journal,
                     at=format_address(*address),
@@ -1060,7 +1062,7 @@ class Debugger:
 
     def _copy_with_edit(self, address: Address, edit: object) -> Journal:
         """Return a copy of the whole journal in which the effect at *address* has the outcome *edit*."""
-        history = self.stepper.history
+        history = self.stepper.tape.history
         known = history.results.get(address)
         if known is None or edit is None:
             msg = f"what is served stands after another outcome: say which one effect {format_address(*address)} has"
@@ -1074,7 +1076,7 @@ class Debugger:
 
     async def _answer_on_copy(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
         """Answer an open question in a copy of the journal, and resume the copy."""
-        questions = [q.id for where, q in open_questions(self.stepper.history).values() if where == address]
+        questions = [q.id for where, q in open_questions(self.stepper.tape.history).values() if where == address]
         if not questions or answer is None:
             msg = f"effect {format_address(*address)} has no result"
             raise JournalError(f"{msg}; say what it is with an answer" if questions else f"{msg}: fork before it")
@@ -1083,7 +1085,7 @@ class Debugger:
         if target.records():
             msg = f"{target.name} holds a run already; a fork needs a journal of its own"
             raise JournalError(msg)
-        replace_with_derived(target, self.stepper.history.records, self.journal)
+        replace_with_derived(target, self.stepper.tape.history.records, self.journal)
         return await self._engine.resume(target, answers=dict(zip(questions, given, strict=False)), **options)
 
 

@@ -28,7 +28,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.debugging.debugger import explain_no_fork
 from stepengine.debugging.edits import MomentPreview, WatchedMoment
 from stepengine.engine import Engine
-from stepengine.engine.stepper import Tape
+from stepengine.engine.tape import Tape
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
 from stepengine.tools.decorator import tool

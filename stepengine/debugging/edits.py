@@ -50,7 +50,7 @@ from stepengine.debugging.debugger import (
 )
 from stepengine.debugging.texts import SafeTexts
 from stepengine.engine.loader import BrokenFile
-from stepengine.engine.stepper import Tape
+from stepengine.engine.tape import Tape
 from stepengine.errors import AgentError, JournalError, ModelError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, Purse
 from stepengine.journal.recorded_part import AllowedDifferences
@@ -61,8 +61,8 @@ from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
+    from stepengine.engine.moments import Moment
     from stepengine.engine.options import AgentLike
-    from stepengine.engine.stepper import Moment
 
 LOOK_SECONDS = 5.0
 """Seconds of CPU time, since on a busy machine the same replay takes several times as long by the clock."""
@@ -338,7 +338,7 @@ class _WalkerProcess:
         try:
             stepper.go(position)
             found = _make_preview(debugger, is_before=False, whole=whole)
-            stepper.go(stepper.last)
+            stepper.go(stepper.tape.last)
         except ReplayDivergence as error:
             differs = error
         # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
@@ -408,10 +408,10 @@ def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> M
 def _compare_ends(debugger: Debugger) -> tuple[str, ...]:
     """Return how the run ended in its record and how it ends now; an empty tuple if both are equal."""
     stepper, texts = debugger.stepper, debugger.texts
-    known = stepper.history.results.get(ROOT)
+    known = stepper.tape.history.results.get(ROOT)
     if known is None or stepper.finished is None:
         return ()
-    was, now = getattr(stepper.history.outcome(known), "value", None), stepper.finished
+    was, now = getattr(stepper.tape.history.outcome(known), "value", None), stepper.finished
     told = [
         f"{ended.status.value}: {texts.value(ended.output) if is_told else texts.clean(str(ended.error), CHARS)}"
         for ended in (was, now)
@@ -571,8 +571,8 @@ def _has_tool_calls(value: object) -> bool:
 
 def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     """Return the kind and value of the outcome that a fork may replace here; ``None`` for both if there is none."""
-    address = debugger.stepper.address_at(moment.position)
-    intent = None if address is None else debugger.stepper.history.intents.get(address)
+    address = debugger.stepper.tape.address_at(moment.position)
+    intent = None if address is None else debugger.stepper.tape.history.intents.get(address)
     kind = (
         None
         if intent is None or (intent.begins_run and intent.type == "tool_call")

@@ -33,9 +33,9 @@ from stepengine.durable.wire import (
     parse_error,
     parse_values,
 )
-from stepengine.engine.launcher import Launcher, PlannedRun
+from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine
-from stepengine.engine.run_plans import RunRequest, resolve_system_prompt, separate_earlier_answers
+from stepengine.engine.run_plans import PlannedRun, RunRequest, resolve_system_prompt, separate_earlier_answers
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint

@@ -145,7 +145,7 @@ class DurableEngine:
             raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
-        if self._launcher.models.for_run() is not self._launcher.models:
+        if self._launcher.models.registry.for_run() is not self._launcher.models.registry:
             # A child is a run of its own here, and any worker goes on with either: each would begin at the first reply again.
             msg = (
                 "a DurableEngine takes no RunScript, which counts the replies of a run in one process: "

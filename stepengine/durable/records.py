@@ -292,14 +292,14 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
         made = at_that_time.plan(make_root_request(launcher, order))
         plan, state = played.looked_up(made.plan, made.state)
         plan, state = start_run(
-            session, plan, state, limits=order.limits, models=launcher.agent_models, own_models=order.models
+            session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
         services = played.wrap(made.services)
         live = at_that_time.make_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
         raise
-    live.session = session
+    live.journaled_run = session
     live.tree.questions.patience = 0.0
     return live
 

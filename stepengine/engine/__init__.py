@@ -2,9 +2,11 @@
 The engine: definitions, tools, models and policies wired into runs. The only place that knows all floors below.
 
 What a caller asks for goes through here once. The ``Catalog`` compiles agents when the engine is made: schemas, tools, who may spawn
-whom, so that what cannot work is refused before anything is paid for. ``Planner`` makes of a request the plan and the state that a
-machine is started with, for roots and for each child. ``Launcher`` puts a run together: with a journal or without, in a session or by
-itself, resumed, forked or stepped. From there on the runtime has it, and the engine only keeps account of what is under way.
+whom, so that what cannot work is refused before anything is paid for. ``Launcher.plan`` turns a request into a ``PlannedRun``; its
+``Planner`` makes the plan and the state that a machine is started with, for the root and for each child, with the models that
+``EngineModels`` chooses. ``Launcher`` puts a run together: with a journal or without, in a session (``Turn``) or by itself, resumed or
+forked. From there on the runtime has it, and ``EngineRuns`` only knows which runs there are. ``Stepper`` drives the machines of a
+recorded run by its ``Tape``, without the runtime.
 
 Whatever is the same for all runs is made once and lent to them (``Services``); whatever is one run's own is in its plan. Nothing here
 looks into a run while it goes on: a rule that would have to is the machine's, and one about the world a performer's.

@@ -38,7 +38,6 @@ from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, direct_tool, params_schema, with_called_tools
 from stepengine.tools.control import set_output_binding
-from stepengine.tools.definition import Tool
 from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class ToolUses(NamedTuple):
 @frozen(eq=False)
 class Agent:
     """
-    A definition and what was made of it once.
+    An agent definition with its compiled tools, schemas and hooks.
 
     Attributes:
         definition: The definition.
@@ -129,19 +128,22 @@ class Agent:
         """The agents that were checked together with it, those of its engine among them."""
         return self._family.values()
 
+    def _collect_reachable(self) -> list[Agent]:
+        """Return it and all agents that may run below it, each once."""
+        # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
+        found, met = [self], {id(self)}
+        for agent in found:
+            for child in map(agent.child, agent.spawnable):
+                if id(child) not in met:
+                    met.add(id(child))
+                    found.append(child)
+        return found
+
     @cached_property
     def sandboxes(self) -> Sequence[Callable[[], str]]:
         """Functions that name the sandboxes in which tools of it, and of all that may run below it, run programs."""
-        found: list[Callable[[], str]] = []
-        # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
-        waiting, met = [self], set[int]()
-        for agent in waiting:
-            if id(agent) not in met:
-                met.add(id(agent))
-                runs = [binding.runs for binding in agent.tools.values() if isinstance(binding.runs, Yielding)]
-                found += [one.sandbox for one in runs if one.sandbox is not None]
-                waiting += [agent.child(key) for key in agent.spawnable]
-        return found
+        runs = [binding.runs for agent in self._collect_reachable() for binding in agent.tools.values()]
+        return [one.sandbox for one in runs if isinstance(one, Yielding) and one.sandbox is not None]
 
     @cached_property
     def published(self) -> str:
@@ -152,16 +154,8 @@ class Agent:
     @cached_property
     def packages(self) -> Mapping[str, str]:
         """The packages of it and of all that may run below it: ``name==version`` by ``publisher/name``."""
-        found: dict[str, str] = {}
-        waiting, met = [self], set[int]()
-        for agent in waiting:
-            if id(agent) in met:
-                continue
-            met.add(id(agent))
-            member = packages.find_package_member(agent.definition)
-            if member is not None:
-                found[member.id] = f"{member.package.name}=={member.package.version}"
-            waiting += [agent.child(key) for key in agent.spawnable]
+        members = [packages.find_package_member(agent.definition) for agent in self._collect_reachable()]
+        found = {one.id: f"{one.package.name}=={one.package.version}" for one in members if one is not None}
         return dict(sorted(found.items()))
 
     @cached_property
@@ -204,6 +198,10 @@ class Catalog:
         permissions: The policy for every tool call of every agent, or the file that holds it; without one all are allowed.
         workspace: Gives agents the bundled tools that they name and *tools* does not have.
 
+    Attributes:
+        policy: Decides about tool calls; ``None`` where all are allowed.
+        policy_file: The file that holds it, if one does.
+
     Raises:
         DefinitionError: when ids or tool names are used twice, or name nothing.
     """
@@ -220,7 +218,7 @@ class Catalog:
     ) -> None:
         check_hooks("the engine", hooks)
         check_hook_sources("the engine", hooks)
-        self._permissions, self.policy_file = _policy_and_file(permissions)
+        self.policy, self.policy_file = _policy_and_file(permissions)
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
@@ -244,11 +242,6 @@ class Catalog:
     def definitions(self) -> tuple[AgentDefinition, ...]:
         """Every definition that the engine was given, and those that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
-
-    @property
-    def policy(self) -> Policy | None:
-        """What decides about tool calls; ``None`` where all are allowed."""
-        return self._permissions
 
     @property
     def sources(self) -> tuple[ToolSource, ...]:
@@ -281,18 +274,8 @@ class Catalog:
             raise AgentError(msg)
         return known
 
-    def find_hand_off_target(self, agent: Agent, agent_id: str) -> Agent:
-        """
-        Return the agent to which the conversation of *agent* was handed over.
-
-        Raises:
-            AgentError: when neither *agent* nor the engine has an agent of that id.
-        """
-        known = {normalised_id(one.definition.id): one for one in agent.family}
-        return known.get(agent_id) or self.find(agent_id)
-
     def _find_published(self, agent_id: str) -> Agent | None:
-        """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""
+        """Return the agent for ``publisher/name[@version]``: that of a package, else of the engine, else a bundled one."""
         name = name_of_published(agent_id)
         if name is None:
             return None
@@ -318,7 +301,7 @@ class Catalog:
             self._met[id(definition)] = known
         return known
 
-    def info(self, agent_id: str) -> JsonDict:
+    def describe(self, agent_id: str) -> JsonDict:
         """
         Return the id, names, model, tools, children and schemas of an agent of this engine, as JSON.
 
@@ -454,7 +437,7 @@ class Catalog:
         )
 
     def _check_policy_file_access(self, whose: str, tools: Iterable[ToolLike]) -> None:
-        """Refuse tools that may change the file which says what they may do."""
+        """Refuse tools that can change the policy file that restricts them."""
         file = self.policy_file
         if file is None or file.below_root:
             return
@@ -477,7 +460,7 @@ class Catalog:
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.family)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.made, *own]):
+        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder[: len(folder)] == tuple(folder):
                 msg = (
@@ -513,9 +496,9 @@ class Catalog:
         # it.
         if openings:
             hooks = Hooks(pre_run=openings) + hooks
-        if self._permissions is None:
+        if self.policy is None:
             return hooks
-        return hooks + Hooks(pre_tool=self._permissions.hook(partial(_find_tool_spec, known)))
+        return hooks + Hooks(pre_tool=self.policy.hook(partial(_find_tool_spec, known)))
 
 
 def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
@@ -531,7 +514,7 @@ def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]
 def _make_source_hook(
     definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
 ) -> Callable[[HookContext], Generator[object, Any, Change]]:
-    """Return the ``pre_run`` hook that gives a run the tools of *source*; *known* are those that it has anyway."""
+    """Return the ``pre_run`` hook that adds the tools of *source* to a run; *known* are the tools that the agent has already."""
     own = frozenset(known)
 
     def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
@@ -552,7 +535,7 @@ def _make_source_hook(
 
 
 def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
-    """Return the policy that judges calls, and the file that it stands in, if it does."""
+    """Return the policy that judges calls, and the file that holds it, if there is one."""
     if permissions is None:
         return None, None
     from stepengine.permissions import PolicyFile
@@ -561,7 +544,7 @@ def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | 
 
 
 def _find_tool_spec(known: Mapping[str, ToolBinding], ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return what is known of a tool: of one that was found when the run began, what its state says."""
+    """Return the specification of a tool; that of a tool which a source added at the start is in the state of the run."""
     binding = known.get(name)
     return ctx.state.tool_definitions.get(name) if binding is None else binding.spec
 
@@ -578,7 +561,7 @@ def _resolve_spawnable_id(definition: AgentDefinition, wanted: str, ids: Mapping
 def _collect_tool_uses(
     definition: AgentDefinition, tools: dict[str, ToolBinding], ids: Mapping[str, Agent | AgentDefinition]
 ) -> dict[str, ToolUses]:
-    """Return what each tool that yields carries, and add the tools among that to *tools*."""
+    """Return the tools and agents that each yielding tool carries, and add these tools to *tools*."""
     found: dict[str, ToolUses] = {}
     # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
     waiting = [name for name, binding in tools.items() if isinstance(binding.runs, Yielding)]
@@ -602,11 +585,11 @@ def _collect_tool_uses(
 
 
 def _make_provider_variant(definition: AgentDefinition) -> AgentDefinition | None:
-    """Return a definition with what programs of a provider may call, and the setting that lets them; ``None`` for most."""
-    own = [tool for tool in definition.tools if _find_provider_body(tool) is None]
-    if len(own) == len(definition.tools):
-        return None
+    """Return the definition for a provider that runs programs: with the tools they call and the setting; ``None`` if it needs none."""
     bodies = [body for tool in definition.tools if (body := _find_provider_body(tool)) is not None]
+    if not bodies:
+        return None
+    own = [tool for tool in definition.tools if _find_provider_body(tool) is None]
     known = attrs.evolve(definition, tools=own).tool_names
     carried = {tool if isinstance(tool, str) else tool.spec.name: tool for body in bodies for tool in body.uses}
     direct = {*known, *[name for body in bodies for name in body.offers]}
@@ -626,7 +609,7 @@ def _find_provider_body(tool: object) -> Yielding | None:
 
 
 def _offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
-    """Return the names of what a model is offered: *names*, and what tools among these want it to have, too."""
+    """Return the names of the tools that a model is offered: *names*, and the tools that these offer in addition."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
@@ -715,8 +698,7 @@ def _collect_definitions(
 
 def _catalog_key(definition: AgentDefinition) -> str:
     """Return the id by which an engine finds an agent; that of a package's agent has the publisher in front."""
-    member = packages.find_package_member(definition)
-    return normalised_id(definition.id) if member is None else member.id
+    return normalised_id(packages.published_id(definition))
 
 
 def _key_within_package(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
@@ -726,7 +708,7 @@ def _key_within_package(key: str, definition: AgentDefinition, beside: packages.
 
 
 def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
-    """Return whether an agent is of a package, and not of the one *within* which is looked: what it names is looked up there."""
+    """Return whether an agent is of another package than *within*; the ids that it names are then looked up in its own."""
     member = packages.find_package_member(definition)
     return member is not None and (within is None or member.package != within.package)
 
@@ -734,7 +716,7 @@ def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedA
 def _find_packaged_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
-    """Return the agents of packages that *found* name by id, by these ids; within a package those beside them, too."""
+    """Return the packaged agents that *found* name, by the ids they use; within a package also its own agents."""
     named: dict[str, AgentDefinition] = {}
     for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
         member = packages.find_package_member(definition)
@@ -811,7 +793,7 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
 def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     named: dict[str, ToolLike] = {}
     for tool in tools:
-        if isinstance(tool, str) or not isinstance(tool, Tool | ToolLike):
+        if not isinstance(tool, ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
                 line = python_for_tools([tool])
@@ -834,7 +816,7 @@ def _duplicate_agent_error(agent_id: str) -> DefinitionError:
 def _unknown_tools_error(
     definition: AgentDefinition, names: Sequence[str], known: Iterable[str], workspace: WorkspaceTools
 ) -> DefinitionError:
-    """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
+    """Return the error for tools that an agent lists and the engine lacks; for bundled ones it has the line that adds them."""
     of_workspace = [n for n in names if n in WORKSPACE_TOOLS]
     bundled = [n for n in names if n in MAKERS and n not in WORKSPACE_TOOLS]
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
@@ -856,7 +838,7 @@ def _names_with_verb(names: Sequence[str]) -> str:
 
 
 def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
-    """Return what is known of an agent that an engine does not have: that it comes with the package, or a likelier id."""
+    """Return a hint for an unknown agent id: that the agent is bundled, or a similar id."""
     found = find_bundled_id(agent_id)
     if found is not None:
         return f"; it comes with stepengine: give it as load_agent({found!r})"
@@ -868,7 +850,7 @@ def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
 
 def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     """
-    Return what is added to the instructions of a run; ``""`` when there is nothing to say.
+    Return the note about other agents and tools that is added to the instructions of a run; ``""`` if there is none.
 
     Args:
         agent: The agent that runs.
@@ -889,7 +871,7 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
 
 
 def remove_notes(history: Transcript) -> Transcript:
-    """Return *history* without what its agents were told by ``instructions_note``, for another agent that reads it."""
+    """Return *history* without the notes of ``instructions_note``, which are not for another agent."""
     if not any(
         isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history
     ):
@@ -912,7 +894,7 @@ def _may_spawn(agent: Agent) -> bool:
 
 
 def _describe_child(key: str, child: AgentDefinition[object]) -> str:
-    """Return an agent's id and what is known of it beside that; one of another package is named with its publisher."""
+    """Return an agent's id and description; an agent of another package is named with its publisher."""
     known = child.description or (child.display_name if child.display_name != child.id else "")
     named = key if "/" in key else child.id
     return f"{named}: {known}" if known else named

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from stepengine.data.state import AgentState, RunResult
     from stepengine.data.tools import ToolLike
     from stepengine.data.yields import StepResult
-    from stepengine.engine.run import EngineRun
     from stepengine.engine.session_turns import EngineSessions
-    from stepengine.engine.stepper import Stepper, Tape
+    from stepengine.engine.stepper import Stepper
+    from stepengine.engine.tape import Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.journal.recorded_forks import ForkReport, ForkTools, Purse
@@ -154,6 +154,7 @@ class Engine:
         )
         from stepengine.engine.launcher import Launcher
         from stepengine.engine.loop_thread import LoopThread, close_threads
+        from stepengine.engine.run_models import EngineModels
         from stepengine.machine import run_agent
         from stepengine.models.base import Provider
         from stepengine.models.registry import Models
@@ -170,7 +171,6 @@ class Engine:
         GIVEN.add_from_environment(os.environ)
         registry, time = Models.from_value(models), clock or SystemClock()
         place = Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace
-        self._models = registry
         self._headless = headless
         self._threads = ThreadPool()
         setting = ToolSetting(
@@ -183,11 +183,13 @@ class Engine:
         catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions=permissions, workspace=place)
         self._launcher = Launcher(
             catalog=catalog,
-            allowed=catalog.policy_file,
-            models=registry,
-            keep_names=isinstance(models, Provider),
-            default_model=default_model,
-            agent_models=agent_models or {},
+            models=EngineModels(
+                registry=registry,
+                keep_names=isinstance(models, Provider),
+                default=default_model,
+                by_agent=agent_models or {},
+                has_pricing=pricing is not None,
+            ),
             services=Services(
                 machine=run_agent,
                 models=registry,
@@ -269,10 +271,10 @@ class Engine:
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
         require_event_loop("run()", "run_sync()")
-        live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
+        live = self._launcher.create_requested_run(agent, prompt, read_options("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
-            has_way_back = live.session is not None or tree.root.plan.info.session_id is not None
+            has_way_back = live.journaled_run is not None or tree.root.plan.info.session_id is not None
             tree.questions.headless = tree.services.interactor is None and not has_way_back
         return await live()
 
@@ -287,9 +289,9 @@ class Engine:
         from stepengine.engine.run import stream_run
 
         refuse_trio("stream()", "run_sync()")
-        live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
+        live = self._launcher.create_requested_run(agent, prompt, read_options("run", RunOptions, options))
         events = stream_run(live)
-        if live.session is not None:
+        if live.journaled_run is not None:
             weakref.finalize(events, live.close_if_unstarted)
         return events
 
@@ -313,8 +315,6 @@ class Engine:
         Raises:
             StepEngineError: when no event loop runs here; for the rest, see ``run``.
         """
-        from stepengine.engine.handles import start_in_background
-
         require_event_loop("start()", "run_sync()")
         asked = read_options("start", StartOptions, options)
         keeps_open = asked.pop("keep_open", False)
@@ -328,18 +328,18 @@ class Engine:
             raise InputError(msg, issues=("journal does not go with keep_open",))
         first = dict(asked)
         asked.pop("run_id", None)  # which no other turn may have
-        live = self._launcher.asked(agent, prompt, first)
+        live = self._launcher.create_requested_run(agent, prompt, first)
         live.tree.questions.patience = patience
 
         def turn(last: RunResult, text: str) -> tuple[RunTree, ResultMaker]:
             following = {**asked, "answers": None, "session_id": handle.session_id}
             following["previous"] = None if self._launcher.sessions is not None else last.state
-            known = self._launcher.asked(agent, text, following, hub=live.tree.hub)
+            known = self._launcher.create_requested_run(agent, text, following, hub=live.tree.hub)
             known.tree.questions.patience = patience
             known.handle = handle
             return known.tree, known
 
-        handle = start_in_background(self._launcher, live, turn if keeps_open else None)
+        handle = self._launcher.runs.start_in_background(live, turn if keeps_open else None)
         return handle
 
     async def step(self, state: AgentState, agent: str | AgentDefinition | None = None) -> StepResult:
@@ -363,7 +363,8 @@ class Engine:
         check_state(state)
         found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
-        live = self._launcher.ready(RunRequest(agent=step.agent, limits=ONE_STEP), prepare=step.start)
+        planned = self._launcher.plan(RunRequest(agent=step.agent, limits=ONE_STEP))
+        live = self._launcher.prepare_run(planned, prepare=step.start)
         return step.result(await live.run())
 
     @overload
@@ -504,7 +505,8 @@ class Engine:
         other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         raises = asked.get("on_divergence", "raise") == "raise"
-        launch = BackgroundLaunch(self._launcher, other, raises=raises, patience=patience)
+        create_run = partial(self._launcher.create_recorded_run, **other)
+        launch = BackgroundLaunch(self._launcher.runs, create_run, raises=raises, patience=patience)
         return await launch.handle(runs.resume(journal, launch, **asked))
 
     async def start_fork(self, journal: JournalLike, **options: Unpack[StartForkOptions]) -> RunHandle:
@@ -522,7 +524,8 @@ class Engine:
         source = as_journal(journal)
         other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
-        launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
+        create_run = partial(self._launcher.create_recorded_run, **other, forked=source)
+        launch = BackgroundLaunch(self._launcher.runs, create_run, raises=True, patience=patience)
         return await launch.handle(runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked))
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
@@ -545,8 +548,8 @@ class Engine:
         return forked
 
     async def _run_recorded(self, session: JournaledRun, **changes: Any) -> RunResult:
-        """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
-        return await self._launcher.again(session, **changes)()
+        """Run the session of a recorded run to its end; *changes* are those of ``Launcher.create_recorded_run``."""
+        return await self._launcher.create_recorded_run(session, **changes)()
 
     def stepper(
         self, journal: JournalLike | Tape, *, agent: AgentLike | None = None, leeway: AllowedDifferences | None = None
@@ -564,7 +567,8 @@ class Engine:
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: when the run begins with something else than is recorded.
         """
-        from stepengine.engine.stepper import Stepper, Tape
+        from stepengine.engine.stepper import Stepper
+        from stepengine.engine.tape import Tape
         from stepengine.journal import as_journal
         from stepengine.journal.recorded_part import NO_LEEWAY
 
@@ -601,7 +605,7 @@ class Engine:
         require_event_loop("post()", "post_sync()")
         from stepengine.engine.run_messages import post
 
-        return await post(self._launcher, run, topic, value, id=id, path=path)
+        return await post(self._launcher.runs, run, topic, value, id=id, path=path)
 
     def post_sync(
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
@@ -622,7 +626,7 @@ class Engine:
         """
         from stepengine.runtime.sizes import estimated_tokens
 
-        provider = (self._launcher.override.models or self._models).provider_for(request.model)
+        provider = (self._launcher.override.models or self._launcher.models.registry).provider_for(request.model)
         count = getattr(provider, "count_tokens", None)
         counted = None if count is None else await count(request)
         return estimated_tokens(request) if counted is None else counted
@@ -632,7 +636,7 @@ class Engine:
         """What uploads files to providers and deletes them there."""
         from stepengine.models.files import Files
 
-        return Files(lambda: self._launcher.override.models or self._models)
+        return Files(lambda: self._launcher.override.models or self._launcher.models.registry)
 
     def remembered(self, session_id: str) -> tuple[Rule, ...]:
         """
@@ -644,7 +648,7 @@ class Engine:
         from stepengine.data.json import thaw
         from stepengine.permissions import Policy
 
-        return Policy.from_json({"rules": thaw(self._launcher.rules(session_id))}).rules
+        return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules(session_id))}).rules
 
     def forget(self, session_id: str, *ids: str) -> None:
         """Ask again about what people allowed for good in a conversation: about the rules of these ids, about all without one."""
@@ -680,40 +684,23 @@ class Engine:
         Args:
             run: A session's id, or that of a run. Of several handles in a session it is the one that was made first.
         """
-        from stepengine.engine.handles import find_runs
-
-        return next(iter(find_runs(self._launcher, run)[0]), None)
+        return next(iter(self._launcher.runs.find(run)[0]), None)
 
     def is_running(self, run: str) -> bool:
         """Return whether a session or run with this id exists in this process, running or idle."""
-        from stepengine.engine.handles import find_runs
-
-        return any(find_runs(self._launcher, run))
+        return any(self._launcher.runs.find(run))
 
     def active(self) -> tuple[str, ...]:
         """Return the ids of the sessions that are running or idle here, and of runs without a session."""
-        handles = [handle.session_id or handle.run_id for handle in list(self._launcher.handles)]
-        roots = [live.tree.root for live in list(self._launcher.active)]
-        return tuple(dict.fromkeys([*handles, *[root.plan.info.session_id or root.state.run_id for root in roots]]))
+        return self._launcher.runs.list_ids()
 
     async def shutdown(self, run: str) -> bool:
         """End the session or run with this id in this process, and wait; return whether there was one."""
-        from stepengine.engine.handles import find_runs, request_shutdown
-
-        handles, lives = find_runs(self._launcher, run)
-        request_shutdown(handles, lives)
-        for live in lives:
-            await live.ended()
-        return bool(handles or lives)
+        return await self._launcher.runs.shutdown(run)
 
     async def shutdown_all(self) -> None:
         """End everything that is under way, and wait for it. The engine stays open; ``aclose`` also gives things back."""
-        from stepengine.engine.handles import request_shutdown
-
-        lives = list(self._launcher.active)
-        request_shutdown(list(self._launcher.handles), lives)
-        for live in lives:
-            await live.ended()
+        await self._launcher.runs.shutdown()
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -730,12 +717,14 @@ class Engine:
         if _find_running_loop() is None:  # under trio, where nothing of this engine runs in the loop that waits
             self.close()
             return
-        forgotten = self._request_stop_of_all()
-        left = await stop_and_wait(self._launcher.active)
+        runs = self._launcher.runs
+        forgotten = runs.find_unused()
+        runs.request_shutdown()
+        left = await stop_and_wait(runs.active)
         await self._close_sources()
         if self._loop_thread.is_running:
             await asyncio.to_thread(self._loop_thread.close)
-        await self._models.close()
+        await self._launcher.models.registry.close()
         self._threads.close()
         warn_after_close(forgotten, left)
 
@@ -743,11 +732,13 @@ class Engine:
         """Do what ``aclose`` does, for synchronous code; runs of the event loop that calls it are only told to end."""
         from stepengine.engine.run import stop_and_wait, warn_after_close
 
-        forgotten = self._request_stop_of_all()
+        runs = self._launcher.runs
+        forgotten = runs.find_unused()
+        runs.request_shutdown()
         here = _find_running_loop()
-        left = self._loop_thread.run(lambda: stop_and_wait(self._launcher.active, here))
+        left = self._loop_thread.run(lambda: stop_and_wait(runs.active, here))
         self._loop_thread.run(lambda: self._close_sources(here))
-        self._loop_thread.run(self._models.close)
+        self._loop_thread.run(self._launcher.models.registry.close)
         self._loop_thread.close()
         self._threads.close()
         warn_after_close(forgotten, left)
@@ -755,15 +746,6 @@ class Engine:
     async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
         for source in self._launcher.catalog.sources:
             await source.aclose(blocked)
-
-    def _request_stop_of_all(self) -> list[EngineRun]:
-        """Tell every run to end; return those in the background whose handles nobody ever looked at."""
-        from stepengine.engine.handles import request_shutdown
-
-        runs = list(self._launcher.active)
-        forgotten = [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
-        request_shutdown(list(self._launcher.handles), runs)
-        return forgotten
 
     async def __aenter__(self) -> Self:
         return self
@@ -793,5 +775,5 @@ def _find_running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _pop_launch_options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Take from what was asked the options of ``Launcher.again``; the others are the journal's."""
+    """Remove the options of ``Launcher.create_recorded_run`` from *asked* and return them; the others are the journal's."""
     return {name: asked.pop(name) for name in ("agent", "limits", "agent_models") if name in asked}

@@ -79,7 +79,7 @@ ENGINE = {
         lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value >= 0,
         "a number of seconds, such as 60, or math.inf",
     ),
-    "child_sessions": FieldCheck(lambda value: isinstance(value, bool), "True or False"),
+    "child_sessions": FLAG,
     "resources": FieldCheck(
         lambda value: (
             isinstance(value, ResourceMap) or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))

@@ -1,5 +1,5 @@
 """
-What an engine says where its event loop is not.
+Errors for callers without asyncio's event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def require_event_loop(what: str, instead: str = "") -> None:
 
 
 def refuse_trio(what: str, instead: str = "") -> None:
-    """Refuse *what* where trio's event loop runs; where none does, it may be meant for one that will."""
+    """Raise for *what* if trio's event loop runs here; without any loop it may be meant for a later one."""
     if _is_in_trio_task():
         beside = f", or call {instead} in a thread, by anyio.to_thread.run_sync" if instead else ""
         msg = f"{what} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio'{beside}"

@@ -41,8 +41,8 @@ INERT: Collection[object] = (
 """Calls of these only return something to yield."""
 CALLS_A_TOOL: Collection[object] = (ToolCall, call)
 CALLS_AN_AGENT: Collection[object] = (AgentCall, map_agents, best_of)
-# A file is parsed once for all of its functions.
 KEPT_FILES = 64
+"""A file is parsed once for all of its functions; an engine is made of the agents of a few files."""
 ARGUMENTS_BEFORE_INCLUDE = 2
 """Arguments of ``ToolCall`` before ``include_tool_call``, which may have no name."""
 MISSING = object()
@@ -284,7 +284,7 @@ def _source_of_file(function: FunctionType) -> str:
 
 @lru_cache(KEPT_FILES)
 def _parse_file(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]]:
-    """Return what the functions of a file use, by first line and name; nothing for text that this Python cannot parse."""
+    """Return the name uses of each function in a file, by first line and name; none for text that does not parse."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

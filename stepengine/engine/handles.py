@@ -1,5 +1,5 @@
 """
-Runs in the background: how a handle of them is made, found and ended.
+``EngineRuns``: the runs of an engine in this process, by id; and how a recorded run is started in the background.
 
 What a server needs of an engine: it holds no ids and no tasks of its own, and asks the engine for a run by its id.
 """
@@ -7,7 +7,7 @@ What a server needs of an engine: it holds no ids and no tasks of its own, and a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.inputs import Shutdown
@@ -15,48 +15,105 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunResult
 from stepengine.engine.run import EngineRun
 from stepengine.runtime.handle import RunHandle, Turns
+from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
 if TYPE_CHECKING:
-    from stepengine.engine.launcher import Launcher
     from stepengine.journal.journaled_run import JournaledRun
 
 
-def start_in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle:
-    """Start a run in the background of the running event loop; its handle can be found until it ends."""
-    handle = live.start(turns)
-    launcher.handles[handle] = None
-    handle.on_end(lambda: launcher.handles.pop(handle, None))
-    return handle
+class EngineRuns:
+    """
+    The runs of an engine in this process.
 
+    Attributes:
+        active: The running ones; each adds and removes itself.
+        handles: The handles of those in the background, also idle ones, in the order in which they were made.
+    """
 
-def find_runs(launcher: Launcher, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
-    """Return the handles and the running runs whose session or run has the id *run*."""
-    roots = [(live, live.tree.root) for live in list(launcher.active)]
-    lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
-    return [h for h in list(launcher.handles) if run in (h.session_id, h.run_id)], lives
+    def __init__(self) -> None:
+        self.active: set[EngineRun] = set()
+        self.handles: dict[RunHandle, None] = {}
+        register_renewable(self)
+
+    def renew(self) -> None:
+        """Forget the running runs in a forked child: they belong to the parent, and nothing of them moves here."""
+        # After a fork the child has copies of objects whose threads, sockets and locks are the parent's. They are left
+        # and not closed: closing would close the parent's connections.
+        keep_referenced(list(self.active), list(self.handles))
+        self.active.clear()
+        self.handles.clear()
+
+    def start_in_background(self, live: EngineRun, turns: Turns | None = None) -> RunHandle:
+        """Start a run in the background of the running event loop; its handle can be found until it ends."""
+        handle = live.start(turns)
+        self.handles[handle] = None
+        handle.on_end(lambda: self.handles.pop(handle, None))
+        return handle
+
+    def find(self, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
+        """Return the handles and the running runs whose session or run has the id *run*."""
+        roots = [(live, live.tree.root) for live in list(self.active)]
+        lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
+        return [h for h in list(self.handles) if run in (h.session_id, h.run_id)], lives
+
+    def list_ids(self) -> tuple[str, ...]:
+        """Return the ids of the sessions that are running or idle here, and of runs without a session."""
+        handles = [handle.session_id or handle.run_id for handle in list(self.handles)]
+        roots = [live.tree.root for live in list(self.active)]
+        return tuple(dict.fromkeys([*handles, *[root.plan.info.session_id or root.state.run_id for root in roots]]))
+
+    async def shutdown(self, run: str | None = None) -> bool:
+        """End the session or run with this id, or all without one, and wait; return whether there was one."""
+        handles, lives = self.request_shutdown(run)
+        for live in lives:
+            await live.ended()
+        return bool(handles or lives)
+
+    def request_shutdown(self, run: str | None = None) -> tuple[list[RunHandle], list[EngineRun]]:
+        """Tell the session or run with this id to end, or all without one; return their handles and those that are running."""
+        handles, lives = (list(self.handles), list(self.active)) if run is None else self.find(run)
+        for handle in handles:
+            handle.send(Shutdown())
+        for live in lives:
+            live.tree.root.stop(Stop("shutdown"))
+        return handles, lives
+
+    def find_unused(self) -> list[EngineRun]:
+        """Return the running runs in the background whose handles were never used."""
+        return [live for live in list(self.active) if live.handle and not (live.handle.done or live.handle.is_used)]
 
 
 class BackgroundLaunch:
-    """Starts the run of a session in the background, for the functions that run one to its end."""
+    """
+    Starts a recorded run in the background, for the functions that run one to its end.
 
-    def __init__(self, launcher: Launcher, options: dict[str, Any], *, raises: bool, patience: float | None) -> None:
-        self._launcher = launcher
-        self._options = options
+    Args:
+        runs: The runs of the engine.
+        create_run: Returns the run of a journal.
+        raises: Whether a divergence is raised by the handle.
+        patience: How many seconds its questions stay open; ``None`` for ever.
+    """
+
+    def __init__(
+        self, runs: EngineRuns, create_run: Callable[[JournaledRun], EngineRun], *, raises: bool, patience: float | None
+    ) -> None:
+        self._runs = runs
+        self._create_run = create_run
         self._raises = raises
         self._patience = patience
         self._started: asyncio.Future[RunHandle] = asyncio.get_running_loop().create_future()
 
     async def __call__(self, session: JournaledRun) -> RunResult:
-        """Run the session in the background, to its end."""
-        live = self._launcher.again(session, **self._options)
+        """Run *session* in the background, to its end."""
+        live = self._create_run(session)
         session.raises = self._raises
         live.tree.questions.patience = self._patience
-        handle = start_in_background(self._launcher, live)
+        handle = self._runs.start_in_background(live)
         self._started.set_result(handle)
         return await handle.wait()
 
     async def handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
-        """Return the handle, once the run has begun; raise why it did not."""
+        """Return the handle once the run has started; raise the error if it did not."""
         task = asyncio.create_task(run)
         task.add_done_callback(_retrieve_exception)
         await asyncio.wait((task, self._started), return_when=asyncio.FIRST_COMPLETED)
@@ -69,11 +126,3 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve a task's exception, so that asyncio does not log it; the handle or the caller reports it."""
     if not task.cancelled():
         task.exception()
-
-
-def request_shutdown(handles: Iterable[RunHandle], lives: Iterable[EngineRun]) -> None:
-    """Tell handles and runs to end; to wait for their end, use ``EngineRun.ended``."""
-    for handle in handles:
-        handle.send(Shutdown())
-    for live in lives:
-        live.tree.root.stop(Stop("shutdown"))

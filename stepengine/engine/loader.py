@@ -2,7 +2,7 @@
 Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level.
 
 Beside them stands ``schedule = Schedule(...)`` or ``schedules = [...]`` where they are started at times of their own.
-How their modules are named and what they import from beside them is told in ``beside``.
+How their modules are named and what they import from beside them is in ``neighbour_imports``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stepengine.data.definition import AgentDefinition, ToolSource, name_of_publ
 from stepengine.data.messages import to_tuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
-from stepengine.engine.beside import load_module_at, load_module_from_source
 from stepengine.engine.modules import EXPECTED, find_agents, load_sandboxed
+from stepengine.engine.neighbour_imports import load_module_at, load_module_from_source
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import add_location, find_raise_line
 from stepengine.machine.child_effects import describe_substitution
@@ -217,7 +217,7 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
 
 
 def _report_shadowed_agent(found: AgentLocation, wanted: str) -> None:
-    """Say when an agent of the working folder is taken where the same id comes with stepengine, too."""
+    """Report that an agent of the working folder hides the bundled agent of the same id."""
     if (
         found.file.parent == trust.LOCAL
         and find_bundled_id(wanted)
@@ -228,7 +228,7 @@ def _report_shadowed_agent(found: AgentLocation, wanted: str) -> None:
 
 @frozen
 class LoadedFolder:
-    """The agents, schedules and tools of a folder, and what is wrong with the files that hold none."""
+    """The agents, schedules and tools of a folder, and the problems of the files that cannot be loaded."""
 
     agents: tuple[AgentDefinition, ...]
     problems: tuple[str, ...]
@@ -388,7 +388,7 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     listed: list[ListedAgent] = []
     seen: dict[str, Path] = {}
     for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
-        for file in sorted(folder.glob("[!_]*.py")):
+        for file in _agent_files(folder):
             try:
                 found = load_agents_of_file(file)
             except DefinitionError as error:
@@ -405,18 +405,18 @@ def _resolved_own_folders() -> set[Path]:
 
 
 def list_bundled_ids() -> list[str]:
-    """Return the ids of the agents that come with stepengine, by the names of their files; none is loaded."""
+    """Return the ids of the bundled agents from the names of their files, without loading them."""
     return [file.stem.replace("_", "-") for folder in _bundled_folders() for file in _agent_files(folder)]
 
 
 def find_bundled_id(agent_id: str) -> str | None:
-    """Return the id of an agent that comes with stepengine, as ``load_agent`` takes it; ``None`` for any other."""
+    """Return the normalised id of a bundled agent; ``None`` for any other id."""
     wanted = normalised_id(agent_id)
     return wanted if wanted in list_bundled_ids() else None
 
 
 def find_bundled_agent(agent_id: str) -> AgentDefinition | None:
-    """Return the agent of that id that comes with stepengine, ``None`` when there is none."""
+    """Return the bundled agent with this id, or ``None``."""
     wanted = find_bundled_id(agent_id)
     places = [folder / f"{(wanted or '').replace('-', '_')}.py" for folder in _bundled_folders()]
     return next((AgentLocation(file, wanted).load() for file in places if wanted and file.is_file()), None)
@@ -432,7 +432,7 @@ def _strip_publisher(agent_id: str) -> str:
 
 
 def _bundled_folders() -> list[Path]:
-    """Return where the agents of the package are: in a wheel inside of it, in a checkout beside it."""
+    """Return the folders of the bundled agents: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent
     beside = [checkout / "agents"] if (checkout / "pyproject.toml").is_file() else []
@@ -489,7 +489,7 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
 
 def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
     """
-    Return the tools that an agent file has beside its agents, ``tools = [...]`` at module level.
+    Return the tools of an agent file: ``tools = [...]`` at module level.
 
     Raises:
         DefinitionError: when loading the file fails.

@@ -127,7 +127,7 @@ class LoopThread:
 
 
 def close_threads(loop_thread: LoopThread, threads: ThreadPool) -> None:
-    """End the threads of an engine that nobody closed."""
+    """End the threads of an engine that was not closed."""
     loop_thread.close()
     threads.close()
 

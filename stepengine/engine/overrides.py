@@ -52,9 +52,7 @@ class Override(NamedTuple):
             middlewares=(*services.middlewares, lambda inner: PaidPerformer(inner, purse, services.estimate_call)),
         )
 
-    def with_replacements(
-        self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None = None
-    ) -> Override:
+    def with_replacements(self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None) -> Override:
         """Return this override with more of it replaced."""
         return Override(
             self.models if models is None else Models.from_value(models),
@@ -64,5 +62,5 @@ class Override(NamedTuple):
         )
 
 
-overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
+overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides", default=MappingProxyType({}))
 """By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet."""

@@ -64,7 +64,7 @@ VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?
 @frozen
 class DeclaredAgent:
     """
-    What a package says of one of its agents.
+    The declaration of one agent of a package.
 
     Attributes:
         id: Its id within the package.
@@ -110,7 +110,7 @@ class Package:
         return f"{self.name} {self.version}"
 
     @property
-    def wishes(self) -> trust.AccessRequest:
+    def access_request(self) -> trust.AccessRequest:
         """What a person is asked to agree to: tools by category, agents of others, folders, hosts."""
         tools = sorted({(name, kind) for agent in self.agents.values() for name, kind in agent.tools.items()})
         others = sorted({wanted for agent in self.agents.values() for wanted in agent.spawns if "/" in wanted})
@@ -160,7 +160,7 @@ class PackagedAgent:
             DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
         """
         gate = trust.GATE.get()
-        if gate is not None and not gate.agrees(self.package.wishes):
+        if gate is not None and not gate.agrees(self.package.access_request):
             msg = f"{self} was not loaded: nobody agreed to what its package wants"
             raise DefinitionError(msg)
         held = _load_agents(self.package)
@@ -220,8 +220,8 @@ def approve_package(name: str) -> trust.AccessRequest:
         there = list_names([one.name for one in found.packages], name)
         msg = said[0] if said else f"there is no package {name!r} with agents; installed are: {there}"
         raise DefinitionError(msg)
-    trust.approve_access(package.wishes)
-    return package.wishes
+    trust.approve_access(package.access_request)
+    return package.access_request
 
 
 def list_agent_versions() -> dict[str, str]:
@@ -288,7 +288,7 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
     name, value = _package_name(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
     _require(
         ID.fullmatch(entry.name) is not None and len(entry.name) <= ID_CHARS,
-        _NO_PUBLISHER.format(entry.name[:ID_CHARS]),
+        f"its publisher is {entry.name[:ID_CHARS]!r}; lower-case letters, digits and single hyphens would be fine",
     )
     _require(
         entry.name != OWN, f"the publisher {OWN!r} stands for what comes with the engine; another one would be fine"
@@ -314,11 +314,8 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
     )
 
 
-_NO_PUBLISHER = "its publisher is {!r}; lower-case letters, digits and single hyphens would be fine"
-
-
 def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
-    """Return the folder of the module's code, found without importing anything of it, and only where the package lies itself."""
+    """Return the folder of a package's code without importing it; only folders of the distribution itself count."""
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -339,7 +336,7 @@ def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
 
 
 def _editable_folder(dist: metadata.Distribution) -> Iterator[Path]:
-    """Give the folder of a project that is used where it lies."""
+    """Yield the project folder of an editable installation."""
     try:
         told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:MAX_FILE_BYTES])
         if told.get("dir_info", {}).get("editable"):
@@ -368,7 +365,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
 
 
 def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
-    """Return what the content of such a file says; *where* it stands is named in errors, which are those of ``read_declaration``."""
+    """Parse the content of a ``stepengine-agents.json``; *where* is its name in errors, which are those of ``read_declaration``."""
     _require(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
     try:
         told = json.loads(content)
@@ -546,7 +543,7 @@ def _load_sandboxed_agents(package: Package) -> PackageAgents:
 
 def import_agents(value: str) -> PackageAgents:
     """
-    Import what an entry names, and return its agents.
+    Import the module of an entry point, and return its agents.
 
     Args:
         value: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
@@ -603,7 +600,7 @@ def _index_by_id(agents: Iterable[AgentDefinition], where: str) -> dict[str, Age
 
 
 def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
-    """Return what is to be declared of an agent: its tools, and what it may spawn, with all that these carry."""
+    """Return the declaration of an agent: its tools and the agents that it may spawn, with all that these carry."""
     tools, spawns = dict[str, str](), dict[str, None]()
     waiting, met = [agent], list[AgentDefinition]()
     for each in waiting:
@@ -627,7 +624,7 @@ def _tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
 
 
 def find_mismatches(package: Package, held: PackageAgents) -> list[str]:
-    """Return sentences on what a package's code uses beyond its metadata, or lacks of it; empty if it fits."""
+    """Return a sentence for each difference between a package's code and its declaration."""
     problems: list[str] = []
     for agent_id in sorted({*package.agents} - {*held.agents}):
         why = f" ({'; '.join(held.problems)})" if held.problems else ""

@@ -7,14 +7,13 @@ import contextlib
 import warnings
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, PhaseChanged, RunFailed, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
-from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.data.waits import Waits
 from stepengine.engine.event_loops import require_event_loop
@@ -22,10 +21,11 @@ from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle, Turns
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.services import MachineMaker, Services
+from stepengine.runtime.services import MachineMaker
 from stepengine.runtime.tree import RunTree
 
 if TYPE_CHECKING:
+    from stepengine.engine.session_turns import Turn
     from stepengine.journal.journaled_run import JournaledRun
 
 CLOSE_SECONDS = 10.0
@@ -34,25 +34,6 @@ Long enough for effects to notice that they are cancelled and for journals to be
 waits no longer.
 """
 T = TypeVar("T")
-
-
-class SessionTurn(Protocol):
-    """The turn of a run in its session; ``stepengine.engine.session_turns.Turn`` is the implementation."""
-
-    async def enter(self) -> None:
-        """Wait for the turn."""
-
-    async def open(self, live: EngineRun) -> None:
-        """Let *live* start from the state of the session."""
-
-    def watched(self, services: Services, live: EngineRun) -> Services:
-        """Return *services* that keep the conversations of children."""
-
-    async def close(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
-        """Save the session and return the result."""
-
-    def leave(self) -> None:
-        """Let the next run into the session."""
 
 
 class EngineRun:
@@ -64,7 +45,7 @@ class EngineRun:
         active: The runs of the engine that are under way; it puts itself in and takes itself out.
 
     Attributes:
-        session: The run's journal, if it has one; it is given back when the run has ended.
+        journaled_run: The run in its journal, if it has one; it is closed when the run has ended.
         turn: Its place in a conversation, if it has one: it says what the run starts from, and is told how it ended.
         handle: The handle of a run in the background, which is kept as long as it runs.
         loop: The event loop that it runs in.
@@ -73,13 +54,13 @@ class EngineRun:
 
     def __init__(self, tree: RunTree, active: set[EngineRun]) -> None:
         self.tree = tree
-        self.session: JournaledRun | None = None
-        self.turn: SessionTurn | None = None
+        self.journaled_run: JournaledRun | None = None
+        self.turn: Turn | None = None
         self.handle: RunHandle | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.began = False
         self._active = active
-        self._begun = False
+        self._is_started = False
         self._tells: list[Callable[[], object]] = []
 
     def __str__(self) -> str:
@@ -137,7 +118,7 @@ class EngineRun:
     async def run(self) -> RunResult:
         """Run to the end as ``__call__`` does, but return the result of a run that reached its step limit."""
         tree = self.tree
-        self._begun = True
+        self._is_started = True
         self._mark_active()
         try:
             result = self._result(await self._drive()) if self.turn is None else await self._in_session(self.turn)
@@ -147,13 +128,13 @@ class EngineRun:
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
             tree.hub.end()
-            if self.session is not None:
-                self.session.writer.close()
+            if self.journaled_run is not None:
+                self.journaled_run.writer.close()
             self._leave()
         crash = tree.leftovers.reraise or tree.hub.failures.crash
         if crash is not None:
             raise crash
-        if self.session is not None and self.session.raises and isinstance(result.error, ReplayDivergence):
+        if self.journaled_run is not None and self.journaled_run.raises and isinstance(result.error, ReplayDivergence):
             raise result.error
         if tree.root.cancelled:
             raise asyncio.CancelledError
@@ -163,28 +144,30 @@ class EngineRun:
         finished = self._add_tree_warnings(await self.tree.run())
         self.began = finished.began
         # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
-        if self.session is None or not (begins and self.tree.root.has_ended):
+        if self.journaled_run is None or not (begins and self.tree.root.has_ended):
             return finished
         from stepengine.journal.run_end import finish_run  # a run that is not recorded loads no journal
 
-        waits = self._waits(finished, self._pending_questions(finished))
-        return await self._await_despite_cancel(finish_run(self.session, finished, waits))
+        recorded = finish_run(self.journaled_run, finished, self._find_waits(finished))
+        return await self._await_despite_cancel(recorded)
 
-    async def _in_session(self, turn: SessionTurn) -> RunResult:
+    async def _in_session(self, turn: Turn) -> RunResult:
         tree = self.tree
         try:
-            if not await tree.wait_for(turn.enter):
+            if not await tree.wait_for(turn.access.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
-                tree.services = attrs.evolve(tree.services, machine=make_stopped_machine(tree.root.stopping))
+                error = tree.root.stopping.error
+                machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
+                tree.services = attrs.evolve(tree.services, machine=machine)
                 return attrs.evolve(self._result(await self._drive(begins=False)), session_saved=False)
             await turn.open(self)
             result = self._result(await self._drive())
             return await self._await_despite_cancel(turn.close(result, tree.root.plan, began=self.began))
         finally:
-            turn.leave()
+            turn.access.leave()
 
     async def _await_despite_cancel(self, writing: Coroutine[object, Any, T]) -> T:
-        """Await *writing*, the record of the run's end, however often this task is cancelled, and note that."""
+        """Await *writing*, the record of the run's end, to its end; a cancellation of this task is only recorded."""
         work = asyncio.create_task(writing)
         while not work.done():
             try:
@@ -193,20 +176,13 @@ class EngineRun:
                 self.tree.root.cancelled = True
         return work.result()
 
-    def _pending_questions(self, finished: Finished) -> tuple[Question, ...]:
-        """Return the questions that wait for an answer."""
+    def _find_waits(self, finished: Finished) -> tuple[Waits, ...]:
+        """Return all that a suspended run waits for, the questions first."""
         if finished.status is not RunStatus.SUSPENDED:
             return ()
-        known = {question.id: question for question in finished.pending} | dict(
-            sorted(self.tree.background.suspended.items())
-        )
-        return tuple(known.values())
-
-    def _waits(self, finished: Finished, pending: Sequence[Question]) -> tuple[Waits, ...]:
-        """Return all that the run waits for, the questions first."""
-        if finished.status is not RunStatus.SUSPENDED:
-            return ()
-        asks = [Waits(kind="question", path=q.path, question=q) for q in pending]
+        own = {question.id: question for question in finished.pending}
+        pending = own | dict(sorted(self.tree.background.suspended.items()))
+        asks = [Waits(kind="question", path=q.path, question=q) for q in pending.values()]
         # By address: in which order runs come to stand still is a matter of time, and of a replay another one.
         standing = sorted(self.tree.standstill.waits.items())
         waits = [one for _, known in standing for one in known if one.kind != "question"]
@@ -214,21 +190,21 @@ class EngineRun:
 
     def close_if_unstarted(self) -> None:
         """Close the journal if the run never started, because nobody iterated its stream."""
-        if self.session is not None and not self._begun:
-            self.session.writer.close()
+        if self.journaled_run is not None and not self._is_started:
+            self.journaled_run.writer.close()
 
     def _result(self, finished: Finished) -> RunResult:
-        tree, pending = self.tree, self._pending_questions(finished)
+        tree, waits = self.tree, self._find_waits(finished)
         return finished.as_result(
-            pending_questions=pending,
-            waits_for=self._waits(finished, pending),
+            pending_questions=tuple([one.question for one in waits if one.question is not None]),
+            waits_for=waits,
             session_id=tree.root.plan.info.session_id,
-            journal=None if self.session is None else self.session.writer.journal,
+            journal=None if self.journaled_run is None else self.journaled_run.writer.journal,
             leaked=tuple(tree.leftovers.leaked),
         )
 
     def _add_tree_warnings(self, finished: Finished) -> Finished:
-        """Return the end of the root with the warnings of what its machine does not know: observers, answers, messages."""
+        """Return the end of the root with warnings about observers, unused answers and undelivered messages."""
         tree = self.tree
         texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
         if tree.inboxes.root and not tree.hub.is_kept_open:
@@ -242,7 +218,7 @@ def undelivered_warning(count: int) -> str:
 
 
 async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
-    """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
+    """Run, and yield the events; closing the generator cancels the run and waits for its end."""
     require_event_loop("stream()", "run_sync()")
     subscription = live.tree.hub.subscribe()
     task = asyncio.create_task(live.run())
@@ -262,31 +238,26 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
             task.result()
 
 
-def make_failing_machine(error: StepEngineError) -> MachineMaker:
-    """Return a machine whose run fails at once, for errors while a run is prepared."""
+def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
+    """
+    Return a maker of machines that end at once, for a run that cannot start.
+
+    Args:
+        error: Why the run fails; ``None`` if it was cancelled.
+    """
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
         yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
-        yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
-        return Finished(status=RunStatus.FAILED, state=state, error=error, began=False)
-
-    return machine
-
-
-def make_stopped_machine(stop: Stop) -> MachineMaker:
-    """Return a machine whose run ends at once, for one that was stopped while it waited for its turn in a session."""
-    if isinstance(stop.error, StepEngineError):
-        return make_failing_machine(stop.error)
-
-    def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-        yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
-        return Finished(status=RunStatus.CANCELLED, state=state, began=False)
+        if error is not None:
+            yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
+        status = RunStatus.CANCELLED if error is None else RunStatus.FAILED
+        return Finished(status=status, state=state, error=error, began=False)
 
     return machine
 
 
 def warn_after_close(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
-    """Warn of background runs that were ended although nobody had asked for their results, and of those that go on."""
+    """Warn of background runs that were ended without a use of their handles, and of runs that could not be ended."""
     if forgotten:
         ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
         msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"

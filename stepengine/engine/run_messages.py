@@ -7,28 +7,25 @@ import secrets
 from typing import TYPE_CHECKING
 
 from stepengine.data.yields import check_topic
-from stepengine.engine.handles import find_runs
+from stepengine.engine.handles import EngineRuns
 from stepengine.errors import JournalMissing
 from stepengine.journal.messages import send_message
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.mail import Message
-from stepengine.runtime.tree import RunTree
 
 if TYPE_CHECKING:
-    from stepengine.engine.launcher import Launcher
     from stepengine.journal import JournalLike
 
 
 async def post(
-    launcher: Launcher, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None, path: str
+    runs: EngineRuns, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None, path: str
 ) -> bool:
-    """Send a message to a run, as ``Engine.post`` says."""
+    """Send a message to a run of this process, else to the journal; see ``Engine.post``."""
     if isinstance(run, RunHandle):
         return await asyncio.to_thread(run.post, topic, value, id=id, path=path)
     message = Message(secrets.token_hex(16) if id is None else id, path, check_topic(topic), value)
-    tree = _find_running_tree(launcher, run) if isinstance(run, str) else None
-    if tree is not None:
-        return await asyncio.to_thread(tree.post, message)
+    if isinstance(run, str) and (running := runs.find(run)[1]):
+        return await asyncio.to_thread(running[0].tree.post, message)
     try:
         return await asyncio.to_thread(send_message, run, topic, message.value, id=message.id, path=path)
     except JournalMissing as error:
@@ -36,8 +33,3 @@ async def post(
             msg = f"{run!r} is neither a run that is under way in this engine nor a journal: {error.message}"
             raise JournalMissing(msg, path=error.path, beside=error.beside) from None
         raise
-
-
-def _find_running_tree(launcher: Launcher, run: str) -> RunTree | None:
-    """Return the tree of the run, or of the session, of that id; ``None`` when none is under way."""
-    return next((live.tree for live in find_runs(launcher, run)[1]), None)

@@ -13,8 +13,7 @@ from datetime import datetime
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import attrs
 from attrs import frozen
@@ -32,6 +31,7 @@ from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_notes
+from stepengine.engine.run_models import RunModels
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -40,20 +40,21 @@ from stepengine.errors import (
     InputError,
     LimitExceeded,
     StepEngineError,
-    UnknownModel,
 )
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan, ToolBody
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
+from stepengine.runtime.services import Services
 
-if TYPE_CHECKING:
-    from stepengine.models import Models
-
+KEPT_LIMITS = 256
+"""Results of two functions of limits: more than the agents of most engines, and each is a small value."""
 NO_INFO = RunInfo()
 NO_CONTEXT = JsonDict()
 NO_HISTORY = Transcript()
+NO_STATE = AgentState()
+"""What a run without a previous state continues from."""
 
 
 def _check_answers(_: Any, __: Any, answers: Any) -> None:
@@ -91,6 +92,7 @@ class RunRequest:
         on_divergence: What becomes of a run that waits in the session when its agent was edited since.
         agent_models: Models in place of those that agents name and of the engine's own choice, by agent id.
         predecessors: The agents that handed the conversation over to *agent*, the first one first.
+        planned: The plan that was made before the session was loaded; it holds unless another agent has the conversation by now.
     """
 
     agent: Agent
@@ -106,6 +108,34 @@ class RunRequest:
     on_divergence: str = attrs.field(default="raise", validator=_check_on_divergence)
     agent_models: Mapping[str, str] | None = None
     predecessors: tuple[Agent, ...] = ()
+    planned: PlannedRun | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@frozen(kw_only=True)
+class PlannedRun:
+    """
+    A validated plan of a run: an invalid request has raised by now, and no code of its author was called yet.
+
+    Attributes:
+        request: What the caller asks for.
+        hub: The event stream that it goes on.
+        plan: Its plan.
+        state: What it starts from; its system prompt is ``""`` where that has to be resolved.
+        services: What it is lent.
+    """
+
+    request: RunRequest
+    hub: Hub
+    plan: RunPlan
+    state: AgentState
+    services: Services
+
+    def replan(self, request: RunRequest, created: datetime) -> PlannedRun:
+        """Return the plan for *request*, made when the run starts, at *created*; definition, tools and models stay."""
+        plan = attrs.evolve(self.plan, prompt=request.prompt, created=created)
+        return attrs.evolve(
+            self, request=request, plan=plan, state=make_root_state(plan, request.agent, request.previous)
+        )
 
 
 def separate_earlier_answers(request: RunRequest) -> RunRequest:
@@ -124,7 +154,9 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
         return request
     answers = dict(request.answers or {})
     for question in previous.pending:
-        _check_one_answer(answers, question)
+        given = answers.get(question.id, answers.get(question.text))
+        if isinstance(given, str | bool | Answer):
+            check_answer(given, question)
     # By id only. An answer that was given by the text of its question stays among `answers`, where it is found when the
     # run asks again; one by id would not be, since the question has another id then.
     earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
@@ -146,12 +178,6 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
     return attrs.evolve(request, previous=attrs.evolve(previous, pending=()))
 
 
-def _check_one_answer(answers: Mapping[str, AnswerLike], question: Question) -> None:
-    given = answers.get(question.id, answers.get(question.text))
-    if isinstance(given, str | bool | Answer):
-        check_answer(given, question)
-
-
 def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str | None:
     """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
     if agent.handle_steps is not None:
@@ -163,28 +189,8 @@ def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str 
     return None
 
 
-class RecordedModels(NamedTuple):
-    """
-    What the record of a run tells of models, so that it can be repeated without any.
-
-    Attributes:
-        models: The model strings of its requests; they stay as they are.
-        default: The model of the root, where neither its agent nor the engine names one.
-        chosen: The models that the engine had in place of those that agents name, by agent id; that of ``""`` for all others.
-        own: Those that were chosen for this run alone, which go before these.
-        is_whole: Whether nothing will be performed, so that no provider and no key is needed.
-    """
-
-    models: frozenset[str] = frozenset()
-    default: str | None = None
-    chosen: Mapping[str, str] = MappingProxyType({})
-    own: Mapping[str, str] = MappingProxyType({})
-    is_whole: bool = False
-
-
 NOTHING_USED = ToolUses((), {})
 NO_PACKAGES: Mapping[str, str] = {}
-NOTHING_RECORDED = RecordedModels()
 
 
 class Planner:
@@ -193,16 +199,11 @@ class Planner:
 
     Args:
         catalog: The engine's agents.
-        models: The registry in force.
-        default_model: The model of roots that name none.
-        window: Gives a model's context length, when somebody may want to know it.
-        keep_names: Whether model strings stay as written, because one provider serves them all.
-        seed: What the randomness of the run depends on; by default its id, which is random.
+        models: The models of these runs.
         created: When the root run is created, which is now.
+        seed: What the randomness of the run depends on; by default its id, which is random.
         watched: Says whether anybody is shown events.
-        opened: Told where the history of the root run can be looked up, when it has begun.
-        recorded: What a record tells of models.
-        chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
+        opened: Called with a function that returns the history of the root run, once that has started.
 
     Attributes:
         seed: The seed in force, once the root was planned.
@@ -211,33 +212,23 @@ class Planner:
     def __init__(
         self,
         catalog: Catalog,
-        models: Models,
-        default_model: str | None,
-        window: Callable[[str], int | None],
+        models: RunModels,
         *,
-        keep_names: bool,
         created: datetime,
         seed: str | None = None,
         watched: Callable[[], bool] = bool,
         opened: Callable[[Callable[[], Transcript]], None] | None = None,
-        recorded: RecordedModels = NOTHING_RECORDED,
-        chosen: Mapping[str, str] | None = None,
     ) -> None:
-        self._chosen = chosen or {}
         self._catalog = catalog
         self._models = models
-        self._default_model = default_model
-        self._window = window
-        self._keep_names = keep_names
         self.seed = seed or ""
         self._created = created
         self._watched = watched
         self._opened = opened
         self._here = _SameThreadCheck()
-        self._recorded = recorded
         self._inherited: dict[Agent, _InheritedTools] = {}
 
-    def root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
+    def plan_root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
         """
         Return plan and state of a root run; its system prompt is not resolved yet.
 
@@ -247,14 +238,14 @@ class Planner:
             MissingKey: when the provider has no key.
         """
         # An agent that was handed a conversation has the model now that it had in the run in which that happened.
-        named = map(self._chosen_model, (request.agent, *reversed(request.predecessors)))
-        model = next(filter(None, named), None) or self._checked_model(self._default_model)
+        named = [one.definition for one in (request.agent, *reversed(request.predecessors))]
+        model = next(filter(None, map(self._models.find_for, named)), None) or self._models.find_default()
         agent, run_id = request.agent, request.run_id or new_run_id()
         if why := find_length_problem((request.info, request.previous and _list_recorded_parts(request.previous))):
             msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
             raise InputError(msg, issues=(why,))
         if agent.at_provider is not None:
-            agent = _variant_for_model(agent, agent.at_provider, model)
+            agent = _choose_variant(agent, agent.at_provider, model)
         # From the id where none is given, so that a run which is repeated from its journal, where the id stands, draws
         # the same numbers.
         self.seed = self.seed or run_id
@@ -271,7 +262,7 @@ class Planner:
         )
         return plan, make_root_state(plan, agent, request.previous)
 
-    def child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
+    def plan_child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
         """
         Return plan and state of a child, or of the body of a tool.
 
@@ -287,16 +278,14 @@ class Planner:
         agent = self._find_allowed_child(parent, effect)
         # The parent's model before the engine's default: a caller that chose a model for the root means what the root
         # starts as well.
-        model = self._chosen_model(agent) or parent.model or self._checked_model(self._default_model)
+        model = self._models.find_for(agent.definition) or parent.model or self._models.find_default()
         if agent.at_provider is not None:
-            agent = _variant_for_model(agent, agent.at_provider, model)
+            agent = _choose_variant(agent, agent.at_provider, model)
         definition, inherited = agent.definition, effect.parent()
         inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
         plan = self._make_plan(
             agent,
-            # The id of a child is that of its root with the path behind it: known before the child begins, the same
-            # when it is repeated, and whoever reads it in a log sees where it belongs.
-            run_id=f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}",
+            run_id=_child_run_id(parent, path),
             path=path,
             prompt=effect.prompt,
             params=effect.params,
@@ -332,7 +321,7 @@ class Planner:
         provenance: Provenance | None = None,
     ) -> RunPlan:
         definition, schemas = agent.definition, agent.schemas
-        if not self._recorded.is_whole:
+        if not self._models.recorded.is_whole:
             for sandbox in agent.sandboxes:
                 sandbox()  # says what is not installed, before any model is asked
         if not isinstance(prompt, str):
@@ -367,7 +356,7 @@ class Planner:
             is_inline=is_inline,
             note=agent.note if shown is None else shown.note,
             placeholders=agent.placeholders,
-            agent_info=self._catalog.info,
+            agent_info=self._catalog.describe,
             hooks=agent.hooks,
             limits=limits,
             prompt=prompt,
@@ -378,7 +367,7 @@ class Planner:
             output_json_schema=schemas.output_schema,
             info=info,
             # Only a `pre_step` hook can ask for it, and the price data may have to be loaded to know it.
-            context_window=self._window(model) if model and agent.hooks.pre_step else None,
+            context_window=self._models.window(model) if model and agent.hooks.pre_step else None,
             here=self._here,
             watched=self._watched,
             opened=None if path else self._opened,
@@ -389,11 +378,13 @@ class Planner:
         )
 
     def _plan_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
-        """Return plan and state of a tool's body: those of its caller, without continuing the conversation."""
+        """Return plan and state of a tool's body: it sees its caller's conversation, adds nothing to it, and may call the tools of ``uses=``."""
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
         runs = cast("Yielding", binding.runs)
         uses = agent.uses.get(binding.spec.name, NOTHING_USED)
-        more = [*uses.tools, *_hook_tool_names(parent, agent)]
+        # Tools that `pre_run` hooks gave the run, such as those of a server, are its agent's own.
+        from_hooks = () if parent.tools is agent.tools else [name for name in parent.tools if name not in agent.tools]
+        more = [*uses.tools, *from_hooks]
         arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
         around, seconds = parent.body, binding.spec.timeout
         body = ToolBody(
@@ -408,7 +399,7 @@ class Planner:
         )
         plan = RunPlan(
             definition=parent.definition,
-            run_id=f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}",
+            run_id=_child_run_id(parent, path),
             path=path,
             created=parent.created,
             starts_at=effect.at,
@@ -434,37 +425,12 @@ class Planner:
         return plan, _make_body_state(plan, effect.state())
 
     def _inherited_tools(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _InheritedTools:
-        """Return what a child is shown of its parent's tools; siblings are shown the same."""
+        """Return the tool definitions that a child inherits, with their note; cached, since siblings inherit the same."""
         last = self._inherited.get(agent)
         if last is None or last.definitions is not definitions:
             specs = tuple(definitions.values())
             last = self._inherited[agent] = _InheritedTools(definitions, specs, instructions_note(agent, specs))
         return last
-
-    def _chosen_model(self, agent: Agent) -> str | None:
-        """Return the model of an agent: the one that was chosen for it, for all, or its own."""
-        asked, chosen = agent.definition.model, self._chosen
-        if chosen:
-            asked = chosen.get(normalised_id(agent.definition.id)) or chosen.get("") or asked
-        return self._checked_model(asked) if asked else None
-
-    def _checked_model(self, model: str | None) -> str | None:
-        if model is None:
-            return None
-        recorded = self._recorded
-        # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
-        # can be looked at without being set up as they were.
-        if recorded.is_whole:
-            if self._keep_names or model in recorded.models:
-                return model
-            try:
-                return str(self._models.parse(model))
-            except UnknownModel:
-                return model
-        # A string that is in the record stays as it was written there, also when this version would spell it in another
-        # way: the request has to be equal to the recorded one, byte for byte.
-        canonical = self._models.check(model)
-        return model if self._keep_names or model in recorded.models else canonical
 
     def _correct_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with names and values corrected; those of an agent that will be refused anyway stay as they are."""
@@ -495,13 +461,12 @@ class Planner:
         if carried is not None:
             return self._catalog.find(carried)
         if key is None:
+            hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             if parent.body is not None:
                 # The name is cut because it comes from a model: the cost of comparing grows with its square.
                 near = find_nearest(effect.agent_id[:64], agents, n=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
-                raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
-            hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
         spawner: Agent = parent.planned_from
         listed = spawner.child(key)
@@ -532,8 +497,8 @@ def _check_variant(parent_id: str, given: AgentDefinition, listed: AgentDefiniti
         raise AgentError(msg)
 
 
-def _variant_for_model(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
-    """Return an agent as it is with a model, whose provider may run the programs that call the agent's tools."""
+def _choose_variant(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
+    """Return *at_provider* if the provider of *model* runs the programs that call tools; else *agent*."""
     # Imported here: the adapters of providers are loaded by who uses one.
     from stepengine.models._programs import runs_programs
 
@@ -554,15 +519,8 @@ def _find_carried_agent(parent: RunPlan, effect: Spawn) -> AgentDefinition | Non
     return None
 
 
-def _hook_tool_names(parent: RunPlan, agent: Agent) -> list[str]:
-    """Return the names of the tools that ``pre_run`` hooks gave a run, such as those of a server: they are its agent's own."""
-    if parent.tools is agent.tools:
-        return []
-    return [name for name in parent.tools if name not in agent.tools]
-
-
 class _InheritedTools(NamedTuple):
-    """The tool definitions of a parent, and what a child that is shown them is told beside."""
+    """The tool definitions of a parent, and the note for a child that is shown them."""
 
     definitions: Mapping[str, ToolSpec]
     specs: tuple[ToolSpec, ...]
@@ -586,7 +544,7 @@ def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
         _check_prompt_length(plan, prompt)
         # An agent without a prompt of its own keeps that of the history which it continues (`make_root_state`).
         return attrs.evolve(state, system_prompt=prompt) if prompt and state.system_prompt != prompt else state
-    name = type(prompt).__name__
+    what = f"the system prompt {type(prompt).__name__} of agent {plan.definition.id!r}"
     ctx = HookContext(
         state=state,
         agent=plan.definition,
@@ -604,10 +562,9 @@ def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
         add_location(error)
         raise
     except Exception as error:
-        what = f"the system prompt {name} of agent {plan.definition.id!r}"
         raise make_handler_error(what, error) from error
     if not isinstance(text, str):
-        msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
+        msg = f"{what} gave a {type(text).__name__}; render() returns a string"
         raise HandlerError(msg, kind="TypeError")
     _check_prompt_length(plan, text)
     return attrs.evolve(state, system_prompt=text)
@@ -647,6 +604,12 @@ class _SameThreadCheck:
         return self._ident == get_ident()
 
 
+def _child_run_id(parent: RunPlan, path: str) -> str:
+    """Return the id of the child at *path*: the id of the root run, followed by the path."""
+    # Known before the child begins, the same when it is repeated, and whoever reads it in a log sees where it belongs.
+    return f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}"
+
+
 def _run_id_suffix(path: str) -> str:
     return f"-{path.replace('.', '-')}" if path else ""
 
@@ -677,10 +640,10 @@ def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
     return frozen
 
 
-@lru_cache(256)
+@lru_cache(KEPT_LIMITS)
 def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
     """
-    Return *limits* with nothing tree-wide above what was set for the parent; kept, since siblings have the same.
+    Return *limits* with tree-wide limits capped to those of the parent; cached, since siblings have the same.
 
     Args:
         limits: The child's.
@@ -690,7 +653,7 @@ def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
     return limits.cap({name: depth if name == "max_depth" else getattr(given, name) for name in TREE_WIDE})
 
 
-@lru_cache(256)
+@lru_cache(KEPT_LIMITS)
 def _without_time_limit(limits: Limits) -> Limits:
     """Return *limits* without a time: that of its caller holds for the body of a tool."""
     return limits if limits.max_seconds is None else attrs.evolve(limits, max_seconds=None)
@@ -727,28 +690,25 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
-    history, view = NO_HISTORY, NO_HISTORY
-    system_prompt = _constant_system_prompt(agent)
-    if previous is not None:
-        own = previous.agent_id in ("", plan.definition.id)
-        history, view = _inherited_history(previous, is_same=own)
-        # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
-        if own and not agent.definition.system_prompt:
-            system_prompt = previous.system_prompt
+    before = NO_STATE if previous is None else previous
+    own = before.agent_id in ("", plan.definition.id)
+    history, view = _inherited_history(before, is_same=own)
+    # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
+    keeps_prompt = own and not agent.definition.system_prompt
     return AgentState(
         run_id=plan.run_id,
         agent_id=plan.definition.id,
         message_history=history,
         view=view,
-        system_prompt=system_prompt,
+        system_prompt=before.system_prompt if keeps_prompt else _constant_system_prompt(agent),
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
-        context=previous.context if previous is not None else NO_CONTEXT,
-        pending=previous.pending if previous is not None else (),
-        next_call=previous.next_call if previous is not None else 1,
-        id_prefix=previous.id_prefix if previous is not None else "c",
-        left_out=previous.left_out if previous is not None else (),
-        handed_to=previous.handed_to if previous is not None else None,
+        context=before.context,
+        pending=before.pending,
+        next_call=before.next_call,
+        id_prefix=before.id_prefix,
+        left_out=before.left_out,
+        handed_to=before.handed_to,
     )
 
 

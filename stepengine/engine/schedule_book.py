@@ -45,7 +45,7 @@ CREATE INDEX IF NOT EXISTS schedule_times_open ON schedule_times (schedule, at) 
 @frozen
 class ClaimedTime:
     """
-    A time of a schedule that somebody claimed.
+    A time of a schedule that a process claimed.
 
     Attributes:
         schedule: The schedule's id.
@@ -129,7 +129,7 @@ class ScheduleBook:
         return {id_: time_from_seconds(number) for id_, number in found.items()}
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
+        """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
         with self._writing() as database:
             begun = database.execute(
                 # Whoever is slow comes with a time that another has reported as missed meanwhile.
@@ -185,8 +185,7 @@ class ScheduleBook:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._open_database() as known, known.lock, known.writing() as database:
-            for statement in SCHEMA.split(";"):
-                database.execute(statement)
+            _create_tables(database)
             yield database
 
     @contextmanager
@@ -196,8 +195,7 @@ class ScheduleBook:
                 found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()
             if found is None:
                 with known.lock, known.writing() as database:
-                    for statement in SCHEMA.split(";"):
-                        database.execute(statement)
+                    _create_tables(database)
             with known.reading() as database:
                 yield database
 
@@ -221,6 +219,11 @@ class ScheduleBook:
 
 
 ROW = "schedule, at, run, missed, status, error"
+
+
+def _create_tables(database: sqlite3.Connection) -> None:
+    for statement in SCHEMA.split(";"):
+        database.execute(statement)
 
 
 def _advance_passed_time(

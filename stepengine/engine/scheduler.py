@@ -56,7 +56,7 @@ LIVE = (CLAIMED, STARTED, "suspended")
 @frozen
 class Due:
     """
-    A time of a schedule that has come.
+    A time of a schedule that is due.
 
     Attributes:
         schedule: The schedule.
@@ -111,19 +111,19 @@ class ScheduleStatus:
 
 
 class AnyScheduleBook(Protocol):
-    """What is needed of a ``ScheduleBook``, wherever it is kept."""
+    """The methods of a ``ScheduleBook``, which may be in another store."""
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Take a time over; return whether nobody had it before."""
+        """Claim a time; return whether it was unclaimed."""
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
 
     def claimed(self) -> tuple[ClaimedTime, ...]:
-        """Return the times that were claimed and whose outcome nobody has reported."""
+        """Return the times that were claimed but have no reported journal."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Record the status of a claimed time: that of its run."""
@@ -247,14 +247,14 @@ class Scheduler:
             return [started for started in begun if started is not None]
 
     def _left_behind(self) -> list[Due]:
-        """Return claimed times whose journal nobody has started; those with a journal are marked as started."""
+        """Return claimed times without a started journal; those with a journal are marked as started."""
         found: list[Due] = []
         for ran in self.book.claimed():
             schedule = self._schedules.get(ran.schedule)
             if ran.run in self._under_way or schedule is None:
                 continue
             try:
-                is_begun = _recorded_run_id(self._journal(ran.run)) != ""
+                is_begun = _recorded_run_id(_make_journal(self._runs, ran.run)) != ""
             except JournalError as error:  # whether there is a run is not known: the next look says so
                 LOGGER.warning("schedule %r: %s", ran.schedule, error)
                 continue
@@ -266,15 +266,10 @@ class Scheduler:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def _journal(self, run: str) -> Journal:
-        if parse_database_path(str(self._runs)) is not None:
-            return SqliteJournal(self._runs, run)
-        return FileJournal(self._runs / f"{run}.jsonl")
-
     async def _begin(self, due: Due) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
         await asyncio.to_thread(self._update_wake_index, due, self._clock.now() + LEASE)
-        schedule, journal = due.schedule, self._journal(due.run)
+        schedule, journal = due.schedule, _make_journal(self._runs, due.run)
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         started: ScheduledRun | None = None
         try:
@@ -347,7 +342,7 @@ class Scheduler:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run_forever(self) -> None:
-        """Start what comes, until this is cancelled; what goes wrong with one look is told, and the next one tries again."""
+        """Start due runs until this is cancelled; an error is logged, and the next look tries again."""
         while True:
             self._changed.clear()
             now = self._clock.now()
@@ -366,7 +361,7 @@ class Scheduler:
             await asyncio.sleep(0)
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """Return when the next of the schedules comes."""
+        """Return the earliest next time of the enabled schedules."""
         times = [comes for s in self.schedules if s.enabled and (comes := s.next_after(moment)) is not None]
         return min(times, default=None)
 
@@ -397,7 +392,7 @@ class Scheduler:
                 await loop
 
 
-def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[ScheduleStatus]:
+def load_schedule_statuses(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[ScheduleStatus]:
     """
     Return the status of each schedule whose runs are recorded in *runs*; nothing is changed or created.
 
@@ -411,32 +406,35 @@ def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime)
 
 def make_schedule_statuses(
     schedules: Iterable[Schedule],
-    told: Mapping[str, KnownSchedule],
+    records: Mapping[str, KnownSchedule],
     now: datetime,
-    as_it_stands: Callable[[ClaimedTime], ClaimedTime],
+    update: Callable[[ClaimedTime], ClaimedTime],
 ) -> list[ScheduleStatus]:
-    """Return schedules' statuses from a book's records; *as_it_stands* updates a time from its run's journal."""
+    """Return schedules' statuses from a book's records; *update* returns a time with the status in its run's journal."""
     found: list[ScheduleStatus] = []
     for schedule in check_unique_ids(schedules):
         comes = schedule.next_after(now) if schedule.enabled else None
-        known = told.get(schedule.id)
-        if known is None:
-            found.append(ScheduleStatus(schedule, comes))
-        else:
-            last = known.last and as_it_stands(known.last)
-            found.append(ScheduleStatus(schedule, comes, last, known.missed, known.newest_missed))
+        known = records.get(schedule.id, KnownSchedule(now))
+        last = known.last and update(known.last)
+        found.append(ScheduleStatus(schedule, comes, last, known.missed, known.newest_missed))
     return found
 
 
 def _with_journal_status(ran: ClaimedTime, runs: Path) -> ClaimedTime:
     """Return a time with the status in its journal: a run that waited for a person may have been resumed."""
-    journal = SqliteJournal(runs, ran.run) if parse_database_path(str(runs)) else FileJournal(runs / f"{ran.run}.jsonl")
+    journal = _make_journal(runs, ran.run)
     try:
         if ran.status not in LIVE or not _recorded_run_id(journal):
             return ran
         return attrs.evolve(ran, status=status_of(journal.history()))
     except JournalError as error:
         return attrs.evolve(ran, status="unreadable", error=error.message)
+
+
+def _make_journal(runs: Path, run: str) -> Journal:
+    """Return the journal of a run in the folder or SQLite file *runs*, new or not."""
+    is_database = parse_database_path(str(runs)) is not None
+    return SqliteJournal(runs, run) if is_database else FileJournal(runs / f"{run}.jsonl")
 
 
 def _recorded_run_id(journal: Journal) -> str:

@@ -131,6 +131,7 @@ class Schedule:
         what = [self.line, self.timezone, self.prompt, None if self.params is None else thaw(self.params)]
         digest = sha256(json.dumps([self.agent_id, *what], sort_keys=True).encode("utf-8", "replace")).hexdigest()[:8]
         name = normalised_id(name_of_published(self.agent_id) or self.agent_id).lower()
+        # With a hyphen and the eight letters of the digest an id has at most 40.
         kept = "".join([sign if sign.isascii() and sign.isalnum() else "-" for sign in name[:31]]).strip("-")
         return f"{kept or 'agent'}-{digest}"
 
@@ -264,7 +265,7 @@ def _iterate_times_after(line: str, wall: datetime) -> CronSim:
 
 
 def _parse_cron(cron: str) -> str:
-    """Return a line as ``cronsim`` takes it, once it is known to come."""
+    """Return the line for ``cronsim``; raise for a line that is invalid or never due."""
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():

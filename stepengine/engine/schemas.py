@@ -127,10 +127,8 @@ def _make_issue_finder(schema: Mapping[str, object], where: str) -> Callable[[An
 
 def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Params]:
     where = f"agent {agent_id!r}: input_schema"
-    if schema is None:
-        return lambda given: _accept_any_params(agent_id, given)
-    if isinstance(schema, Mapping):
-        issues = _make_issue_finder(schema, where)
+    if schema is None or isinstance(schema, Mapping):
+        issues = None if schema is None else _make_issue_finder(schema, where)
         return lambda given: _validate_json_params(agent_id, issues, given)
     model = _check_model_class(schema, where)
     return lambda given: _validate_model_params(agent_id, model, given)
@@ -149,15 +147,10 @@ def _params_as_json(agent_id: str, given: object) -> JsonDict:
     return frozen
 
 
-def _accept_any_params(agent_id: str, given: object) -> Params:
+def _validate_json_params(agent_id: str, find_issues: Callable[[Any], list[str]] | None, given: object) -> Params:
+    """Return params that fit a JSON Schema, or any JSON object where there is none."""
     value = _params_as_json(agent_id, given)
-    return Params(value, None if given is None else value)
-
-
-def _validate_json_params(agent_id: str, issues: Callable[[Any], list[str]], given: object) -> Params:
-    value = _params_as_json(agent_id, given)
-    found = issues(value)
-    if found:
+    if find_issues is not None and (found := find_issues(value)):
         raise _params_error(agent_id, found)
     return Params(value, None if given is None else value)
 
@@ -174,7 +167,7 @@ def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
 
 
 def _validate_with_model(model: Any, value: JsonValue) -> Any:
-    """Return the model, or the list of what is wrong with *value*."""
+    """Return the model, or the list of problems of *value*."""
     from pydantic import ValidationError
 
     try:

@@ -38,6 +38,8 @@ FILE_BYTES = 256 * 1024
 """Settings have some kilobytes; a larger file is something else."""
 LINE_DOTS = 200
 """A key of very many parts takes the parser the square of their number."""
+NEAR_KEY_RATIO = 0.5
+"""Dotted names share much, and one that is written without its table is still to be recognised."""
 SHOWN_CHARS = 60
 """A wrong value is quoted up to about a line: enough to see the slip."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -209,7 +211,7 @@ class SettingOrigin(NamedTuple):
 
 
 class _GivenValue(NamedTuple):
-    """A value as a file or variable gives it."""
+    """The raw value of a setting in a file or variable."""
 
     name: str
     value: Any
@@ -357,7 +359,10 @@ def get_setting_key(name: str, origin: SettingOrigin | None = None) -> SettingKe
         if key.matches(name):
             return key
     hint = did_you_mean(
-        name, [key.name for key in KEYS], alike=0.5, otherwise="; `stepengine config show` lists what there is"
+        name,
+        [key.name for key in KEYS],
+        alike=NEAR_KEY_RATIO,
+        otherwise="; `stepengine config show` lists what there is",
     )
     msg = f"{f'{origin}: ' if origin else ''}there is no setting {name!r}{hint}"
     raise DefinitionError(msg)

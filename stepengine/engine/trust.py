@@ -101,15 +101,12 @@ class TrustGate(Protocol):
 
     def allows(self, foreign: UntrustedFolder) -> bool:
         """Return whether its files may run."""
-        ...
 
-    def agrees(self, wishes: AccessRequest) -> bool:
-        """Return whether what an installed package wants was agreed to."""
-        ...
+    def agrees(self, request: AccessRequest) -> bool:
+        """Return whether the requests of a package are approved."""
 
     def tell(self, message: str) -> None:
         """Tell a person."""
-        ...
 
 
 GATE: ContextVar[TrustGate | None] = ContextVar("stepengine_trust", default=None)
@@ -122,13 +119,13 @@ _RAN: set[Path] = set()
 
 
 def is_sandboxed(file: Path) -> bool:
-    """Return whether a file's code runs in the sandbox alone, by what was set."""
+    """Return whether a file's code runs in the sandbox alone, as ``SANDBOXED`` lists it."""
     listed = SANDBOXED.get()
     return bool(listed) and any(str(place) in listed for place in (file.resolve(), *file.resolve().parents))
 
 
 def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
-    """Return what a folder of agent files holds that nobody trusted; ``None`` when it is trusted, or holds none."""
+    """Return a folder of agent files that is not trusted; ``None`` when it is trusted, or holds none."""
     try:
         real = folder.resolve(strict=True)
         files = tuple(sorted([f.name for f in real.glob("*.py") if not f.name.startswith("_")]))
@@ -203,9 +200,7 @@ def is_trusted(folder: Path) -> bool:
     """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
     real = folder.resolve()
     place = _find_trust_folder(real)
-    if place is None:
-        return False
-    record = _read_trust_record(place / _record_file_name(real))
+    record = None if place is None else _read_trust_record(place / _record_file_name(real))
     return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
 
 
@@ -216,8 +211,6 @@ def trust_folder(folder: Path) -> Path:
     Raises:
         DefinitionError: when there is no such folder, or nowhere to keep that outside of it; in a command that a tool runs.
     """
-    from stepengine.workspace.atomic import make_folder, replace_path
-
     refuse_inside_tool("trust_folder")
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r} of agent files; create it, or name another one"
@@ -230,24 +223,14 @@ def trust_folder(folder: Path) -> Path:
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
-    try:
-        make_folder(place, 0o700)
-        record = {"path": str(real), "owner": real.stat().st_uid}
-        replace_path(place / _record_file_name(real), json.dumps(record).encode(), mode=0o600)
-    except OSError as error:
-        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
-        raise DefinitionError(msg) from None
+    _store_record(place, _record_file_name(real), {"path": str(real), "owner": real.stat().st_uid})
     return real
 
 
 def untrust_folder(folder: Path) -> bool:
     """Withdraw the trust in a folder of agent files, also one that is gone; return whether it was trusted."""
     real = folder.resolve()
-    place = _find_trust_folder(real)
-    if place is None or not (place / _record_file_name(real)).exists():
-        return False
-    (place / _record_file_name(real)).unlink()
-    return True
+    return _remove_record(_find_trust_folder(real), _record_file_name(real))
 
 
 def list_trusted_folders() -> list[Path]:
@@ -262,7 +245,7 @@ def _record_file_name(real: Path) -> str:
 
 
 def _find_trust_folder(real: Path) -> Path | None:
-    """Return where trust in a folder is kept; ``None`` where others may write, or the folder itself could bring it along."""
+    """Return where trust in a folder is stored; ``None`` if others may write there, or it is in the same project."""
     state = state_folder()
     return None if state is None or _unsafe_state_reason(real) else state / TRUSTED
 
@@ -291,49 +274,38 @@ def _read_trust_record(file: Path) -> dict[str, Any] | None:
 # --- what packages want -----------------------------------------------------------------------------------------------
 
 
-def find_unapproved_access(wishes: AccessRequest) -> tuple[str, ...] | None:
-    """Return the part that nobody has agreed to yet; ``None`` where nobody ever agreed to the package."""
+def find_unapproved_access(request: AccessRequest) -> tuple[str, ...] | None:
+    """Return the requests that are not approved; ``None`` if the package was never approved."""
     place = _find_approvals_folder()
-    record = None if place is None else _read_json_object(place / _approval_file_name(wishes.package))
-    if record is None or record.get("publisher") != wishes.publisher or not isinstance(record.get("asks"), list):
+    record = None if place is None else _read_json_object(place / _approval_file_name(request.package))
+    if record is None or record.get("publisher") != request.publisher or not isinstance(record.get("asks"), list):
         return None
-    return tuple([wanted for wanted in wishes.asks if wanted not in record["asks"]])
+    return tuple([wanted for wanted in request.asks if wanted not in record["asks"]])
 
 
-def approve_access(wishes: AccessRequest) -> None:
+def approve_access(request: AccessRequest) -> None:
     """
-    Agree to what a package wants, from now on, and in later versions as long as they want no more.
+    Approve the requests of a package, also for later versions that request no more.
 
     Raises:
         DefinitionError: when there is nowhere to keep that.
     """
-    from stepengine.workspace.atomic import make_folder, replace_path
-
     place = _find_approvals_folder()
     if place is None:
         msg = "that cannot be kept: your state folder is not there, or others may write it; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg)
     record = {
-        "package": wishes.package,
-        "version": wishes.version,
-        "publisher": wishes.publisher,
-        "asks": [*wishes.asks],
+        "package": request.package,
+        "version": request.version,
+        "publisher": request.publisher,
+        "asks": [*request.asks],
     }
-    try:
-        make_folder(place, 0o700)
-        replace_path(place / _approval_file_name(wishes.package), json.dumps(record).encode(), mode=0o600)
-    except OSError as error:
-        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
-        raise DefinitionError(msg) from None
+    _store_record(place, _approval_file_name(request.package), record)
 
 
 def withdraw_approval(package: str) -> bool:
     """Withdraw the approval of a package, also one that is gone; return whether it was approved."""
-    place = _find_approvals_folder()
-    if place is None or not (place / _approval_file_name(package)).exists():
-        return False
-    (place / _approval_file_name(package)).unlink()
-    return True
+    return _remove_record(_find_approvals_folder(), _approval_file_name(package))
 
 
 def _find_approvals_folder() -> Path | None:
@@ -350,6 +322,26 @@ def _approval_file_name(package: str) -> str:
 def normalise_package_name(name: str) -> str:
     """Return the name of a package as an index compares names."""
     return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _store_record(place: Path, name: str, record: dict[str, Any]) -> None:
+    """Store a record in a folder of the user's state; raise ``DefinitionError`` if that cannot be written."""
+    from stepengine.workspace.atomic import make_folder, replace_path
+
+    try:
+        make_folder(place, 0o700)
+        replace_path(place / name, json.dumps(record).encode(), mode=0o600)
+    except OSError as error:
+        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
+        raise DefinitionError(msg) from None
+
+
+def _remove_record(place: Path | None, name: str) -> bool:
+    """Remove a record; return whether there was one."""
+    if place is None or not (place / name).exists():
+        return False
+    (place / name).unlink()
+    return True
 
 
 def _read_json_object(file: Path) -> dict[str, Any] | None:
@@ -387,7 +379,7 @@ def hash_folder(folder: Path) -> str:
 
 
 def _walk_files(folder: Path) -> Iterator[tuple[bytes, Path]]:
-    """Give the names below the folder and the files, in the order of their names; a link to a file counts as that file."""
+    """Yield the relative name and the path of each file, in the order of their names; a link to a file counts as that file."""
     for above, folders, files in os.walk(folder):
         folders[:] = sorted([name for name in folders if name != CACHE])
         for name in folders:

@@ -36,6 +36,10 @@ FIRST_PAUSE_SECONDS = 5.0
 """A provider that refused, or a file that was locked, is often usable again after some seconds."""
 MAX_PAUSE_SECONDS = 3600.0
 """A run that fails for good costs one attempt in an hour, and one whose cause is mended resumes within the hour."""
+MAX_DOUBLINGS = 20
+"""Five seconds doubled so often are far above the longest pause; a power of two beyond 1,023 is no float."""
+MIN_PAUSE_SECONDS = 0.01
+"""A run that is due now is found again at once, without a loop that takes all of a processor."""
 MAX_RUNS = 4
 """After a night many runs are due together: four keep model providers below their limits, and none waits long."""
 BATCH_RUNS = 100
@@ -69,7 +73,7 @@ class Woken:
 
 class Waker:
     """
-    Resumes what is due.
+    Resumes due runs.
 
     Args:
         place: A folder of journals, or an SQLite file of them.
@@ -101,7 +105,7 @@ class Waker:
         self._tries: dict[str, int] = {}
 
     async def once(self) -> None:
-        """Resume every run that is due now, each once, and wait for all of them; a cancelled call ends those under way."""
+        """Resume every run that is due now, each once, wait for all of them, and close the index."""
         now = self._clock.now()
         seen: set[str] = set()
         try:
@@ -111,17 +115,17 @@ class Waker:
                 if not new:
                     break
                 for one in new:
-                    await self._wait_for_room()
+                    await self._wait_until_fewer_than(self._at_once)
                     seen.add(one.run)
                     self._begin(one)
                 # Those that begun have put themselves off before the next look, or are in `seen`.
-            await self._all()
+            await self._wait_until_fewer_than(1)
         finally:
             await self._end()
 
     async def watch(self, every: float = 1.0) -> None:
         """
-        Resume what becomes due, until this is cancelled.
+        Resume runs as they become due, until this is cancelled; then close the index.
 
         Args:
             every: Seconds between two looks at the index while nothing is due by time before that.
@@ -142,7 +146,7 @@ class Waker:
             await self._end()
 
     async def _look(self, every: float) -> float:
-        """Begin what is due and there is room for; return after how many seconds to look again."""
+        """Resume due runs up to the limit; return the seconds until the next look."""
         room = self._at_once - len(self._under_way)
         if room <= 0:
             return every
@@ -156,28 +160,24 @@ class Waker:
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
             return every
-        return min(every, max(0.01, (next_at - self._clock.now()).total_seconds()))
+        return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
     def _begin(self, one: Sleeping) -> None:
         task = asyncio.create_task(self._resume_run(one), name=f"wakes {one.run}")
         self._under_way[one.run] = task
         task.add_done_callback(lambda _: self._under_way.pop(one.run, None))
 
-    async def _wait_for_room(self) -> None:
-        while len(self._under_way) >= self._at_once:
+    async def _wait_until_fewer_than(self, count: int) -> None:
+        """Wait until fewer than *count* runs are under way."""
+        while len(self._under_way) >= count:
             await asyncio.wait(list(self._under_way.values()), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)
-
-    async def _all(self) -> None:
-        while self._under_way:
-            await asyncio.wait(list(self._under_way.values()))
             await asyncio.sleep(0)
 
     async def _end(self) -> None:
         """End what is under way, and close the index."""
         for task in list(self._under_way.values()):
             task.cancel()
-        await self._all()
+        await self._wait_until_fewer_than(1)
         self._index.close()
 
     # --- one run ------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Waker:
     async def _later(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
         """Postpone a run, longer each time; return until when, or ``None`` if that cannot be stored."""
         tries = self._tries[run] = self._tries.get(run, 0) + 1
-        pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 20)))
+        pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, MAX_DOUBLINGS)))
         with contextlib.suppress(StepEngineError):
             return await self._set_wake_time(run, pause)
         return None

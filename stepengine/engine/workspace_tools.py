@@ -25,17 +25,15 @@ class WorkspaceTools:
     Args:
         workspace: The engine's workspace; ``None`` for none, which gives no tools.
         check: Raises for tools that the engine must not have.
+
+    Attributes:
+        built: The tools that were built so far, by name.
     """
 
     def __init__(self, workspace: Workspace | None, check: Callable[[Iterable[ToolLike]], None]) -> None:
         self._workspace = workspace
         self._check = check
-        self._made: dict[str, ToolLike] = {}
-
-    @property
-    def made(self) -> Iterable[ToolLike]:
-        """The tools that were built so far."""
-        return self._made.values()
+        self.built: dict[str, ToolLike] = {}
 
     def find(self, names: Iterable[str]) -> dict[str, ToolLike]:
         """
@@ -52,9 +50,9 @@ class WorkspaceTools:
 
         # Built for the first agent that names one. An engine may have a workspace only for tools of its own, and that may be a place
         # where no bundled tool can work.
-        if not self._made:
+        if not self.built:
             self._add_checked(rootless_tools(place.web))
-        if left := sorted(wanted - self._made.keys()):
+        if left := sorted(wanted - self.built.keys()):
             try:
                 self._add_checked(workspace_tools(place))
             except DefinitionError as error:
@@ -64,14 +62,14 @@ class WorkspaceTools:
                     'Engine(workspace=Workspace("project"))'
                 )
                 raise DefinitionError(msg) from error
-        return {name: self._made[name] for name in wanted if name in self._made}
+        return {name: self.built[name] for name in wanted if name in self.built}
 
     def _add_checked(self, tools: Iterable[Tool]) -> None:
         self._check(tools)
-        self._made |= {tool.name: tool for tool in tools}
+        self.built |= {tool.name: tool for tool in tools}
 
     def workspace_argument(self, names: Iterable[str]) -> str:
-        """Return the argument of ``Engine`` that gives agents these tools, as Python is written."""
+        """Return the Python text of the argument of ``Engine`` that gives agents these tools."""
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
         shell = _quote(has_shell) if isinstance(has_shell, str) else "True"

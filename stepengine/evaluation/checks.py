@@ -17,7 +17,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.state import RunResult
-from stepengine.engine.beside import load_fresh_module
+from stepengine.engine.neighbour_imports import load_fresh_module
 from stepengine.errors import DataError
 from stepengine.journal import Journal
 from stepengine.journal.programs import get_program, list_program_effects

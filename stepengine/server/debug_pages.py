@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewer.rendering import PageSource, make_payload
-from stepengine.engine.stepper import Tape
+from stepengine.engine.tape import Tape
 from stepengine.errors import InputError, JournalError, JournalMissing
 from stepengine.journal import diff
 from stepengine.journal.records import format_address
@@ -323,12 +323,12 @@ async def list_places(request: Request) -> Response:
 
 def _list_places(row: RunRow, journal: MemoryJournal) -> PlaceList:
     tape, texts = Tape(journal), SafeTexts()
-    waiting = tape.waiting()
-    order = [*tape.order, *([waiting] if waiting is not None and waiting not in tape.places else [])]
+    waiting = tape.find_waiting()
+    order = [*tape.order, *([waiting] if waiting is not None and waiting not in tape.positions else [])]
     return PlaceList(
         run_id=row.run,
         agent=str(tape.history.root["agent_id"]),
-        steps=len(tape.steps.get("", ())),
+        steps=tape.count_steps(),
         places=[_describe_place(tape, number, address, texts) for number, address in enumerate(order[:MOST_PLACES])],
         is_cut=len(order) > MOST_PLACES,
     )

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.engine.scheduler import Scheduler, ScheduleStatus, standings
+from stepengine.engine.scheduler import Scheduler, ScheduleStatus, load_schedule_statuses
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.file_undo import undo
 from stepengine.runtime.logs import LOGGER
@@ -186,7 +186,9 @@ class Runs:
 
     async def standings(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
-        return await asyncio.to_thread(standings, self._schedules, runs=self.store.place, now=datetime.now(UTC))
+        return await asyncio.to_thread(
+            load_schedule_statuses, self._schedules, runs=self.store.place, now=datetime.now(UTC)
+        )
 
     async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
         """

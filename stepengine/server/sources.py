@@ -23,7 +23,7 @@ import attrs
 
 from stepengine.debugging.desk import EngineSpec
 from stepengine.debugging.edits import error_text, files_imported_since, modules_imported_since, places_in_traceback
-from stepengine.engine.beside import PREFIX
+from stepengine.engine.neighbour_imports import PREFIX
 from stepengine.server.problems import Problem
 from stepengine.server.processes import JsonChildProcess
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from stepengine.data.waits import Waits
     from stepengine.engine import Engine
-    from stepengine.engine.stepper import Frame
+    from stepengine.engine.moments import Frame
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
     from stepengine.server.durable_runs import AnyRuns

@@ -287,7 +287,7 @@ def _read_package_metadata(site: Path) -> Package:
 def _is_package_approved(site: Path) -> bool:
     """Return whether a person approved the requests of the package when it was installed."""
     try:
-        return find_unapproved_access(_read_package_metadata(site).wishes) == ()
+        return find_unapproved_access(_read_package_metadata(site).access_request) == ()
     except DefinitionError:
         return False
 

@@ -411,6 +411,7 @@ class World:
         return ended
 
     def _start(self, run: JournaledRun) -> Finished:
+        from stepengine.engine.run_models import RunModels
         from stepengine.engine.run_plans import Planner, RunRequest, resolve_system_prompt
         from stepengine.models import Models
 
@@ -421,22 +422,21 @@ class World:
         self.backstage = SimulatedChildren(key, self._run_in_background, self._letters, _draw_message)
         planner = Planner(
             setting.catalog,
-            models,
-            "test/model",
-            lambda _: None,
-            keep_names=True,
+            RunModels(registry=models, default="test/model", chosen={}, window=lambda _: None, keep_names=True),
             seed=self._random_seed,
             created=CREATED + timedelta(milliseconds=self._now),
             watched=lambda: not self._again,
         )
         agent = setting.catalog.find(setting.agent)
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
-        plan, state = planner.root(RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more))
+        plan, state = planner.plan_root(
+            RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more)
+        )
         try:
             plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
         except ReplayDivergence as error:
             self._refuse_divergence(error)
-        self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.child))
+        self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
         (recorder,) = self._services.middlewares
         self._budgets = Budgets(
             lambda gate: ForwardingPerformer(

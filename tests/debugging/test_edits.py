@@ -14,7 +14,7 @@ import pytest
 
 from stepengine import Engine, load_agent
 from stepengine.debugging.edits import MomentPreview, WatchedMoment, look
-from stepengine.engine.stepper import Tape
+from stepengine.engine.tape import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel, text

@@ -865,7 +865,7 @@ async def test_close_names_a_run_that_does_not_end_and_returns(monkeypatch, capl
         free.set()
     await result
 
-    assert set() == built._launcher.active
+    assert set() == built._launcher.runs.active
 
 
 @pytest.mark.spec("reliability:SS10")
@@ -905,7 +905,7 @@ def test_closing_from_synchronous_code_waits_for_runs_of_other_threads():
     thread.start()
     begun.wait(50)
     built.close()
-    assert set() == built._launcher.active
+    assert set() == built._launcher.runs.active
     thread.join(50)
 
     assert [RunStatus.CANCELLED] == ended

@@ -14,7 +14,7 @@ import pytest
 
 from stepengine import AgentDefinition, Ask, Engine, HookContext, Hooks, InputSchema, Perform, Schedule, Scheduler
 from stepengine.engine.schedule_book import ScheduleBook
-from stepengine.engine.scheduler import standings
+from stepengine.engine.scheduler import load_schedule_statuses
 from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal
 from stepengine.journal.sleepers import open_wake_index
@@ -91,7 +91,10 @@ async def test_claim_of_a_process_dead_before_journaling_is_taken_over(tmp_path:
 
     assert [["daily-20260501T070000Z"], [], []] == found
     assert ["daily-20260501T070000Z"] == names(tmp_path / place)
-    assert "completed" == standings([schedule], runs=tmp_path / place, now=at("2026-05-02T00:00"))[0].last.status
+    assert (
+        "completed"
+        == load_schedule_statuses([schedule], runs=tmp_path / place, now=at("2026-05-02T00:00"))[0].last.status
+    )
 
 
 async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
@@ -109,7 +112,10 @@ async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
 
         assert [] == await ticked(scheduler, at("2026-05-01T07:01"))
         assert () == scheduler.book.claimed()
-        assert "interrupted" == standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+        assert (
+            "interrupted"
+            == load_schedule_statuses([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+        )
 
 
 @pytest.mark.spec("waiting:WT27")
@@ -126,7 +132,7 @@ async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path) 
                 await scheduler.finished()
 
     assert 12 == len(started) == len(set(started)) == len(names(tmp_path / "runs.db"))
-    stand = standings(schedules, runs=tmp_path / "runs.db", now=at("2026-05-01T01:00"))
+    stand = load_schedule_statuses(schedules, runs=tmp_path / "runs.db", now=at("2026-05-01T01:00"))
     assert ["completed"] * 2 == [one.last.status for one in stand]
 
 
@@ -192,7 +198,7 @@ async def test_catch_up_starts_newest_each_or_none_and_reports_others(
     assert found == sorted(found)
     assert not found or found[-1] == "daily-20260504T070000Z"
     assert ["daily-20260505T070000Z"] == on_time
-    stand = standings([schedule], runs=tmp_path, now=at("2026-05-05T08:00"))[0]
+    stand = load_schedule_statuses([schedule], runs=tmp_path, now=at("2026-05-05T08:00"))[0]
     assert missed == stand.missed
     told = [record.getMessage() for record in caplog.records]
     newest = {2: "2026-05-03T07:00:00", 3: "2026-05-04T07:00:00"}.get(missed, "")
@@ -226,7 +232,7 @@ async def test_schedule_counts_from_first_look_changed_line_or_enabling(tmp_path
         assert ["daily-20260503T080000Z"] == await ticked(scheduler, at("2026-05-03T12:00"))
         scheduler.replace([daily(8, enabled=False)])
         assert [] == await ticked(scheduler, at("2026-05-09T12:00"))
-        assert None is standings(scheduler.schedules, runs=tmp_path, now=at("2026-05-09T12:00"))[0].next
+        assert None is load_schedule_statuses(scheduler.schedules, runs=tmp_path, now=at("2026-05-09T12:00"))[0].next
         scheduler.replace([daily(8)])
         assert [] == await ticked(scheduler, at("2026-05-09T12:01"))
         scheduler.replace([])
@@ -317,7 +323,10 @@ async def test_unstartable_schedule_is_reported_and_blocks_no_other(
         await ticked(scheduler, at("2026-05-01T07:00"))
         assert [] == await ticked(scheduler, at("2026-05-01T07:01"))
 
-    stand = {one.schedule.id: one.last for one in standings(schedules, runs=tmp_path, now=at("2026-05-01T08:00"))}
+    stand = {
+        one.schedule.id: one.last
+        for one in load_schedule_statuses(schedules, runs=tmp_path, now=at("2026-05-01T08:00"))
+    }
     assert {"strict": "failed", "keyless": "failed", "failing": "failed", "nightly": "completed"} == {
         id_: last.status for id_, last in stand.items()
     }
@@ -336,9 +345,9 @@ async def test_asking_scheduled_run_is_suspended_with_status_in_its_journal(tmp_
         scheduler = Scheduler(engine, [schedule], runs=tmp_path)
         await ticked(scheduler, at("2026-05-01T00:00"))
         await ticked(scheduler, at("2026-05-01T07:00"))
-        before = standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+        before = load_schedule_statuses([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
         result = await engine.resume(tmp_path / "daily-20260501T070000Z.jsonl", answers={"Go on?": "yes"})
-        after = standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+        after = load_schedule_statuses([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
 
     assert ("suspended", "completed", "completed") == (before, result.status.value, after)
 
@@ -362,7 +371,7 @@ async def test_unusable_schedule_database_is_reported_and_retried(tmp_path: Path
 def test_a_look_makes_nothing(tmp_path: Path) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     for place in (tmp_path / "runs", tmp_path / "runs.db"):
-        stand = standings([schedule], runs=place, now=at("2026-05-01T08:00"))[0]
+        stand = load_schedule_statuses([schedule], runs=place, now=at("2026-05-01T08:00"))[0]
 
         assert (at("2026-05-02T07:00"), None, 0) == (stand.next, stand.last, stand.missed)
     assert [] == list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ from stepengine import (
 )
 from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.engine.session_turns import SessionQueue
+from stepengine.engine.session_queue import SessionQueue
 from stepengine.errors import (
     AnswerRejected,
     DefinitionError,

@@ -98,8 +98,8 @@ def _describe_package(package: Package) -> str:
     """Return the lines for a package: its source, its requests and its agents."""
     from stepengine.engine.trust import find_unapproved_access
 
-    missing = find_unapproved_access(package.wishes)
-    agreed = "agreed" if missing == () else f"not agreed: {package.wishes.how}"
+    missing = find_unapproved_access(package.access_request)
+    agreed = "agreed" if missing == () else f"not agreed: {package.access_request.how}"
     folders = [
         f"reads {', '.join(package.reads)}" * bool(package.reads),
         f"writes {', '.join(package.writes)}" * bool(package.writes),
@@ -140,7 +140,7 @@ def _package_to_dicts(packages: Iterable[Package]) -> Iterator[dict[str, object]
                 "reads": list(package.reads),
                 "writes": list(package.writes),
                 "hosts": list(package.hosts),
-                "agreed": find_unapproved_access(package.wishes) == (),
+                "agreed": find_unapproved_access(package.access_request) == (),
             }
 
 

@@ -191,18 +191,18 @@ class DebugSession:
 
     def print_overview(self, snapshots: str) -> None:
         """Print the run, its steps and its status, and what replaying it does."""
-        history, stepper = self._debugger.stepper.history, self._debugger.stepper
+        tape = self._debugger.stepper.tape
         from stepengine.journal.show import status_of
 
-        head = [str(history.root["agent_id"]), format_count(stepper.steps(), "step"), status_of(history), snapshots]
+        steps = format_count(tape.count_steps(), "step")
+        head = [str(tape.history.root["agent_id"]), steps, status_of(tape.history), snapshots]
         if self.screen.is_json:
             return
         said = self.screen.clean(f"{self.screen.options.journal}  {' · '.join(head)}")
         print_visible(f"{said}\n{AGAIN}")
         if not self._asked.is_scripted and sys.stdin.isatty():
             print_visible("`help` lists what can be typed, `quit` leaves")
-        order = self._debugger.stepper.is_in_address_order
-        if order:
+        if tape.is_in_address_order:
             print_visible("the journal is in the order of addresses: siblings follow one another")
 
     def end(self, message: Mapping[str, object] | None) -> Never:
@@ -299,10 +299,10 @@ class DebugSession:
             number = self.screen.tally.next_command_number()
             commands = self._asked.commands
             return commands[number] if number < len(commands) else None
-        stepper, position = self._debugger.stepper, self._debugger.position
-        path, seq = stepper.address_at(position) or ("", -1)
+        tape, position = self._debugger.stepper.tape, self._debugger.position
+        path, seq = tape.address_at(position) or ("", -1)
         # The body of a tool has no steps.
-        prompt = f"({path}#{seq}) " if path and not stepper.steps(path) else f"(step {stepper.step_at(position)}) "
+        prompt = f"({path}#{seq}) " if path and not tape.count_steps(path) else f"(step {tape.step_at(position)}) "
         return _read_terminal_line(prompt) if sys.stdin.isatty() else _read_pipe_line()
 
     def _call_reporting_errors(self, act: Callable[[], None]) -> None:

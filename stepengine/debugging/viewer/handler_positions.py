@@ -21,7 +21,8 @@ from stepengine.data.state import AgentState
 from stepengine.data.yields import StepResult
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewer.payload import RunPayload
-from stepengine.engine.stepper import Frame, Moment, Stepper
+from stepengine.engine.moments import Frame, Moment
+from stepengine.engine.stepper import Stepper
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
 
 MAX_POSITION = 2 * 1024

@@ -1,5 +1,5 @@
 """
-Modules beside an agent file: ``import helper`` in it finds ``helper.py`` beside it, and takes nobody's import name.
+Imports between agent files: ``import helper`` in one finds ``helper.py`` in its folder, and takes no import name.
 
 A folder of agent files is not an import package. Its files are loaded under a made-up package whose path is the folder, and what
 they import from beside them is loaded below that package too: the names of such imports are changed when a file is
@@ -131,11 +131,11 @@ class _AgentFolderFinder:
 
 
 class _AgentFileLoader(SourceFileLoader):
-    """Loads a file of a made-up package, with what it imports from beside the agent file loaded below that package."""
+    """Loads a file of a made-up package; modules of the same folder are imported below that package."""
 
     def get_data(self, path: str) -> bytes:
         """
-        Return what a file holds; of cached bytecode nothing, so that what runs is what a person can read and trust.
+        Return the bytes of a source file; cached bytecode is refused, so that the code that runs is the code a person can read.
 
         Raises:
             OSError: when it cannot be read, and for bytecode.
@@ -169,13 +169,13 @@ class _AgentFileLoader(SourceFileLoader):
 
 
 class _SourceTextLoader(_AgentFileLoader):
-    """Loads what a file could hold, in place of what it holds."""
+    """Loads a given source text as the text of a file."""
 
     source: bytes
 
     def path_stats(self, path: str) -> Mapping[str, Any]:
         """
-        Say nothing of the file, so that no bytecode is kept beside it.
+        Raise, so that no bytecode is cached for a file with another text.
 
         Raises:
             OSError: always.
@@ -200,13 +200,11 @@ def _importable_names(folder: Path) -> set[str]:
 
 
 def _is_module(path: Path) -> bool:
-    if path.suffix == ".py":
-        return True
-    return path.is_dir() and path.name.isidentifier() and any(path.glob("*.py"))
+    return path.suffix == ".py" or (path.is_dir() and path.name.isidentifier() and any(path.glob("*.py")))
 
 
 class _NeighbourImportRewriter(ast.NodeTransformer):
-    """Changes the names of imports from beside an agent file."""
+    """Rewrites imports of modules in the folder of an agent file."""
 
     def __init__(self, package: str, beside: set[str], folder: Path, file: str) -> None:
         self.has_moved = False

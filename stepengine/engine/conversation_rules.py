@@ -1,0 +1,48 @@
+"""``ConversationRules``: what people allowed for good, by conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from stepengine.data.json import JsonDict
+from stepengine.runtime.questions import RememberedRules
+
+if TYPE_CHECKING:
+    from stepengine.permissions import PolicyFile
+
+KEPT_SESSIONS = 10_000
+"""A bound, because no one reports that a conversation is over. A forgotten rule is asked for again."""
+
+
+class ConversationRules:
+    """
+    The rules that people remembered in the conversations of an engine.
+
+    Args:
+        file: The file that keeps rules for good; ``None`` to keep them in memory alone.
+    """
+
+    def __init__(self, file: PolicyFile | None) -> None:
+        self._file = file
+        self._by_session: dict[str, RememberedRules] = {}
+
+    def for_session(self, session_id: str | None) -> RememberedRules | None:
+        """Return where a run of a conversation keeps its rules; the rules of the oldest conversations are forgotten."""
+        if session_id is None:
+            return None if self._file is None else RememberedRules(self._file)
+        kept = self._by_session.setdefault(session_id, RememberedRules(self._file))
+        while len(self._by_session) > KEPT_SESSIONS:
+            self._by_session.pop(next(iter(self._by_session)), None)
+        return kept
+
+    def get_rules(self, session_id: str) -> tuple[JsonDict, ...]:
+        """Return the rules of a conversation, as policy files have them."""
+        kept = self._by_session.get(session_id)
+        return () if kept is None else kept.rules
+
+    def forget(self, session_id: str, ids: Collection[str]) -> None:
+        """Remove the rules of a conversation that have one of *ids*, or all where there are none."""
+        kept = self._by_session.get(session_id)
+        if kept is not None:
+            kept.forget(ids)

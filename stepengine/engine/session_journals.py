@@ -1,0 +1,122 @@
+"""
+The journals of the runs in a session: where a store has them, and which of them hold a run that the session does not know yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepengine.errors import JournalError
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.sessions import Session
+
+if TYPE_CHECKING:
+    from stepengine.data.waits import Waits
+    from stepengine.journal import Journal
+    from stepengine.journal.history import History
+
+
+class SessionJournals:
+    """
+    The journals of the runs in one session, by name; newer ones have greater names.
+
+    Args:
+        place: Where the store has them.
+    """
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal, new or not."""
+        from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+
+        place = self.place
+        if place.memory is not None:
+            kept: Journal = place.memory.setdefault(name, MemoryJournal())
+            return kept
+        if place.database is not None:
+            return SqliteJournal(place.database, f"{place.prefix}{name}")
+        return FileJournal(place.folder / f"{name}.jsonl")
+
+    def names(self) -> list[str]:
+        """Return the names of the existing ones, sorted."""
+        from stepengine.journal import SqliteJournal
+
+        place = self.place
+        if place.memory is not None:
+            return sorted(place.memory)
+        if place.database is not None:
+            return [run.removeprefix(place.prefix) for run in SqliteJournal(place.database).runs(place.prefix)]
+        return sorted(path.stem for path in place.folder.glob("*.jsonl"))
+
+    def find_unsaved(self, session: Session) -> list[str]:
+        """Return the names of the journals whose runs went further than *session* knows."""
+        if session.journal is not None and session.state is not None:
+            waiting = {question.id for question in session.state.pending}
+            history = load_history(self.journal(session.journal))
+            if history is not None and (history.is_complete or set(open_questions(history)) != waiting):
+                return [session.journal]
+        new = [name for name in self.names() if name.startswith(f"{session.turns + 1:06d}-")]
+        known = {name: load_history(self.journal(name)) for name in new}
+        return [name for name, history in known.items() if history and (history.is_complete or _is_suspended(history))]
+
+    def reference(self, name: str) -> str:
+        """Return what the session stores to find a journal again."""
+        return name
+
+    def remove_old(self) -> None:
+        """Remove all but the newest ones."""
+        for name in self.names()[: -self.place.keep]:
+            if self.place.memory is not None:
+                del self.place.memory[name]
+            else:
+                self.journal(name).discard()
+
+
+class EmbeddedJournals(SessionJournals):
+    """The one journal that a store of states keeps within the state, while the run waits for an answer."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(None)
+        self._kept = session.journal
+        self._made: dict[str, Journal] = {}
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal, new or not."""
+        from stepengine.journal import MemoryJournal
+
+        known = name if name == self._kept else ""
+        return self._made.setdefault(name, MemoryJournal(known))
+
+    def find_unsaved(self, _: Session) -> list[str]:
+        """Return none: a journal that was not saved is lost with its process."""
+        return []
+
+    def reference(self, name: str) -> str:
+        """Return the whole journal."""
+        return self._made[name].content().decode()
+
+    def remove_old(self) -> None:
+        """Do nothing: each save replaces the journal before."""
+
+
+def find_waits_without_people(journal: Journal) -> list[Waits]:
+    """Return what the run of a journal waits for other than people."""
+    history = load_history(journal)
+    return [] if history is None else [one for one in find_waits(history) if one.kind != "question"]
+
+
+def _is_suspended(history: History) -> bool:
+    """Return whether a run ended waiting, with nothing under way: one that a crash cut off is not resumed here."""
+    is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
+    return bool(open_questions(history)) or (is_stopped and bool(find_waits(history)))
+
+
+def load_history(journal: Journal) -> History | None:
+    """Return the history of a journal; ``None`` if it is empty or cannot be read."""
+    try:
+        history = journal.history()
+    except JournalError:
+        return None
+    return None if history.head is None else history
