@@ -553,7 +553,7 @@ async def test_run_waiting_for_its_session_ends_when_told_to(way, in_line, monke
         elif way == "shutdown":
             await second.shutdown()
         elif way == "cancel":
-            second._task.cancel()
+            second._turns.task.cancel()
         async with asyncio.timeout(50):
             if way == "cancel":
                 with pytest.raises(asyncio.CancelledError):
