@@ -40,7 +40,7 @@ destructive first.
 engine = Engine(agents=[agent], hooks=Hooks(pre_step=[mask_tool_results(), truncate()]))
 ```
 
-`max_tokens` of a policy limits the prompt. The default is 80% of the model's context window, or 100,000 tokens if the window is unknown.
+A policy's `max_tokens` limits the prompt. The default is 80% of the model's context window, or 100,000 tokens if the window is unknown.
 
 Policies change only the prompt. With `replace_record=True`, a policy also shortens `AgentState.message_history` and stored sessions.
 
