@@ -33,14 +33,14 @@ SUMMARY = "The user wants every module read and every failing test repaired. " *
 HEAD = """\
 # Context management: compaction and summaries
 
-A context policy shortens the prompt before it exceeds the model's context window. Pass policies as `pre_step` hooks, starting with the least
-destructive.
+A context policy shortens the prompt before it exceeds the model's context window. Pass policies as `pre_step` hooks, the least
+destructive first.
 
 ```python
 engine = Engine(agents=[agent], hooks=Hooks(pre_step=[mask_tool_results(), truncate()]))
 ```
 
-Set the maximum prompt size with `max_tokens`. The default maximum is 80% of the model's context window, or 100,000 tokens if the window is unknown.
+A policy's `max_tokens` limits the prompt. The default is 80% of the model's context window, or 100,000 tokens if the window is unknown.
 
 Policies change only the prompt. With `replace_record=True`, a policy also shortens `AgentState.message_history` and stored sessions.
 
@@ -49,9 +49,9 @@ Policies change only the prompt. With `replace_record=True`, a policy also short
 | `truncate` | the oldest exchanges, but not the first and the latest user message and instructions | chats; a last resort |
 | `mask_tool_results` | old results, first of the tools that you name, then long ones | results that the agent can read again |
 | `output_cache` | the oldest results; the tool `read_output` fetches them | results that cannot be produced again |
-| `@tool(ephemeral=N)` | all results of the tool except the newest N | screenshots, listings, states |
+| `@tool(ephemeral=N)` | all results of the tool except the newest N | screenshots, listings, status output |
 | `prune_to_summary` | the text of replies, most inputs and results; user messages, errors, edits, answers and outputs of agents only where its budget is too small for them | long coding turns, without a model call |
-| `summarize` | everything that the model's summary omits; not unanswered user messages and instructions | other long tasks; each summary costs a model call |
+| `summarize` | everything except the model's summary, unanswered user messages and instructions | other long tasks; each summary costs a model call |
 | `raise_on_overflow` | nothing: the run fails before the model call | tests; callers with their own policy |
 
 ## Find omitted messages
@@ -59,14 +59,14 @@ Policies change only the prompt. With `replace_record=True`, a policy also short
 Add `recall_history_tool()` to let the model search the omitted messages of its own run. Do not use `recall_history_tool()` if you removed messages to
 hide them.
 
-If you use `recall_history_tool()` with `replace_record=True`, `compact` or `set_messages`, `AgentState.left_out` contains the omitted messages.
-Stored sessions include the omitted messages, so their size does not shrink.
+`replace_record=True`, `compact` and `set_messages` remove messages from the history. If the agent has `recall_history_tool()`, `AgentState.left_out`
+keeps these messages. Stored sessions include them, so their size does not shrink.
 
-Run `stepengine show RUN --left-out` to list the messages that each compaction removed, with their tokens and replacement.
+`stepengine show RUN --left-out` lists the messages that each compaction removed, with their tokens and replacement.
 
 ## Compare costs
 
-This [table](reference/context-costs.md) compares the policies' costs in a long run.
+[This table](reference/context-costs.md) compares the cost of a long run with each policy.
 """
 
 COSTS = f"""\

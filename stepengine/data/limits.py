@@ -52,8 +52,8 @@ class Limits:
 
     Attributes:
         max_steps: Model steps per run; default 50.
-        max_actions: Yielded values other than steps, a ``Parallel`` as one; a ``StepText`` counts with each of its calls; default
-            1000.
+        max_actions: Values that a handler yields, except steps (a ``Parallel`` counts as one); a ``StepText`` counts with each of
+            its calls; default 1000.
         max_tokens: Tokens of the run and its children.
         max_cost_usd: US dollars of the run and its children.
         allow_unpriced: Whether models whose price is unknown may be used although there is a ``max_cost_usd``, and then count
@@ -67,10 +67,10 @@ class Limits:
         max_concurrent_children: Concurrent children of one reply or ``Parallel``; default 8, or what the ``Parallel`` says. With 1 the
             calls of a reply run one after another.
         max_concurrent_tools: Concurrent tool calls of a run; by default all that one reply, or one ``Parallel``, asks for.
-        max_identical_calls: Identical tool calls of a model in a row with identical results; off by default, because polling is
+        max_identical_calls: Identical tool calls by a model in a row, with identical results; off by default, because polling is
             legal.
-        max_denials: Tool calls of a run that rules, hooks or people deny; with the last of them the run ends. After three denials
-            of one tool in a row the model is told to stop calling it; default 10.
+        max_denials: Denied tool calls of a run; with the last of them the run ends. After three denials of one tool in a row the
+            model is told to stop calling it; default 10.
         max_wait_seconds: Seconds that an ended turn waits for background children; default seven days.
         ask: Whether a person is asked for more before ``max_steps``, ``max_tokens`` or ``max_cost_usd`` would be passed; off by
             default. Yes allows as much again, a number that much more, and the run goes on where it stood; with no, or where
