@@ -63,7 +63,7 @@ from stepengine.data.visible import visible
 from stepengine.debugging.viewer.payload import _make_visible as shown_on_a_page
 from stepengine.durable.messages import parse_message_form
 from stepengine.durable.operate import _parse_recorded_json
-from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
+from stepengine.durable.step_names import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
 from stepengine.engine.packages import VALUE, parse_declaration
@@ -1412,7 +1412,7 @@ PLACES = (
         "names of steps in an error of the database",
         lambda text: [*NAMES_OF_STEPS.finditer(text)],
         (of("a"), of("tool:"), of("a:0"), of("tool:" + "0" * 31), of("DBOS."), of("A", "DBOS."), of("recorde")),
-        ("durable/steps.py",),
+        ("durable/step_names.py",),
     ),
     # --- bundled agents
     *(

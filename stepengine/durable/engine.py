@@ -20,7 +20,7 @@ from stepengine.data.tools import ToolLike, Yielding
 from stepengine.data.waits import Waits
 from stepengine.durable.body import make_root_request, plan_run
 from stepengine.durable.database import DatabaseAway, parse_database_url
-from stepengine.durable.messages import deliver_messages
+from stepengine.durable.message_delivery import deliver_messages
 from stepengine.durable.operate import (
     Operator,
     Waiting,

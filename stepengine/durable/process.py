@@ -31,12 +31,12 @@ from stepengine.durable.database import (
     open_connection,
     queue_name,
 )
+from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
 from stepengine.durable.indexes import create_indexes
 from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.sessions import Sessions
-from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA_VERSION, Order, Seed
 from stepengine.durable.workers import add_worker, create_worker_table, remove_worker
 from stepengine.engine.launcher import Launcher
@@ -257,15 +257,15 @@ class WorkerProcess:
 
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
-        waiting = {run.order.id: run for run in self._under_way.values() if run.asking}
+        waiting = {run.order.id: run for run in self._under_way.values() if run.activity.waits}
         if not waiting:
             return
         found = await self._lock.execute(OWNERS, (list(waiting),))
         for run, state, executor in await found.fetchall():
             if state == "CANCELLED":
-                waiting[run].park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
+                waiting[run].end.park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
             elif state != "PENDING" or executor != self.setting.executor:
-                waiting[run].park(self._errors.DBOSWorkflowConflictIDError(run))
+                waiting[run].end.park(self._errors.DBOSWorkflowConflictIDError(run))
 
     async def _acquire_locks(self, lock: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
@@ -334,10 +334,11 @@ class WorkerProcess:
         form.clear()
         if seed is not None:
             seed.clear()
+        end = ExecutionEnd(order.id)
         run = DurableRun(
-            self._dbos,
-            self._errors,
             order,
+            WorkflowSteps(self._dbos, self._errors, order.id, end),
+            end,
             release=self.setting.release,
             effects=self._effects,
             redactor=self._get_redactor(),
@@ -396,8 +397,8 @@ class WorkerProcess:
         """Stop all executions without a recorded result, so that other workers resume the runs."""
         self._closing = True
         for run in self._under_way.values():
-            run.leaves = True
-        busy = [asyncio.create_task(run.idle()) for run in self._under_way.values()]
+            run.end.is_leaving = True
+        busy = [asyncio.create_task(run.activity.wait_until_idle()) for run in self._under_way.values()]
         if busy:
             _, late = await asyncio.wait(busy, timeout=drain)
             for waiting in late:

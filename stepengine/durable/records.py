@@ -23,7 +23,7 @@ from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.durable.body import make_root_request
 from stepengine.durable.operate import DurableRunView, Operator, Step
 from stepengine.durable.sessions import ENTERED, add_previous_turn, resolve_answered_run
-from stepengine.durable.steps import (
+from stepengine.durable.step_names import (
     ASK,
     BODY,
     CHILD,
@@ -35,9 +35,9 @@ from stepengine.durable.steps import (
     START,
     TOOL,
     WAIT,
-    fingerprint_of,
-    kind_of,
     kind_of_effect,
+    parse_fingerprint,
+    parse_kind,
 )
 from stepengine.durable.wire import Order, Seed, encode_outcome, parse_answers, parse_error, parse_outcome
 from stepengine.engine.launcher import Launcher
@@ -146,7 +146,7 @@ def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
         name, form = step.name, step.form
-        kind, fp = kind_of(name), fingerprint_of(name)
+        kind, fp = parse_kind(name), parse_fingerprint(name)
         if not isinstance(form, Mapping):
             continue
         # What belongs to the body of a tool in this run says so.

@@ -36,7 +36,7 @@ from stepengine.durable.process import LOCK, ExecutorBusy, release_lock_name, wo
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
-from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
+from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_kind
 from stepengine.durable.workers import create_worker_table, list_workers
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import LOGGER
@@ -484,7 +484,7 @@ class Upkeep:
 
 def _is_wait_step(name: str) -> bool:
     """Return whether a step, the last of a run, says that it waits: for an answer, or for a run below it."""
-    return kind_of(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
+    return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
 async def _fetch_all(own: Any, sql: str, *given: Any) -> list[Any]:

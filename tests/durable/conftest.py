@@ -65,13 +65,13 @@ def template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 OFTEN = {
+    "child_runs.CHILD_POLL_SECONDS": 0.02,
     "engine.FIRST_POLL_SECONDS": 0.02,
-    "messages.DELIVERY_SECONDS": 0.05,
+    "message_delivery.DELIVERY_SECONDS": 0.05,
     "operate.WAIT_SECONDS": 0.01,
     "process.WATCH_SECONDS": 0.05,
     "rates.FIRST_AWAY_SECONDS": 0.02,
     "rates.MIN_LOOK_SECONDS": 0.02,
-    "steps.CHILD_POLL_SECONDS": 0.02,
 }
 """Seconds between looks at the database, where nobody else looks."""
 

@@ -15,8 +15,8 @@ from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_name
+from stepengine.durable.executions import WorkflowSteps
 from stepengine.durable.indexes import create_indexes
-from stepengine.durable.steps import DurableRun
 from tests.cases import case
 
 from .shared import worker_of
@@ -118,13 +118,13 @@ async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pyte
     """
     Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
     """
-    step = DurableRun.step
+    step = WorkflowSteps.step
 
     async def slowly(self: Any, name: str, *given: Any) -> Any:
         await asyncio.sleep(1.5 if name.startswith("ask:") else 0)
         return await step(self, name, *given)
 
-    monkeypatch.setattr(DurableRun, "step", slowly)
+    monkeypatch.setattr(WorkflowSteps, "step", slowly)
     async with worker_of([MANY], db) as worker:
         run = await worker.submit(MANY, "go")
         async for event in worker.events(run):

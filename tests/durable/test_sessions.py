@@ -425,7 +425,7 @@ async def heard_by(worker: DurableEngine, count: int, until) -> None:
     """
 
     async def there():
-        trees = [run.tree for run in worker._process.runs if run.tree is not None]
+        trees = [run.tree for run in worker._process.runs if run.end.tree is not None]
         return sum(len(tree.inboxes.root) for tree in trees)
 
     await until(there, lambda found: found == count)
