@@ -61,8 +61,8 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
 from stepengine.debugging.viewer.payload import _make_visible as shown_on_a_page
+from stepengine.durable.deployment import parse_recorded_json
 from stepengine.durable.messages import parse_message_form
-from stepengine.durable.operate import _parse_recorded_json
 from stepengine.durable.step_names import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
@@ -1649,8 +1649,8 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("cli/commands/fork.py", _parse_edit),
     ("cli/commands/send.py", _sent),
     ("data/wire.py", imported_call),
+    ("durable/deployment.py", lambda text: parse_recorded_json(text, "x")),
     ("durable/messages.py", parse_message_form),
-    ("durable/operate.py", lambda text: _parse_recorded_json(text, "x")),
     ("engine/packages.py", of_bytes(parse_declaration)),
     ("models/_json.py", lambda text: make_call_part("x", text, {})),
     ("permissions/policy.py", of_bytes(loaded(Policy.load))),

@@ -24,9 +24,11 @@ Begin with ``body``, one execution of one run; then ``steps``, and ``engine`` an
 from __future__ import annotations
 
 from stepengine.durable.database import DatabaseAway, embedded
+from stepengine.durable.deployment import DurableRunView
 from stepengine.durable.engine import DurableEngine, DurableHandle
-from stepengine.durable.operate import DurableRunView, Operator, Waiting
+from stepengine.durable.operate import Operator
 from stepengine.durable.process import ExecutorBusy
+from stepengine.durable.run_waits import Waiting
 from stepengine.durable.schedules import DurableScheduler
 from stepengine.durable.sessions import DurableSessionView, Sessions, TurnView
 from stepengine.durable.upkeep import (

@@ -7,7 +7,7 @@ worker of its release, and always comes to the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -42,7 +42,7 @@ from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.performer import Performer, child_path
+from stepengine.runtime.performer import child_path
 from stepengine.runtime.services import ChildPlanner, MachineMaker
 
 
@@ -97,20 +97,20 @@ def plan_run(root: PlannedRun, order: Order, *, depth: int | None = None) -> tup
 
 def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
     """Return the effect by which *ancestor* was started, with *parent* as the state of its parent."""
+
+    def get_parent() -> AgentState:
+        return parent
+
     if not ancestor.tool_name:
         return Spawn(
             seq=ancestor.seq, agent_id=ancestor.agent_id, prompt=ancestor.prompt, params=ancestor.params,
             tool_call_id=ancestor.tool_call_id, is_inline=ancestor.is_inline, at=ancestor.at, of=ancestor.of,
-            parent=_return_state(parent),
+            parent=get_parent,
         )  # fmt: skip
     return CallBody(
         seq=ancestor.seq, tool_name=ancestor.tool_name, input=ancestor.input, tool_call_id=ancestor.tool_call_id,
-        source=ancestor.source, at=ancestor.at, state=_return_state(parent), values=parse_values(ancestor.values),
+        source=ancestor.source, at=ancestor.at, state=get_parent, values=parse_values(ancestor.values),
     )  # fmt: skip
-
-
-def _return_state(state: AgentState) -> Callable[[], AgentState]:
-    return lambda: state
 
 
 async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> dict[str, Any]:
@@ -153,7 +153,8 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     print_ = run.prints.value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).
-    known = await run.workflow.mark(f"{END}:{print_}", {"at": run.clock.elapsed_ms()}, "its end")
+    mark = run.workflow.reserve(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
+    known = await run.workflow.record_mark(mark, "its end")
     return form | known if order.spawns else form
 
 
@@ -168,7 +169,7 @@ async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, 
         root.services,
         machine=seen.machine(root.services.machine if failed is None else make_failing_machine(failed)),
         planner=_seed_tool_bodies(root.services.planner, order.seed),
-        middlewares=(*root.services.middlewares, seen.steps),
+        middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
         clock=launcher.services.clock,
         since=run.clock.takeover_ms,
@@ -226,7 +227,7 @@ async def _record_lookups(
 
 
 class _Execution:
-    """One execution of a run: its performer that records effects, and its machines."""
+    """What becomes of one execution of a run: its machines, and how the run ends."""
 
     live: EngineRun
 
@@ -234,10 +235,6 @@ class _Execution:
         self._run = run
         self.plan = plan
         self.finished: Finished | None = None
-
-    def steps(self, inner: Performer) -> Performer:
-        """Return the performer that makes effects durable."""
-        return Steps(inner, self._run)
 
     def machine(self, inner: MachineMaker) -> MachineMaker:
         """Return what makes the machines of the run and of the bodies in it, and looks at how the run ends."""

@@ -7,7 +7,6 @@ A child is a workflow of its own. Its id follows from its path, so a parent that
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from stepengine.durable.messages import make_database_topic
 from stepengine.durable.outcome_records import OutcomeRecorder, ReservedSteps, UnrecordedStop
 from stepengine.durable.queues import make_queue_options
 from stepengine.durable.step_names import REASON
+from stepengine.durable.step_records import run_outside
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -272,8 +272,8 @@ class _RemoteIO:
         attributes = {"parent": order.id, "agent": plan.definition.id}
         attributes |= {} if plan.body is None else {"tool": plan.body.tool_name}
         options = make_queue_options(child, attributes, release=run.release)
-        # In a context of its own: the child belongs to the run and not to this step, which may be done again.
-        task = asyncio.create_task(self._wait_for_child(options, child, state.run_id), context=contextvars.Context())
+        # The child belongs to the run and not to this step, which may be done again.
+        task = run_outside(self._wait_for_child(options, child, state.run_id))
         # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
         # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
         pull = tree.performers.brake.find_stop_signal(path)
@@ -339,9 +339,8 @@ class _RemoteIO:
 
 async def _cancel_subtree(run: DurableRun, child: str, reason: str = "") -> None:
     """Cancel a child and its descendants without waiting for them, outside of recorded steps."""
-    # In a context of its own, so that the package does not take it for a step of the run: it may happen in one
-    # execution and not in the next.
-    await asyncio.create_task(_cancel_workflows(run.workflow.dbos, child, reason), context=contextvars.Context())
+    # It may happen in one execution and not in the next, so it is no step.
+    await run_outside(_cancel_workflows(run.workflow.dbos, child, reason))
 
 
 async def _cancel_workflows(dbos: Any, child: str, reason: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -20,7 +19,7 @@ from stepengine.durable.database import list_driver_errors
 from stepengine.durable.messages import ReceivedMessages
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.step_names import NAMES
-from stepengine.durable.step_records import ReservedStep, StepRecords
+from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside
 from stepengine.durable.wire import Ancestor, Order, Seed
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.divergence import find_waiting_location
@@ -146,9 +145,8 @@ class WorkflowSteps:
         if self.was_replayed:
             return True
         if self._is_repeated is None:
-            # In a context of its own: looking is no step.
             look = self.dbos.list_workflows_async(workflow_ids=[self._run], load_input=False, load_output=False)
-            (status,) = await asyncio.create_task(look, context=contextvars.Context())
+            (status,) = await run_outside(look)
             known = status.attributes or {}
             # A takeover by an operator makes the package count from the beginning again, so its count alone would take
             # the second execution for the first; the attributes tell.
@@ -183,10 +181,6 @@ class WorkflowSteps:
     async def look_up(self, steps: Sequence[ReservedStep], where: str) -> None:
         """Read the records of reserved steps, and compare their names; errors as for ``guard``."""
         self.was_replayed |= await self.guard(self._records.look_up(steps), where)
-
-    async def mark(self, name: str, form: Mapping[str, object], where: str) -> Any:
-        """Record *form* as a step and return it, or return the record of an earlier execution."""
-        return await self.record_mark(self.reserve(name, form), where)
 
     async def record_mark(self, step: ReservedStep, where: str) -> Any:
         """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
@@ -353,11 +347,6 @@ class DurableRun:
         self.prints = Fingerprints(redactor)
         self.started = 0
         self.bodies: list[Ancestor] = []
-
-    @property
-    def root(self) -> str | None:
-        """The run's id if it is a root."""
-        return None if self.order.spawns else self.order.root
 
     @property
     def tree(self) -> RunTree:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
 
 from stepengine.durable.database import DatabaseAway, nul_free_sql
+from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
 from stepengine.runtime.logs import LOGGER
@@ -38,20 +38,13 @@ RECORDED = f"""
 """  # noqa: S608 - of names of ours
 
 
-class RowReader(Protocol):
-    """The read access of an ``Operator`` to the database."""
-
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a statement selects."""
-
-
-async def deliver_messages(database: RowReader, runs: Callable[[], Collection[DurableRun]]) -> None:
+async def deliver_messages(database: Deployment, runs: Callable[[], Collection[DurableRun]]) -> None:
     """Deliver messages to the runs of this process until cancelled."""
     while True:
         await asyncio.sleep(DELIVERY_SECONDS)
         # One that still repeats what is recorded may be about to meet the record of having heard it.
         live = [run for run in runs() if run.end.tree is not None and run.workflow.is_live]
-        found = {run.root: run for run in live if run.root is not None}
+        found = {run.order.root: run for run in live if not run.order.spawns}
         if live:
             try:
                 await _deliver_user_input(database, found)
@@ -62,7 +55,7 @@ async def deliver_messages(database: RowReader, runs: Callable[[], Collection[Du
                 LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 
-async def _deliver_user_input(database: RowReader, found: Mapping[str, DurableRun]) -> None:
+async def _deliver_user_input(database: Deployment, found: Mapping[str, DurableRun]) -> None:
     # They stay in the database: what was heard is not read again at every look.
     heard = [key for listening in found.values() for key in listening.heard.known]
     for run, key, said in await database.rows(WAITING, list(found), TOPIC, heard):
@@ -78,7 +71,7 @@ async def _deliver_user_input(database: RowReader, found: Mapping[str, DurableRu
             listening.heard.deliver(listening.tree, key, text)
 
 
-async def _deliver_topic_messages(database: RowReader, live: Sequence[DurableRun]) -> None:
+async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRun]) -> None:
     """Deliver the messages that were posted on topics of runs; they are stored for the root of each tree."""
     runs: dict[str, list[DurableRun]] = {}
     for listening in live:

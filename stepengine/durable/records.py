@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.durable.body import make_root_request
-from stepengine.durable.operate import DurableRunView, Operator, Step
+from stepengine.durable.deployment import Deployment, DurableRunView, Step
 from stepengine.durable.sessions import ENTERED, add_previous_turn, resolve_answered_run
 from stepengine.durable.step_names import (
     ASK,
@@ -103,10 +104,10 @@ class Archive:
     ends: dict[str, int] = attrs.field(factory=dict)
     is_begun: bool = True
 
-    async def refresh(self, operator: Operator) -> None:
+    async def refresh(self, deployment: Deployment) -> None:
         """Read the steps recorded since the last refresh."""
-        views = await operator.tree(self.order.root)
-        sizes = await operator.sizes([view.id for view in views])
+        views = await deployment.tree(self.order.root)
+        sizes = await deployment.sizes([view.id for view in views])
         for view in views:
             path = view.id.partition("/")[2]
             self.runs[path] = view
@@ -115,17 +116,17 @@ class Archive:
                 self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _add_steps(self, path, await operator.steps(view.id, known))
+                known |= _add_steps(self, path, await deployment.steps(view.id, known))
 
 
-async def read_archive(operator: Operator, root: str) -> Archive:
+async def read_archive(deployment: Deployment, root: str) -> Archive:
     """
     Read the record of a run tree from the database.
 
     Raises:
         JournalError: when there is no such root run.
     """
-    found = await operator.client.list_workflows_async(workflow_ids=[root], load_output=False)
+    found = await deployment.client.list_workflows_async(workflow_ids=[root], load_output=False)
     if not found or "/" in root:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
@@ -136,8 +137,32 @@ async def read_archive(operator: Operator, root: str) -> Archive:
         seed = Seed.from_form(given[1])
         archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         archive.lookups.update(seed.lookups)
-    await archive.refresh(operator)
+    await archive.refresh(deployment)
     return archive
+
+
+async def read_started_archive(
+    deployment: Deployment, root: str, *, pause: float, waiting: Callable[[], None] = lambda: None
+) -> Archive:
+    """
+    Wait until a run has started, and read its record; for a turn that became an answer, that of the answered run.
+
+    Args:
+        deployment: The deployment.
+        root: The root run.
+        pause: Seconds between two looks.
+        waiting: Called before each pause.
+
+    Raises:
+        JournalError: when there is no such root run.
+    """
+    archive = await read_archive(deployment, root)
+    while not archive.is_begun and not archive.runs[""].is_over:
+        waiting()
+        await asyncio.sleep(pause)
+        await archive.refresh(deployment)
+    answered = await resolve_answered_run(deployment, root)
+    return archive if answered == root else await read_archive(deployment, answered)
 
 
 def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
@@ -245,7 +270,7 @@ def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
         replace_with_derived(journal, [*records[:-1], end], journal)
 
 
-async def follow_run(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:
+async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> AsyncGenerator[Event, None]:
     """
     Yield the events of a run in another process from its start, as its outcomes are recorded.
 
@@ -255,20 +280,14 @@ async def follow_run(launcher: Launcher, operator: Operator, root: str) -> Async
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await read_archive(operator, root)
-    while not archive.is_begun and not archive.runs[""].is_over:
-        await asyncio.sleep(FOLLOW_SECONDS)
-        await archive.refresh(operator)
-    answered = await resolve_answered_run(operator, root)
-    if answered != root:
-        archive = await read_archive(operator, answered)
+    archive = await read_started_archive(deployment, root, pause=FOLLOW_SECONDS)
     reading = asyncio.Lock()
 
     async def coming() -> bool:
         is_over = archive.runs[""].is_over
         async with reading:
             await asyncio.sleep(FOLLOW_SECONDS)
-            await archive.refresh(operator)
+            await archive.refresh(deployment)
         return not is_over
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
@@ -372,12 +391,9 @@ class Playback:
         mine = attrs.evolve(
             services,
             planner=self._wrap_planner(services.planner),
-            middlewares=(*services.middlewares, self._wrap_performer),
+            middlewares=(*services.middlewares, partial(_PlaybackPerformer, played=self)),
         )
         return self.session.wrap(mine)
-
-    def _wrap_performer(self, inner: Performer) -> Performer:
-        return _PlaybackPerformer(inner, self)
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:

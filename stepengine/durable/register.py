@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, nul_free_sql, open_connection
+from stepengine.durable.deployment import Deployment
 from stepengine.errors import InputError
 
 MAX_LATE_SECONDS = 5.0
@@ -123,15 +124,6 @@ FORGET_EVENTS = """
 """
 
 
-class DatabaseAccess(Protocol):
-    """The parts of an ``Operator`` that the register of runs needs."""
-
-    app: str
-
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a statement selects."""
-
-
 @frozen(kw_only=True)
 class RegisteredRun:
     """
@@ -186,18 +178,15 @@ class Register:
     The runs of a deployment with their owners. Any number of processes may use it.
 
     Args:
-        database: The client that it is done with.
+        database: The database of the deployment.
 
     Raises:
         DatabaseAway: by each call, when the database cannot be reached, or has no such tables.
     """
 
-    def __init__(self, database: DatabaseAccess) -> None:
+    def __init__(self, database: Deployment) -> None:
         self._database = database
-
-    @property
-    def _app(self) -> str:
-        return self._database.app
+        self._app = database.app
 
     async def add(self, row: RegisteredRun, key: str | None) -> str | None:
         """

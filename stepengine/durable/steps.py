@@ -139,21 +139,22 @@ class Steps:
         if isinstance(effect, AskPerson):
             # How many places it draws follows from what is recorded, so everything before it is settled first.
             await self._record_marks(reserved, marks, item)
-            return await self._record_questions(item, name, format_address(item.path, effect.seq))
-        wanted: list[tuple[str, Mapping[str, object]]] = []
+            return await self._record_questions(item, name)
+        intent: ReservedStep | None = None
         # What a run waits for is a step before the wait, since the wait itself is recorded only when it is over, and
         # `stepengine deploy status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
         # outcome is enough.
         if type(effect) in WAITS:
-            wanted.append((f"{WAIT}:{print_}", _make_wait_form(item)))
+            reserved.append(run.workflow.reserve(f"{WAIT}:{print_}", _make_wait_form(item)))
         elif type(effect) in RUNS and not _starts_background_child(item):
             return self._reserve_start(item, name, seeded, reserved)
         elif not is_repeatable(item):
-            wanted.append((f"{INTENT}:{print_}", {"seq": effect.seq, "token": self._token, **run.placed(item)}))
-        made = [run.workflow.reserve(*mark) for mark in wanted]
+            mark = {"seq": effect.seq, "token": self._token, **run.placed(item)}
+            intent = run.workflow.reserve(f"{INTENT}:{print_}", mark)
+            reserved.append(intent)
         step = run.workflow.reserve(name)
-        reserved += [*made, step]
-        return ReservedSteps(name, step, intent=made[0] if made and type(effect) not in WAITS else None)
+        reserved.append(step)
+        return ReservedSteps(name, step, intent=intent)
 
     def _reserve_start(
         self, item: Item, name: str, seeded: _Seeded | None, reserved: list[ReservedStep]
@@ -186,7 +187,7 @@ class Steps:
         # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
-    async def _record_questions(self, item: Item, name: str, where: str) -> ReservedSteps:
+    async def _record_questions(self, item: Item, name: str) -> ReservedSteps:
         """Record questions, and start to wait for those without an answer."""
         run = self._run
         effect = cast("AskPerson", item.effect)
@@ -202,7 +203,7 @@ class Steps:
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
             return cast("dict[str, Any]", run.redactor.value(form))
 
-        found = await run.workflow.step(name, asked, where)
+        found = await run.workflow.step(name, asked, format_address(*item.address))
         if "questions" not in found:
             return ReservedSteps(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"

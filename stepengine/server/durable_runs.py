@@ -23,8 +23,8 @@ from stepengine.data.codec import plain
 from stepengine.data.questions import AnswerLike
 from stepengine.data.visible import cut_end
 from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Upkeep, migrate
-from stepengine.durable.operate import make_question_waits
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
+from stepengine.durable.run_waits import make_question_waits
 from stepengine.durable.schedules import list_schedule_states
 from stepengine.engine.scheduler import ScheduleStatus
 from stepengine.errors import InputError, JournalError, LimitExceeded, StepEngineError
@@ -94,7 +94,7 @@ class _DurableStore:
     @property
     def register(self) -> Register:
         """The table of the runs that servers started: owner, request, idempotency key."""
-        return Register(self.engine.operator)
+        return Register(self.engine.operator.deployment)
 
     async def usage(self, owner: str) -> QuotaUsage:
         """Return the number of open runs and the stored bytes of an owner."""
@@ -304,7 +304,9 @@ class DurableReader:
             found = await self._store.register.listed(
                 owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
             )
-            suspended = await self._store.operator.resting([row.run for row in found if row.status == "running"])
+            suspended = await self._store.operator.run_waits.list_suspended(
+                [row.run for row in found if row.status == "running"]
+            )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
             shown += [row for row in rows if not statuses or row.status in statuses or _matches_started(row, statuses)]
             if len(found) < limit or len(shown) >= limit:
@@ -332,7 +334,7 @@ class DurableReader:
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
-        suspended = await operator.resting([row.run]) if row.status != "started" else {}
+        suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
         is_suspended = row.run in suspended
         asked, left = suspended[row.run] if is_suspended else (await operator.waiting(row.run), [])
         return ServedRun(
