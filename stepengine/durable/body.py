@@ -174,14 +174,15 @@ async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, 
         clock=launcher.services.clock,
         since=run.clock.takeover_ms,
         sleep_in_process=inf,
-        mail=run.heard,
+        mail=run.messages,
     )
     seen.live = launcher.make_engine_run(
         attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.shows
     )
     run.end.tree = seen.live.tree
     run.tree.desk.know(order.rules)
-    run.tree.standstill.is_held = True  # what it waits for comes here
+    # A wait of this run ends in this execution, so its tree is never suspended.
+    run.tree.standstill.is_held = True
     return seen
 
 

@@ -254,7 +254,7 @@ class _RemoteIO:
         return self._io.watched
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
-        """Put the child on its queue unless it is there, and wait for its end."""
+        """Put the child on its queue unless it is there, and wait for its end; cancel it if it is stopped from here."""
         run, order = self._run, self._run.order
         tree = run.tree
         # Only what the child needs goes over the wire, and all of it: another worker has the code, and nothing of this

@@ -30,12 +30,12 @@ from stepengine.errors import InputError, JournalCorrupt, JournalError, StepEngi
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker resumes by itself."""
-BELOW = f"select workflow_uuid from dbos.workflow_status where {child_condition_sql()} and {root_id_sql()} = %s"  # noqa: S608
-SIZES = (
+DESCENDANTS = f"select workflow_uuid from dbos.workflow_status where {child_condition_sql()} and {root_id_sql()} = %s"  # noqa: S608
+STEP_COUNTS = (
     "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
 )
-KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
-SENT = """
+RUN_EXISTS = "select 1 from dbos.workflow_status where workflow_uuid = %s"
+SENT_MESSAGE = """
     select message from dbos.notifications
     where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
 """
@@ -321,7 +321,7 @@ class Deployment:
         Raises:
             JournalError: when there is none of that id.
         """
-        below = [run for (run,) in await self.rows(BELOW, root)]
+        below = [run for (run,) in await self.rows(DESCENDANTS, root)]
         found = await self.client.list_workflows_async(workflow_ids=[root, *below], load_input=False, load_output=False)
         views = sorted(map(make_run_view, found), key=lambda view: view.id != root)
         if not views or views[0].id != root:
@@ -339,15 +339,15 @@ class Deployment:
 
     async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
         """Return how many steps of these runs are recorded, by id; a run without any is left out."""
-        return {str(run): int(size) for run, size in await self.rows(SIZES, list(runs))}
+        return {str(run): int(size) for run, size in await self.rows(STEP_COUNTS, list(runs))}
 
     async def has_run(self, run: str) -> bool:
         """Return whether the database has a run of this id, whatever deployment it belongs to."""
-        return bool(await self.rows(KNOWN, run))
+        return bool(await self.rows(RUN_EXISTS, run))
 
     async def find_message(self, run: str, key: str) -> Mapping[str, object] | None:
         """Return the message that was sent to a run with a key; ``None`` if there is none."""
-        rows = await self.rows(SENT, run, f"{key}::{run}")
+        rows = await self.rows(SENT_MESSAGE, run, f"{key}::{run}")
         return parse_message_form(rows[0][0]) if rows else None
 
     async def wait_for_end(self, run: str, seconds: float) -> str | None:

@@ -48,13 +48,13 @@ from stepengine.runtime.mail import Message
 from stepengine.runtime.rates import RateLimits, RateLimitsLike
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
-REFUSED = {
+REFUSED_ENGINE_OPTIONS = {
     "sessions": "the database keeps the conversation of each session_id=",
     "child_sessions": "the database keeps the conversation of each session_id=, and every child's run",
     "interactor": "questions are answered with engine.answer(run, {id: value}), from any process",
     "headless": "a question waits until somebody answers it",
 }
-INSTEAD = {
+REFUSED_RUN_OPTIONS = {
     "journal": "the database is the journal, and engine.export(run) gives it",
     "on_divergence": "a run keeps the release that it began with, and is moved to another one only where nothing differs",
     "keep_open": "the next turn is a run of its own, with the same session_id=",
@@ -121,7 +121,7 @@ class DurableEngine:
         **engine: Any,
     ) -> None:
         given = engine if on is None else _get_durable_options(on)
-        for name, instead in REFUSED.items():
+        for name, instead in REFUSED_ENGINE_OPTIONS.items():
             if given.get(name) is not None:
                 msg = f"a DurableEngine takes no {name}: {instead}"
                 raise DefinitionError(msg)
@@ -162,7 +162,7 @@ class DurableEngine:
         register_renewable(self)
 
     def renew(self) -> None:
-        """Leave connections to the parent: a forked child has them, but none of the threads behind them."""
+        """Drop the connections in a forked child, which has none of their threads; the parent keeps them."""
         self._was_forked = self._was_forked or self._operator is not None
         keep_referenced(self._operator, self._process, self._chores)
         self._operator = self._process = None
@@ -309,7 +309,7 @@ class DurableEngine:
         info = pop_run_info(options)
         unknown = [name for name in options if name not in ("params", "previous", "limits", "agent_models", "answers")]
         if unknown:
-            why = INSTEAD.get(unknown[0])
+            why = REFUSED_RUN_OPTIONS.get(unknown[0])
             msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
             raise InputError(msg, issues=(unknown[0],))
         found = self._launcher.catalog.find(agent)

@@ -30,7 +30,7 @@ from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
 T = TypeVar("T")
-AGAIN = ("takeover", "again")
+TAKEOVER_ATTRIBUTES = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
 
 
@@ -136,8 +136,8 @@ class WorkflowSteps:
         )
 
     def shows(self, event: Event) -> bool:
-        """Return whether an event is news."""
-        # A run that was resumed repeats its recorded part, and whoever follows it has seen that already.
+        """Return whether an event is new to observers."""
+        # A run that was resumed repeats its recorded part, whose events were shown by an earlier execution.
         return self.is_live or not self.was_replayed
 
     async def is_repeated_execution(self) -> bool:
@@ -150,7 +150,9 @@ class WorkflowSteps:
             known = status.attributes or {}
             # A takeover by an operator makes the package count from the beginning again, so its count alone would take
             # the second execution for the first; the attributes tell.
-            self._is_repeated = (status.recovery_attempts or 0) > 1 or any(name in known for name in AGAIN)
+            self._is_repeated = (status.recovery_attempts or 0) > 1 or any(
+                name in known for name in TAKEOVER_ATTRIBUTES
+            )
         return self._is_repeated
 
     async def guard(self, acting: Awaitable[T], where: str) -> T:
@@ -317,7 +319,7 @@ class DurableRun:
         activity: The effects and waits that are under way.
         prints: The fingerprints of its effects.
         started: How many runs were started below this one.
-        heard: The messages to the run that it has heard.
+        messages: The messages that this execution has received.
         bodies: The calls of tools that yield whose bodies are under way in this run, from the outermost on.
     """
 
@@ -343,7 +345,7 @@ class DurableRun:
         self.sessions = sessions
         self.clock = DurableClock(datetime.fromisoformat(order.created))
         self.activity = Activity()
-        self.heard = ReceivedMessages()
+        self.messages = ReceivedMessages()
         self.prints = Fingerprints(redactor)
         self.started = 0
         self.bodies: list[Ancestor] = []
@@ -353,6 +355,6 @@ class DurableRun:
         """The run's tree; no effect is performed before there is one."""
         return cast("RunTree", self.end.tree)
 
-    def placed(self, item: Item) -> dict[str, str]:
+    def path_member(self, item: Item) -> dict[str, str]:
         """Return the member with the path of an effect in a tool body; nothing for one of the run itself."""
         return {} if item.path == self.order.path else {"path": item.path}

@@ -42,7 +42,7 @@ async def deliver_messages(database: Deployment, runs: Callable[[], Collection[D
     """Deliver messages to the runs of this process until cancelled."""
     while True:
         await asyncio.sleep(DELIVERY_SECONDS)
-        # One that still repeats what is recorded may be about to meet the record of having heard it.
+        # A run that still repeats its record may be about to reach the record of having received the message.
         live = [run for run in runs() if run.end.tree is not None and run.workflow.is_live]
         found = {run.order.root: run for run in live if not run.order.spawns}
         if live:
@@ -56,19 +56,19 @@ async def deliver_messages(database: Deployment, runs: Callable[[], Collection[D
 
 
 async def _deliver_user_input(database: Deployment, found: Mapping[str, DurableRun]) -> None:
-    # They stay in the database: what was heard is not read again at every look.
-    heard = [key for listening in found.values() for key in listening.heard.known]
-    for run, key, said in await database.rows(WAITING, list(found), TOPIC, heard):
+    # Messages stay in the database: those that were received are not read again at every look.
+    received = [key for listening in found.values() for key in listening.messages.known]
+    for run, key, said in await database.rows(WAITING, list(found), TOPIC, received):
         listening = found[run]
         if listening.workflow.was_replayed and await database.rows(RECORDED, run, key):
-            listening.heard.mark_received(key)
+            listening.messages.mark_received(key)
             continue
         text = _parse_text(said)
         if text is None:
-            listening.heard.mark_received(key)
+            listening.messages.mark_received(key)
             LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
         else:
-            listening.heard.deliver(listening.tree, key, text)
+            listening.messages.deliver(listening.tree, key, text)
 
 
 async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRun]) -> None:
@@ -76,24 +76,24 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
     runs: dict[str, list[DurableRun]] = {}
     for listening in live:
         runs.setdefault(listening.order.root, []).append(listening)
-    heard = [set(listening.heard.known) for listening in live]
-    for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*heard))):
+    received = [set(listening.messages.known) for listening in live]
+    for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*received))):
         path, name = parse_database_topic(topic)
         form = parse_message_form(said)
         for listening in runs[root]:
             own = listening.order.path
             # The body of a tool may be part of the run of its caller, which alone knows of it.
             is_for = path == own or (bool(name) and (not own or path.startswith(f"{own}.")))
-            if not is_for or key in listening.heard.known:
+            if not is_for or key in listening.messages.known:
                 continue
             is_recorded = listening.workflow.was_replayed and await database.rows(RECORDED, listening.order.id, key)
             if is_recorded or "value" not in form:
-                listening.heard.mark_received(key)
+                listening.messages.mark_received(key)
             elif name:
                 message = Message(key.removesuffix(f"::{root}"), path, name, form["value"])
-                listening.heard.hand_over(listening.tree, key, message)
+                listening.messages.deliver_posted(listening.tree, key, message)
             else:
-                listening.heard.deliver(listening.tree, key, str(form["value"]), path)
+                listening.messages.deliver(listening.tree, key, str(form["value"]), path)
 
 
 def _parse_text(said: str) -> str | None:

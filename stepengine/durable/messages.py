@@ -61,7 +61,7 @@ class ReceivedMessages:
         self._waiting[id(message)] = key, message
         tree.inboxes.add(path, message)
 
-    def hand_over(self, tree: RunTree, key: str, message: Message) -> None:
+    def deliver_posted(self, tree: RunTree, key: str, message: Message) -> None:
         """Deliver a posted message to the run that receives on its topic."""
         self._known.add(key)
         self._posted[message.id] = key

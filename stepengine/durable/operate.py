@@ -33,7 +33,7 @@ from stepengine.engine.options import MAX_RUN_ID_CHARS
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.journal.mailbox import MAX_VALUE_BYTES
 
-UNREAD = """
+UNREAD_MESSAGES = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
 """
@@ -364,7 +364,7 @@ class Operator:
         # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.
         unread = [
             (topic, parse_recorded_json(message, f"an answer to {run!r}"), key)
-            for topic, message, key in await self.deployment.rows(UNREAD, run)
+            for topic, message, key in await self.deployment.rows(UNREAD_MESSAGES, run)
         ]
         steps = await self.client.list_workflow_steps_async(run, load_output=False)
         options = {"application_version": release} if release is not None else {}

@@ -138,7 +138,7 @@ class OutcomeRecorder:
     def encode(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
         """Return the stored form of an outcome at its present time."""
         run = self._run
-        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.placed(item)
+        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.path_member(item)
 
     def encode_received(
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
@@ -161,7 +161,7 @@ class OutcomeRecorder:
             raise UnrecordedStop(outcome)
         run = self._run
         time = run.clock.advance_time(outcome.at) if at is None else at
-        return self.encode(item, attrs.evolve(outcome, at=time), attempts) | run.heard.pop_received(outcome)
+        return self.encode(item, attrs.evolve(outcome, at=time), attempts) | run.messages.pop_received(outcome)
 
     def encode_race_loss(self, item: Item) -> dict[str, Any]:
         """Return the stored form of the outcome of an effect that lost its race."""

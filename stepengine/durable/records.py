@@ -283,7 +283,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
     archive = await read_started_archive(deployment, root, pause=FOLLOW_SECONDS)
     reading = asyncio.Lock()
 
-    async def coming() -> bool:
+    async def wait_for_more() -> bool:
         is_over = archive.runs[""].is_over
         async with reading:
             await asyncio.sleep(FOLLOW_SECONDS)
@@ -291,7 +291,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         return not is_over
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
-    played = Playback(archive, session, coming)
+    played = Playback(archive, session, wait_for_more)
     events = stream_run(create_replayed_run(launcher, played))
     try:
         async for event in events:
@@ -309,7 +309,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
 
     try:
         made = at_that_time.plan(make_root_request(launcher, order))
-        plan, state = played.looked_up(made.plan, made.state)
+        plan, state = played.with_lookups(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.agent_models, own_models=order.models
         )
@@ -369,14 +369,14 @@ class Playback:
     Args:
         archive: What is recorded.
         session: Where it is written.
-        coming: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
+        wait_for_more: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
     """
 
     def __init__(
-        self, archive: Archive, session: JournaledRun, coming: Callable[[], Awaitable[bool]] | None = None
+        self, archive: Archive, session: JournaledRun, wait_for_more: Callable[[], Awaitable[bool]] | None = None
     ) -> None:
         self._archive = archive
-        self.coming = coming
+        self.wait_for_more = wait_for_more
         self.order = archive.order
         self.session = session
         self._prints = Fingerprints(session.writer.source.redactor)
@@ -397,11 +397,11 @@ class Playback:
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
-            return self.looked_up(*inner(parent, effect, path))
+            return self.with_lookups(*inner(parent, effect, path))
 
         return planned
 
-    def looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded prompt and context window."""
         if plan.body is not None:
             return plan, state
@@ -450,9 +450,9 @@ class Playback:
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
-    def end_of(self, path: str) -> Stop:
+    def make_stop(self, path: str) -> Stop:
         """Return the stop of a run where its record ends."""
-        if self.was_cut(path):
+        if self.has_ended_elsewhere(path):
             return Stop("cancelled")
         runs = self._archive.runs
         while path and path not in runs:
@@ -460,7 +460,7 @@ class Playback:
         view = runs.get(path)
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
 
-    def was_cut(self, path: str) -> bool:
+    def has_ended_elsewhere(self, path: str) -> bool:
         """Return whether a run or one of its ancestors ended elsewhere, so that nothing in it waits any more."""
         while path:
             address = get_start_address(path)
@@ -515,15 +515,15 @@ class _PlaybackPerformer:
         asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_begun(item)]
         return (
             self._inner.begin(batch)
-            if self._played.coming is None or not asked
+            if self._played.wait_for_more is None or not asked
             else self._start_recorded_questions(batch, asked)
         )
 
     async def _start_recorded_questions(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
         """Start questions only after they are recorded, since they may be answered at once."""
-        assert self._played.coming is not None  # noqa: S101 - it was looked
+        assert self._played.wait_for_more is not None  # noqa: S101 - it was looked
         for item in asked:
-            while not self._played.is_begun(item) and await self._played.coming():
+            while not self._played.is_begun(item) and await self._played.wait_for_more():
                 self._played.compare_with_record(item)
         await self._inner.begin(batch)
 
@@ -555,18 +555,18 @@ class _PlaybackPerformer:
 
     async def _make_stop(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome: suspended if it waits there."""
-        if type(item.effect) in WAITS and not self._played.was_cut(item.path):
+        if type(item.effect) in WAITS and not self._played.has_ended_elsewhere(item.path):
             io.note_suspension(item)
             return Stop("suspended")
-        if isinstance(item.effect, AskPerson) and not self._played.was_cut(item.path):
+        if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
             stopped = await self._inner.perform(item, io)
-            return stopped if isinstance(stopped, Stop) else self._played.end_of(item.path)
-        return self._played.end_of(item.path)
+            return stopped if isinstance(stopped, Stop) else self._played.make_stop(item.path)
+        return self._played.make_stop(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect; wait for it while the run is active."""
         known = self._played.outcome(item)
-        while known is None and self._played.coming is not None and await self._played.coming():
+        while known is None and self._played.wait_for_more is not None and await self._played.wait_for_more():
             self._played.compare_with_record(item)
             known = self._played.outcome(item)
         return known

@@ -24,20 +24,20 @@ from stepengine.durable.wire import Reply, encode_answers
 from stepengine.errors import AnswerRejected
 from stepengine.journal.encoding import restored
 
-OF_TREES = f"(s.workflow_uuid = any(%s) or ({child_condition_sql('s.')} and {root_id_sql('s.')} = any(%s)))"
-LIVING = f"""
+IN_TREES = f"(s.workflow_uuid = any(%s) or ({child_condition_sql('s.')} and {root_id_sql('s.')} = any(%s)))"
+UNFINISHED_RUNS = f"""
     select s.workflow_uuid, s.status,
         count(*) filter (where o.function_name like 'spawn:%%'), count(*) filter (where o.function_name like 'child:%%')
     from dbos.workflow_status s left join dbos.operation_outputs o using (workflow_uuid)
-    where {OF_TREES} and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
+    where {IN_TREES} and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
     group by s.workflow_uuid, s.status
 """  # noqa: S608
 """The runs of trees that have not ended, with how many children they asked for, and of how many they know the end."""
-OPEN = f"""
+OPEN_QUESTIONS = f"""
     select o.workflow_uuid, o.output,
         (select array_agg(n.topic) from dbos.notifications n where n.destination_uuid = o.workflow_uuid and not n.consumed)
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
-    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREES}
+    where s.status in ('PENDING', 'ENQUEUED') and {IN_TREES}
         and o.function_name like 'ask:%%' and o.serialization = 'portable_json'
         and not exists (
             select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
@@ -48,10 +48,10 @@ OPEN = f"""
 What a run and those below it ask: a marker that no taken message follows; and the topics of those that were sent and not
 taken yet. The wait for a message draws the number after that of its marker.
 """
-WAITED = f"""
+OPEN_WAITS = f"""
     select o.workflow_uuid, o.output
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
-    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREES}
+    where s.status in ('PENDING', 'ENQUEUED') and {IN_TREES}
         and o.function_name like 'wait:%%' and o.serialization = 'portable_json'
         and not exists (
             select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
@@ -135,7 +135,7 @@ class RunWaits:
                 Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
                 sent,
             )
-            for run, text, sent in await self._deployment.rows(OPEN, list(roots), list(roots))
+            for run, text, sent in await self._deployment.rows(OPEN_QUESTIONS, list(roots), list(roots))
             if "questions" in (form := parse_recorded_json(text, f"a question of {run!r}"))
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
@@ -148,7 +148,7 @@ class RunWaits:
             JournalCorrupt: when a row is not JSON.
         """
         found: list[tuple[str, Waits]] = []
-        for run, text in await self._deployment.rows(WAITED, list(roots), list(roots)):
+        for run, text in await self._deployment.rows(OPEN_WAITS, list(roots), list(roots)):
             form = parse_recorded_json(text, f"a wait of {run!r}")
             until = form["wakes_at"]
             wait = Waits(
@@ -194,7 +194,7 @@ class RunWaits:
         having = {run.partition("/")[0] for run in (*asking, *[run for run, _ in waits])}
         if not having:
             return {}
-        rows = await self._deployment.rows(LIVING, list(having), list(having))
+        rows = await self._deployment.rows(UNFINISHED_RUNS, list(having), list(having))
         left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
         below = Counter([_find_nearest_known(get_parent_run_id(run), left) for run in left])
         going_on = {

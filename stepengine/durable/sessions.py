@@ -65,7 +65,7 @@ TURNS = f"""
     where application_name = %s and attributes @> jsonb_build_object('session', %s::text)
     order by (attributes->>'turn')::int, workflow_uuid
 """  # noqa: S608
-EDGES = f"""
+DECIDING_TURNS = f"""
     select turn.* from (select %s::text as app, %s::text as session) asked,
         unnest(array['line', 'open', 'done', 'gone']) as kinds (kind),
         lateral (
@@ -77,14 +77,14 @@ EDGES = f"""
         ) turn
 """  # noqa: S608
 """The first two and the last of each kind of a session's turns, one of them maybe twice: as many of a long session as of a short one."""
-LAST = f"""
+LAST_RESULT = f"""
     select workflow_uuid, {turn_number_sql()}
     from (select %s::text as app, %s::text as session) asked, dbos.workflow_status
     where {OF_SESSION} and {turn_kind_sql()} = 'done' and {turn_number_sql()} < %s
     order by {turn_number_sql()} desc, workflow_uuid desc limit 1
 """  # noqa: S608
 """The last turn with a result that is before a number."""
-IN_LINE = f"""
+WAITING_SESSIONS = f"""
     with recursive waiting as (
         ({FIRST_IN_LINE} order by 1 limit 1)
         union all
@@ -102,7 +102,7 @@ SESSIONS = """
     from dbos.workflow_status where application_name = %s and attributes ? 'session'
     order by attributes->>'session', (attributes->>'turn')::int desc, workflow_uuid desc
 """
-NOTHING: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
+FIRST_STATE: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
 """What the first turn of a session finds."""
 
 
@@ -210,7 +210,7 @@ class Sessions:
         self._locks = KeptConnection(deployment.url)
 
     async def close(self) -> None:
-        """Close the connection with the locks."""
+        """Close the connection that holds the locks of sessions."""
         await self._locks.close()
 
     @contextlib.asynccontextmanager
@@ -255,10 +255,11 @@ class Sessions:
         """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
         return [_parse_turn(row) for row in await self._deployment.rows(TURNS, self._deployment.app, session)]
 
-    async def in_line(self) -> list[str]:
-        """Return the sessions with a waiting turn; raises ``DatabaseAway``."""
+    async def list_waiting_sessions(self) -> list[str]:
+        """Return the ids of the sessions with a waiting turn; raises ``DatabaseAway``."""
         return [
-            session for (session,) in await self._deployment.rows(IN_LINE, self._deployment.app, self._deployment.app)
+            session
+            for (session,) in await self._deployment.rows(WAITING_SESSIONS, self._deployment.app, self._deployment.app)
         ]
 
     async def load(self, session: str) -> Session:
@@ -277,7 +278,7 @@ class Sessions:
         if not turns:
             return empty
         under_way = next((turn for turn in turns if turn.blocks and not turn.is_in_line), None)
-        _, form = await self.last(session)
+        _, form = await self.find_last_result(session)
         info = attrs.evolve(
             empty.info,
             agent_id=turns[-1].agent,
@@ -301,12 +302,14 @@ class Sessions:
 
     async def rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
         """Return the rules that people made in a session by allowing something for good, as policy files have them."""
-        _, form = await self.last(session)
+        _, form = await self.find_last_result(session)
         return () if form is None else tuple(form["session"]["rules"])
 
-    async def last(self, session: str, before: int = LAST_TURN_NUMBER) -> tuple[str | None, Mapping[str, Any] | None]:
+    async def find_last_result(
+        self, session: str, before: int = LAST_TURN_NUMBER
+    ) -> tuple[str | None, Mapping[str, Any] | None]:
         """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
-        while rows := await self._deployment.rows(LAST, self._deployment.app, session, before):
+        while rows := await self._deployment.rows(LAST_RESULT, self._deployment.app, session, before):
             ((run, before),) = rows
             found = await self._deployment.client.list_workflows_async(workflow_ids=[run], load_input=False)
             if found:
@@ -315,7 +318,7 @@ class Sessions:
 
     async def _list_deciding_turns(self, session: str) -> list[TurnView]:
         """Return the first and the last turn of each kind in a session, in their order; they determine the next turn."""
-        rows = await self._deployment.rows(EDGES, self._deployment.app, session)
+        rows = await self._deployment.rows(DECIDING_TURNS, self._deployment.app, session)
         return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.place)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
@@ -355,7 +358,7 @@ class Sessions:
         pause = IDLE_LOOK_SECONDS
         while True:
             try:
-                waiting = await self.in_line()
+                waiting = await self.list_waiting_sessions()
             except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
                 if not isinstance(error, DatabaseAway):
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
@@ -381,7 +384,7 @@ class Sessions:
             return False
 
     async def advance(self, session: str) -> bool:
-        """Apply the actions for the first waiting turns; return whether any was, ``False`` if another process has the lock."""
+        """Start or deliver the first waiting turns of a session; return ``False`` if none was ready, or another process has the lock."""
         if await self._find_next_action(session) is None:
             return False
         # Whoever has the lock moves it on.
@@ -555,12 +558,12 @@ async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]
     is_known = False
     while not is_known:
         try:
-            after, form = await sessions.last(session, order.turn)
+            after, form = await sessions.find_last_result(session, order.turn)
             is_known = True
         except DatabaseAway:
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
-        return {"after": None, "state": None, "session": NOTHING}
+        return {"after": None, "state": None, "session": FIRST_STATE}
     return {"after": after, "state": _get_state_after(form), "session": form["session"]}
 
 

@@ -37,7 +37,7 @@ LAST_PAUSE_SECONDS = 1.0
 """A run that is quiet for long costs one query in a second, and its next event comes a second late at most."""
 PAUSE_FACTOR = 1.5
 """From the first pause to the longest one in eight looks, within about two seconds."""
-MAX_LOOK_SECONDS = 5.0
+LOOK_TIMEOUT_SECONDS = 5.0
 """A query takes milliseconds. A database that is away longer must not hold up a request for what is known already."""
 SETTLE_SECONDS = 0.005
 """What the driver makes of news takes it a moment; what it makes later is found at the next look."""
@@ -104,14 +104,14 @@ class SharedEvents:
     Attributes:
         events: What there is by now, by index.
         is_over: Whether nothing comes any more.
-        is_resting: Whether nothing of the run goes on by itself, as it was last looked at.
+        is_suspended: Whether all of the run was suspended at the last look.
     """
 
     def __init__(self, launcher: Launcher, operator: Operator, run: str, *, tries: int = 0) -> None:
         self.run = run
         self.tries = tries
         self.events: list[Event] = []
-        self.is_over = self.is_resting = False
+        self.is_over = self.is_suspended = False
         self._is_caught_up = False
         self._error: StepEngineError | None = None
         self._operator = operator
@@ -156,7 +156,7 @@ class SharedEvents:
         """Read the record once more now; an unreachable database is not waited for long."""
         self._looks.request()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MAX_LOOK_SECONDS):
+            async with asyncio.timeout(LOOK_TIMEOUT_SECONDS):
                 await self._looks.wait_for_next()
 
     async def _wait_for_index(self, index: int) -> None:
@@ -179,7 +179,7 @@ class SharedEvents:
 
         Args:
             place: Where to begin.
-            patience: Seconds to stay while nothing of the run goes on by itself.
+            patience: Seconds to stay while the run is suspended.
         """
         index = max(0, place)
         if place < 0:
@@ -188,20 +188,20 @@ class SharedEvents:
                 count=0, reason="epoch", run_id=first.run_id if first else "", epoch=first.epoch if first else ""
             )
         loop = asyncio.get_running_loop()
-        rests_since: float | None = None
+        suspended_since: float | None = None
         while True:
             while index < len(self.events):
-                event, index, rests_since = self.events[index], index + 1, None
+                event, index, suspended_since = self.events[index], index + 1, None
                 yield event
             if self.is_over:
                 return
-            if not self.is_resting:
-                rests_since = None
-            elif rests_since is None:
-                rests_since = loop.time()
-            if rests_since is not None and loop.time() - rests_since >= patience:
+            if not self.is_suspended:
+                suspended_since = None
+            elif suspended_since is None:
+                suspended_since = loop.time()
+            if suspended_since is not None and loop.time() - suspended_since >= patience:
                 return
-            await self._wait_for_change(patience if rests_since is not None else None)
+            await self._wait_for_change(patience if suspended_since is not None else None)
 
     async def _wait_for_change(self, seconds: float | None = None) -> None:
         """Wait until something has changed, or for some seconds."""
@@ -283,13 +283,13 @@ class SharedEvents:
             await self._looks.sleep(0 if is_done else pause)
 
     async def _update_suspended_state(self, *, has_news: bool) -> None:
-        was_resting = self.is_resting
+        was_suspended = self.is_suspended
         if has_news:
-            self.is_resting = False
+            self.is_suspended = False
         else:
             asked, left = await self._operator.run_waits.find_suspended(self.run)
-            self.is_resting = bool(asked or left)
-        if was_resting != self.is_resting:
+            self.is_suspended = bool(asked or left)
+        if was_suspended != self.is_suspended:
             self._notify_readers()
 
     async def _wait_for_refresh(self, archive: Archive) -> bool:

@@ -149,7 +149,7 @@ class Steps:
         elif type(effect) in RUNS and not _starts_background_child(item):
             return self._reserve_start(item, name, seeded, reserved)
         elif not is_repeatable(item):
-            mark = {"seq": effect.seq, "token": self._token, **run.placed(item)}
+            mark = {"seq": effect.seq, "token": self._token, **run.path_member(item)}
             intent = run.workflow.reserve(f"{INTENT}:{print_}", mark)
             reserved.append(intent)
         step = run.workflow.reserve(name)
@@ -164,7 +164,7 @@ class Steps:
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
         run, print_ = self._run, parse_fingerprint(name)
         known = None if seeded is None else seeded[2]
-        mark = {"seq": item.effect.seq, **run.placed(item)}
+        mark = {"seq": item.effect.seq, **run.path_member(item)}
         if not _is_part_of_run(item):
             spawning = run.workflow.reserve(f"{SPAWN}:{print_}", mark)
             step = run.workflow.reserve(f"{CHILD}:{print_}")
@@ -322,7 +322,7 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
-            return now | {"at": run.clock.advance_time(outcome.at)} | run.heard.pop_received(outcome)
+            return now | {"at": run.clock.advance_time(outcome.at)} | run.messages.pop_received(outcome)
 
         # The result is recorded, and still the body is gone through again by whoever goes on with the run: what it left
         # (changes of the conversation, what it spent) is in no record, and follows from its effects alone.

@@ -424,10 +424,10 @@ class DurableWatcher:
             raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
         shared = self._get_shared_events(row)
         await shared.place(after)
-        if shared.is_resting:
+        if shared.is_suspended:
             # It may have been answered since, and a client that is told that nothing follows does not ask again.
             await shared.look()
-        return shared.is_over or shared.is_resting
+        return shared.is_over or shared.is_suspended
 
     def position(self, after: str | None) -> None:
         """Return ``None``: at every server, the id of an event alone is the position of a client."""
@@ -640,7 +640,7 @@ class DurableRuns:
         try:
             if setting.migrate:
                 await create_register_tables(setting.url)
-            await self._store.register.promised()
+            await self._store.register.list_unsubmitted()
             if self._schedules:
                 await self._stack.enter_async_context(DurableScheduler(engine, self._schedules))
         except BaseException:
@@ -666,12 +666,12 @@ class DurableRuns:
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    promised = await self._store.register.promised()
+                    unsubmitted = await self._store.register.list_unsubmitted()
                     if time.monotonic() - tidied >= TIDY_SECONDS:
                         await self._store.register.tidy()
                         tidied = time.monotonic()
                 self.is_ready, self.is_away = True, False
-                for row in promised:
+                for row in unsubmitted:
                     await self.launcher.submit_left_behind(row)
             except (DatabaseAway, TimeoutError):
                 self.is_ready, self.is_away = False, True

@@ -74,7 +74,7 @@ async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
             assert ["run `stepengine deploy migrate`" in record.getMessage() for record in caplog.records] == [True]
             await operator.submit("chat", "a", info=RunInfo("s"))
             await operator.submit("chat", "b", info=RunInfo("s"))
-            assert ["s"] == await operator.sessions.in_line()
+            assert ["s"] == await operator.sessions.list_waiting_sessions()
             caplog.clear()
             # Several may make them at once, and a second time there is nothing to do.
             await asyncio.gather(migrate(db), migrate(db))
