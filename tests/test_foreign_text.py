@@ -61,9 +61,9 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
 from stepengine.debugging.viewer.payload import _make_visible as shown_on_a_page
+from stepengine.durable.deployment import parse_recorded_json
 from stepengine.durable.messages import parse_message_form
-from stepengine.durable.operate import _parse_recorded_json
-from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
+from stepengine.durable.step_names import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
 from stepengine.engine.packages import VALUE, parse_declaration
@@ -1412,7 +1412,7 @@ PLACES = (
         "names of steps in an error of the database",
         lambda text: [*NAMES_OF_STEPS.finditer(text)],
         (of("a"), of("tool:"), of("a:0"), of("tool:" + "0" * 31), of("DBOS."), of("A", "DBOS."), of("recorde")),
-        ("durable/steps.py",),
+        ("durable/step_names.py",),
     ),
     # --- bundled agents
     *(
@@ -1649,8 +1649,8 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("cli/commands/fork.py", _parse_edit),
     ("cli/commands/send.py", _sent),
     ("data/wire.py", imported_call),
+    ("durable/deployment.py", lambda text: parse_recorded_json(text, "x")),
     ("durable/messages.py", parse_message_form),
-    ("durable/operate.py", lambda text: _parse_recorded_json(text, "x")),
     ("engine/packages.py", of_bytes(parse_declaration)),
     ("models/_json.py", lambda text: make_call_part("x", text, {})),
     ("permissions/policy.py", of_bytes(loaded(Policy.load))),

@@ -32,7 +32,7 @@ from stepengine.data.events import EVENTS, EventRow
 from stepengine.data.json import compact
 from stepengine.data.stored import STORED_TYPES
 from stepengine.data.yields import YIELDS, YieldRow
-from stepengine.durable import steps as durable_steps
+from stepengine.durable import step_names
 from stepengine.engine import moments
 from stepengine.journal import encoding, event_stream, questions, record_order, records, show
 from stepengine.machine import calls, protocol
@@ -401,7 +401,7 @@ OTHERS = {
     "__init__.py _PLACES": "tests/engine/test_front_door.py reads each name of __all__ through it",
     "cli/command_table.py GROUPS": "commands, some of which have the name of a yieldable",
     "cli/screen/progress.py OF_MANY": "only what is shown of one child among many has to be in it",
-    "durable/steps.py KINDS": "what it does not name is a step with the kind of its record",
+    "durable/step_names.py KINDS": "what it does not name is a step with the kind of its record",
     "helpers/calls.py WORTH_ANOTHER_TRY": "the default of an option; other errors are not repeated",
     "machine/calls.py OF_STEPS": "its rows are those of YIELDS",
     "machine/handler.py ANSWERS": "what it does not name becomes one effect, through MEMBERS of machine/calls.py",
@@ -534,9 +534,9 @@ def test_a_yieldable_without_a_reader_leaves_the_sandbox_as_json(row):
 
 
 def test_database_steps_have_unique_names():
-    of_effects = [durable_steps.KINDS.get(kind, kind) for kind in KINDS]
+    of_effects = [step_names.KINDS.get(kind, kind) for kind in KINDS]
     others = [
-        getattr(durable_steps, name) for name in ("SPAWN", "INTENT", "LOOKUP", "END", "BODY", "RESULT", "START", "WAIT")
+        getattr(step_names, name) for name in ("SPAWN", "INTENT", "LOOKUP", "END", "BODY", "RESULT", "START", "WAIT")
     ]
     assert len(of_effects) + len(others) == len({*of_effects, *others})
     assert all(re.fullmatch(r"[a-z]{1,16}", kind) for kind in of_effects)

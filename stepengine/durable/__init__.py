@@ -1,15 +1,15 @@
 """
 Runs that survive the process, on a database that many workers share.
 
-The same machine and runtime drive a run as in one process; what differs stands where a recorder stands. ``Steps`` makes of each effect
-a step of a durable workflow: before it begins its place is drawn, in program order, and when it has its outcome that is stored there.
-A worker that takes over runs the agent again; the database answers what is stored, and compares the names of steps, in which the
-fingerprints of effects stand. Children are workflows of their own on the queue of their depth, and share limits by portions, since
-no ledger reaches over machines. Questions and messages are the database's.
+The same machine and runtime drive a run as in one process. ``Steps`` takes the place of the recorder and makes each effect a step of a
+durable workflow. The number of a step is reserved in program order before the effect starts, and the outcome is stored under it.
+A worker that takes over runs the agent again. The database returns the stored outcomes and compares the names of steps, which contain
+the fingerprints of effects. Children are workflows on the queue of their depth. Each child gets a part of its parent's limits, since
+no ledger reaches over machines. Questions and messages are stored in the database.
 
-What lives here: ``DurableEngine``, which drives the machine inside durable workflows; ``Operator``, which does to runs from outside what
-needs no agents: submit, look, answer, cancel, retry; ``Sessions``, whose turns are runs; ``embedded``, a private database for
-development. The package ``dbos`` is imported only here, by name and on first use, so that this facade is read without the extra.
+The package contains ``DurableEngine``, which drives the machine inside durable workflows; ``Operator``, which submits, reads, answers,
+cancels and retries runs without agents; ``Sessions``, whose turns are runs; and ``embedded``, a private database for development.
+The package ``dbos`` is imported only here, by name and on first use, so that this facade is read without the extra.
 It is not asked to retry, to time anything out or to unpickle: each of these would do behind the machine's back what the machine does.
 
 Must not be here: rules of the machine, and anything that a floor below would need.
@@ -18,15 +18,19 @@ A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A 
 ``model``, ``tool``, ``perform``, ``child`` and ``ask`` have an outcome with the effect's number; ``spawn`` and ``intent``
 stand before it, ``turn`` and ``lookup`` first, ``end`` last.
 
-Begin with ``body``, one execution of one run; then ``steps``, and ``engine`` and ``operate`` for both sides of a deployment.
+A worker: ``process`` takes runs from ``queues``, ``body`` executes one of them, ``executions`` contains the parts of an execution, and
+``steps`` performs its effects with ``outcome_records`` and ``child_runs``. A client: ``operate`` uses ``deployment``, ``run_waits`` and
+``sessions``. ``engine`` is the interface of both; it differs from the local engine in its store and its scheduler.
 """
 
 from __future__ import annotations
 
 from stepengine.durable.database import DatabaseAway, embedded
+from stepengine.durable.deployment import DurableRunView
 from stepengine.durable.engine import DurableEngine, DurableHandle
-from stepengine.durable.operate import DurableRunView, Operator, Waiting
+from stepengine.durable.operate import Operator
 from stepengine.durable.process import ExecutorBusy
+from stepengine.durable.run_waits import Waiting
 from stepengine.durable.schedules import DurableScheduler
 from stepengine.durable.sessions import DurableSessionView, Sessions, TurnView
 from stepengine.durable.upkeep import (

@@ -7,8 +7,8 @@ worker of its release, and always comes to the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from datetime import UTC, datetime
+from collections.abc import Generator
+from datetime import datetime
 from functools import partial
 from math import inf
 from random import Random
@@ -21,8 +21,10 @@ from stepengine.data.limits import TREE_WIDE
 from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
+from stepengine.durable.executions import DurableRun
 from stepengine.durable.sessions import ENTERED, add_previous_turn, load_previous_turn, make_turn_record
-from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
+from stepengine.durable.step_names import END, LOOKUP
+from stepengine.durable.steps import Steps
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -40,7 +42,7 @@ from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.performer import Performer, child_path
+from stepengine.runtime.performer import child_path
 from stepengine.runtime.services import ChildPlanner, MachineMaker
 
 
@@ -95,20 +97,20 @@ def plan_run(root: PlannedRun, order: Order, *, depth: int | None = None) -> tup
 
 def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
     """Return the effect by which *ancestor* was started, with *parent* as the state of its parent."""
+
+    def get_parent() -> AgentState:
+        return parent
+
     if not ancestor.tool_name:
         return Spawn(
             seq=ancestor.seq, agent_id=ancestor.agent_id, prompt=ancestor.prompt, params=ancestor.params,
             tool_call_id=ancestor.tool_call_id, is_inline=ancestor.is_inline, at=ancestor.at, of=ancestor.of,
-            parent=_return_state(parent),
+            parent=get_parent,
         )  # fmt: skip
     return CallBody(
         seq=ancestor.seq, tool_name=ancestor.tool_name, input=ancestor.input, tool_call_id=ancestor.tool_call_id,
-        source=ancestor.source, at=ancestor.at, state=_return_state(parent), values=parse_values(ancestor.values),
+        source=ancestor.source, at=ancestor.at, state=get_parent, values=parse_values(ancestor.values),
     )  # fmt: skip
-
-
-def _return_state(state: AgentState) -> Callable[[], AgentState]:
-    return lambda: state
 
 
 async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> dict[str, Any]:
@@ -125,10 +127,10 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
     # its result belongs to an execution that does not count.
-    if run.parked is not None:
-        raise run.parked
-    if run.fatal is not None:
-        raise run.fatal
+    if run.end.parked is not None:
+        raise run.end.parked
+    if run.end.fatal is not None:
+        raise run.end.fatal
     finished = seen.finished
     assert finished is not None  # noqa: S101 - a run without an end has raised
     if order.spawns:
@@ -151,7 +153,8 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     print_ = run.prints.value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).
-    known = await run.mark(f"{END}:{print_}", {"at": run.elapsed_ms()}, "its end")
+    mark = run.workflow.reserve(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
+    known = await run.workflow.record_mark(mark, "its end")
     return form | known if order.spawns else form
 
 
@@ -160,23 +163,26 @@ async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, 
     root = launcher.plan(make_root_request(launcher, order))
     plan, state = plan_run(root, order, depth=depth)
     plan, state, failed = await _record_lookups(run, plan, state)
-    run.timing.continue_from(0, run.created, datetime.now(UTC))
+    run.clock.resume()
     seen = _Execution(run, plan)
     services = attrs.evolve(
         root.services,
         machine=seen.machine(root.services.machine if failed is None else make_failing_machine(failed)),
         planner=_seed_tool_bodies(root.services.planner, order.seed),
-        middlewares=(*root.services.middlewares, seen.steps),
+        middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
         clock=launcher.services.clock,
-        since=run.timing.takeover_ms,
+        since=run.clock.takeover_ms,
         sleep_in_process=inf,
-        mail=run.heard,
+        mail=run.messages,
     )
-    seen.live = launcher.make_engine_run(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
-    run.tree = seen.live.tree
+    seen.live = launcher.make_engine_run(
+        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.shows
+    )
+    run.end.tree = seen.live.tree
     run.tree.questions.use_recorded_rules(order.rules)
-    run.tree.standstill.is_reachable = True  # what it waits for comes here
+    # A wait of this run ends in this execution, so its tree is never suspended.
+    run.tree.standstill.is_reachable = True
     return seen
 
 
@@ -184,11 +190,11 @@ async def _load_turn_order(run: DurableRun, order: Order) -> Order:
     """Return the order of a turn with the state that it continues from, which is looked up once and recorded."""
 
     async def look() -> dict[str, Any]:
-        run.is_live = True
+        run.workflow.is_live = True
         return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return add_previous_turn(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
+    return add_previous_turn(order, await run.workflow.step(f"{ENTERED}:{print_}", look, "its turn"))
 
 
 async def _record_lookups(
@@ -204,7 +210,7 @@ async def _record_lookups(
     # A prompt that is computed may come out differently on another worker, an hour later; the run goes on with what it
     # began with.
     async def look() -> dict[str, Any]:
-        run.is_live = True
+        run.workflow.is_live = True
         try:
             text = resolve_system_prompt(plan, state).system_prompt if own else state.system_prompt
         except StepEngineError as error:
@@ -213,7 +219,7 @@ async def _record_lookups(
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
-    found = known or await run.step(f"{LOOKUP}:{print_}", look, "its start")
+    found = known or await run.workflow.step(f"{LOOKUP}:{print_}", look, "its start")
     if "error" in found:
         return plan, state, parse_error(found["error"])
     if found["prompt"] is not None:
@@ -222,7 +228,7 @@ async def _record_lookups(
 
 
 class _Execution:
-    """One execution of a run: its performer that records effects, and its machines."""
+    """What becomes of one execution of a run: its machines, and how the run ends."""
 
     live: EngineRun
 
@@ -231,21 +237,17 @@ class _Execution:
         self.plan = plan
         self.finished: Finished | None = None
 
-    def steps(self, inner: Performer) -> Performer:
-        """Return the performer that makes effects durable."""
-        return Steps(inner, self._run)
-
     def machine(self, inner: MachineMaker) -> MachineMaker:
         """Return what makes the machines of the run and of the bodies in it, and looks at how the run ends."""
 
         def run_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-            run = self._run
-            around, run.machine = run.machine, inner(plan, state)
+            end = self._run.end
+            around, end.machine = end.machine, inner(plan, state)
             try:
-                finished: Finished = yield from run.machine
+                finished: Finished = yield from end.machine
             finally:
-                run.machine = around or run.machine
-            if plan.path == run.order.path:
+                end.machine = around or end.machine
+            if plan.path == self._run.order.path:
                 self.finished = finished
             return finished
 

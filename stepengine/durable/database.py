@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -229,7 +229,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         dbos.DBOS.migrate(parse_database_url(url), application_role=role)
 
 
-def client(url: str, *, app: str) -> Any:
+def make_client(url: str, *, app: str) -> Any:
     """
     Return a client of the database; it never waits for one that is away.
 
@@ -263,11 +263,6 @@ def _get_first_line(error: BaseException) -> str:
     return (str(inner).strip().splitlines() or [type(error).__name__])[0]
 
 
-async def connect(url: str, **options: Any) -> Any:
-    """Create a client in a thread, so that the event loop is not blocked."""
-    return await asyncio.to_thread(client, url, **options)
-
-
 def list_driver_errors() -> tuple[type[Exception], ...]:
     """Return the error classes of the driver and of SQLAlchemy."""
     import psycopg
@@ -296,6 +291,22 @@ def quote_name(name: str) -> str:
     return f'"{doubled}"'
 
 
+async def fetch_value(own: Any, statement: str, *values: object) -> Any:
+    """Return the one value that a statement selects."""
+    (value,) = await (await own.execute(statement, values)).fetchone()
+    return value
+
+
+@contextlib.asynccontextmanager
+async def hold_lock(own: Any, name: str) -> AsyncIterator[None]:
+    """Hold an advisory lock of the database over the connection *own* while the block runs."""
+    await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,))
+    try:
+        yield
+    finally:
+        await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
+
+
 async def make_tables(
     own: Any,
     what: str,
@@ -321,17 +332,14 @@ async def make_tables(
         role: Whose they are, too.
     """
     # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
-    await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
-    try:
-        (are_there,) = await (await own.execute(is_there)).fetchone()
-        for statement in () if are_there else tables:
-            await own.execute(statement)
-        for grant in grants if role is not None else ():
-            await own.execute(f"{grant} to {quote_name(role or '')}")
-    except get_missing_rights_error():
-        LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
-    finally:
-        await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (lock,))
+    async with hold_lock(own, lock):
+        try:
+            for statement in () if await fetch_value(own, is_there) else tables:
+                await own.execute(statement)
+            for grant in grants if role is not None else ():
+                await own.execute(f"{grant} to {quote_name(role or '')}")
+        except get_missing_rights_error():
+            LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
 
 
 @contextlib.contextmanager
@@ -388,6 +396,56 @@ async def open_connection(url: str) -> Any:
             await made.close()
             raise
         return made
+
+
+class KeptConnection:
+    """
+    A connection that is opened when it is needed, and again after the database was restarted.
+
+    Args:
+        url: The database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Any = None
+        self._asking = asyncio.Lock()
+
+    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """
+        Execute a statement, one at a time, and return its rows; the values may be one mapping.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        async with self._asking:
+            was_open = self._is_open
+            try:
+                return await self._execute(statement, values)
+            except DatabaseAway:
+                await self.close()
+                # A connection that was kept does not know that the database was started again since.
+                if not was_open:
+                    raise
+                return await self._execute(statement, values)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._connection is not None and not (self._connection.broken or self._connection.closed)
+
+    async def _execute(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+        if not self._is_open:
+            self._connection = await open_connection(self._url)
+        with convert_database_errors(self._url):
+            named = len(values) == 1 and isinstance(values[0], Mapping)
+            found = await self._connection.execute(statement, values[0] if named else values)
+            return list(await found.fetchall())
+
+    async def close(self) -> None:
+        """Close the connection, and give its locks back; may be called twice."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
 
 @contextlib.contextmanager

@@ -15,31 +15,23 @@ from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
-from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.data.tools import ToolLike, Yielding
-from stepengine.data.waits import Waits
-from stepengine.durable.body import make_root_request, plan_run
-from stepengine.durable.database import DatabaseAway, parse_database_url
-from stepengine.durable.messages import deliver_messages
-from stepengine.durable.operate import (
-    Operator,
-    Waiting,
-    check_limits_without_ask,
-    check_run_id,
-    make_question_waits,
-    make_run_id,
-)
+from stepengine.data.state import RunResult
+from stepengine.data.tools import ToolLike
+from stepengine.durable.database import parse_database_url
+from stepengine.durable.deployment import check_limits_without_ask
+from stepengine.durable.message_delivery import deliver_messages
+from stepengine.durable.operate import Operator, check_run_id, make_run_id
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import follow_run, make_order_from_journal, read_archive, write_journal
+from stepengine.durable.run_results import ResultReader
+from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
-from stepengine.durable.wire import Order, parse_result
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import require_event_loop
 from stepengine.engine.options import AgentLike, ModelsLike
 from stepengine.engine.run_plans import RunRequest, pop_run_info, separate_earlier_answers
 from stepengine.errors import (
-    AnswerRejected,
     DefinitionError,
     InputError,
     JournalError,
@@ -54,27 +46,20 @@ from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.redaction import make_redactor
 from stepengine.runtime.mail import Message
 from stepengine.runtime.rates import RateLimits, RateLimitsLike
-from stepengine.tools.definition import Tool
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
-REFUSED = {
+REFUSED_ENGINE_OPTIONS = {
     "sessions": "the database keeps the conversation of each session_id=",
     "child_sessions": "the database keeps the conversation of each session_id=, and every child's run",
     "interactor": "questions are answered with engine.answer(run, {id: value}), from any process",
     "headless": "a question waits until somebody answers it",
 }
-INSTEAD = {
+REFUSED_RUN_OPTIONS = {
     "journal": "the database is the journal, and engine.export(run) gives it",
     "on_divergence": "a run keeps the release that it began with, and is moved to another one only where nothing differs",
     "keep_open": "the next turn is a run of its own, with the same session_id=",
     "wait_for_answers": "a question waits until somebody answers it",
 }
-FIRST_POLL_SECONDS = 0.1
-"""A caller that waits for a short run hardly notices it, and one query in a tenth of a second costs nothing."""
-MAX_AWAY_SECONDS = 60.0
-"""Long enough for a restart or a failover of PostgreSQL, short enough that a caller learns of a real outage."""
-MAX_POLL_SECONDS = 1.0
-"""A thousand callers who wait for long runs ask a thousand times in a second, which one database answers."""
 
 
 class DurableEngine:
@@ -136,7 +121,7 @@ class DurableEngine:
         **engine: Any,
     ) -> None:
         given = engine if on is None else _get_durable_options(on)
-        for name, instead in REFUSED.items():
+        for name, instead in REFUSED_ENGINE_OPTIONS.items():
             if given.get(name) is not None:
                 msg = f"a DurableEngine takes no {name}: {instead}"
                 raise DefinitionError(msg)
@@ -162,8 +147,9 @@ class DurableEngine:
         )  # fmt: skip
         self.setting = attrs.evolve(
             setting,
-            release=release or compute_release(self._engine.agents, self._list_tool_specs, self._list_body_functions),
+            release=release or compute_release(self._launcher.catalog),
         )
+        self._results = ResultReader(self._launcher, lambda: self.operator)
         self._works = works
         limits: RateLimitsLike = given.get("rate_limits")
         self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
@@ -176,22 +162,11 @@ class DurableEngine:
         register_renewable(self)
 
     def renew(self) -> None:
-        """Leave connections to the parent: a forked child has them, but none of the threads behind them."""
+        """Drop the connections in a forked child, which has none of their threads; the parent keeps them."""
         self._was_forked = self._was_forked or self._operator is not None
         keep_referenced(self._operator, self._process, self._chores)
         self._operator = self._process = None
         self._chores = []
-
-    def _list_tool_specs(self, definition: AgentDefinition) -> list[object]:
-        agent = self._launcher.catalog.find(definition)
-        return [agent.tools[name].spec for name in agent.offered]
-
-    def _list_body_functions(self, definition: AgentDefinition) -> list[object]:
-        """Return the generator functions of an agent's tools."""
-        agent = self._launcher.catalog.find(definition)
-        yielding = [(name, b.runs.steps) for name, b in agent.tools.items() if isinstance(b.runs, Yielding)]
-        tools = [getattr(steps, "__self__", None) or steps for _, steps in sorted(yielding, key=lambda each: each[0])]
-        return [made.body.fn if isinstance(made, Tool) else made for made in tools]
 
     @property
     def agents(self) -> tuple[AgentDefinition, ...]:
@@ -267,7 +242,7 @@ class DurableEngine:
             working.sessions.set_result(self._operator.sessions)
             self._chores = [
                 asyncio.create_task(self._operator.sessions.keep_moving()),
-                asyncio.create_task(deliver_messages(self._operator, lambda: working.runs)),
+                asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),
             ]
         return self
 
@@ -334,7 +309,7 @@ class DurableEngine:
         info = pop_run_info(options)
         unknown = [name for name in options if name not in ("params", "previous", "limits", "agent_models", "answers")]
         if unknown:
-            why = INSTEAD.get(unknown[0])
+            why = REFUSED_RUN_OPTIONS.get(unknown[0])
             msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
             raise InputError(msg, issues=(unknown[0],))
         found = self._launcher.catalog.find(agent)
@@ -417,7 +392,7 @@ class DurableEngine:
             JournalError: when there is no such run.
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
-        return follow_run(self._launcher, self.operator, run)
+        return follow_run(self._launcher, self.operator.deployment, run)
 
     async def result(self, run: str, *, waits: bool = False) -> RunResult:
         """
@@ -435,69 +410,7 @@ class DurableEngine:
             JournalError: when there is no such run.
             ReplayDivergence: when it stopped because the code does something else than is recorded.
         """
-        loop = asyncio.get_running_loop()
-        until: float | None = None
-        pause = FIRST_POLL_SECONDS
-        while True:
-            try:
-                state = await self.operator.ended(run, pause)
-                if state is not None:
-                    return await self._make_ended_result(run, state, waits=waits)
-                asked, left = ([], []) if waits else await self.operator.rests(run, beyond=self._sleep_in_process)
-                if asked or left:
-                    return self._make_suspended_result(run, asked, left)
-                until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
-            except DatabaseAway:
-                # Workers wait for it as well; whoever waits here is told when it stays away.
-                until = until or loop.time() + MAX_AWAY_SECONDS
-                if loop.time() > until:
-                    raise
-                await asyncio.sleep(pause)
-
-    async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
-        found = await self.operator.client.list_workflows_async(workflow_ids=[run])
-        status = found[0]
-        said = status.attributes or {}
-        if said.get("answered"):
-            return await self.result(said["answered"], waits=waits)
-        order = Order.from_form(status.input["args"][0])
-        if said.get("rejected"):
-            rejected = AnswerRejected(said["rejected"])
-            state_ = AgentState(run_id=run, agent_id=order.agent_id)
-            return RunResult(
-                status=RunStatus.FAILED, state=state_, error=rejected, session_id=order.info.session_id, journal=run
-            )
-        if state == "SUCCESS":
-            return attrs.evolve(parse_result(status.output, self._decode_output(order, status.output)), journal=run)
-        empty = AgentState(run_id=run, agent_id=order.agent_id)
-        if state == "CANCELLED":
-            return RunResult(status=RunStatus.CANCELLED, state=empty, session_id=order.info.session_id, journal=run)
-        name, said = getattr(status.error, "name", type(status.error).__name__), str(status.error)
-        if name == ReplayDivergence.__name__:
-            raise ReplayDivergence(said)
-        msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
-        return RunResult(status=RunStatus.FAILED, state=empty, error=StepEngineError(msg), journal=run)
-
-    def _decode_output(self, order: Order, form: Mapping[str, Any]) -> Any:
-        """Decode the output into the agent's own type, if this engine knows the agent."""
-        output = form["output"]
-        try:
-            plan, _ = plan_run(self._launcher.plan(make_root_request(self._launcher, order)), order)
-            return None if output is None or plan.decode_output is None else plan.decode_output(output)
-        except StepEngineError:
-            return None
-
-    @property
-    def _sleep_in_process(self) -> float:
-        return self._launcher.services.sleep_in_process
-
-    def _make_suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
-        questions = tuple([question for each in asked for question in each.questions])
-        state = AgentState(run_id=run, pending=questions)
-        waits = make_question_waits(asked)
-        return RunResult(
-            status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
-        )
+        return await self._results.wait(run, waits=waits)
 
     async def answer(self, run: str, answers: Mapping[str, AnswerLike]) -> None:
         """Answer open questions of a run; see ``Operator.answer``."""
@@ -511,16 +424,7 @@ class DurableEngine:
         """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
         if answers:
             await self.answer(run, answers)
-        return await self._wait_for_next_result(run, frozenset(answers or ()))
-
-    async def _wait_for_next_result(self, run: str, answered: frozenset[str]) -> RunResult:
-        """Return the result of a run once it has ended or has open questions besides the *answered* ones."""
-        while True:
-            result = await self.result(run)
-            open_ = {question.id for question in result.pending_questions}
-            if not open_ or open_ - answered or not answered:
-                return result
-            await asyncio.sleep(FIRST_POLL_SECONDS)
+        return await self._results.wait_for_next(run, frozenset(answers or ()))
 
     async def cancel(self, run: str) -> None:
         """Cancel a run and everything below it; see ``Operator.cancel``."""
@@ -543,7 +447,7 @@ class DurableEngine:
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
         journal = MemoryJournal() if into is None else as_journal(into)
-        archive = await read_archive(self.operator, run)
+        archive = await read_archive(self.operator.deployment, run)
         recorded = await self.result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
         return await write_journal(self._launcher, archive, journal, recorded)
 
@@ -564,13 +468,14 @@ class DurableEngine:
                 when it is refused.
         """
         redactor = make_redactor("known", os.environ)
-        refuse_unknown_calls(as_journal(journal), trust=trust)
-        order, seed = make_order_from_journal(as_journal(journal), redactor, pool=self.setting.pool)
-        if await self.operator.rows("select 1 from dbos.workflow_status where workflow_uuid = %s", order.root):
+        source = as_journal(journal)
+        refuse_unknown_calls(source, trust=trust)
+        order, seed = make_order_from_journal(source, redactor, pool=self.setting.pool)
+        if await self.operator.deployment.has_run(order.root):
             msg = f"the database has a run {order.root!r} already; a journal is continued there once"
             raise JournalError(msg)
-        await self.operator.enqueue(order, seed=seed, release=release or self.release)
-        for message in _list_unread_messages(as_journal(journal)):
+        await self.operator.deployment.enqueue(order, seed=seed, release=release or self.release)
+        for message in _list_unread_messages(source):
             await self.operator.post(order.root, message.topic, message.value, id=message.id, path=message.path)
         return order.root
 
@@ -604,7 +509,7 @@ class DurableEngine:
         made = branch(await self.export(run), at, edit, allow_repeat=allow_repeat)
         order, seed = make_order_from_journal(made, make_redactor("known", os.environ), pool=self.setting.pool)
         of = release or (await self.operator.run(run)).release
-        await self.operator.enqueue(attrs.evolve(order, root=new), seed=seed, release=of)
+        await self.operator.deployment.enqueue(attrs.evolve(order, root=new), seed=seed, release=of)
         return new
 
     async def fits(self, run: str) -> ReplayDivergence | None:
@@ -616,7 +521,7 @@ class DurableEngine:
         Raises:
             JournalError: when there is no such root run.
         """
-        archive = await read_archive(self.operator, run)
+        archive = await read_archive(self.operator.deployment, run)
         if not archive.is_begun:
             return None
         try:

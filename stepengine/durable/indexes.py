@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine.durable.database import WORKFLOW, get_missing_rights_error
+from stepengine.durable.database import WORKFLOW, fetch_value, get_missing_rights_error, hold_lock
 from stepengine.runtime.logs import LOGGER
 
-LOCK = "select pg_advisory_lock(hashtextextended('stepengine-indexes', 0))"
-UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-indexes', 0))"
+LOCK = "stepengine-indexes"
 THERE = "select to_regclass(%s) is not null"
 
 
@@ -83,15 +82,12 @@ async def create_indexes(own: Any) -> None:
 
     Where the role may not, there are none, and that is told once.
     """
-    await own.execute(LOCK)
-    try:
-        for name, what in INDEXES.items():
-            (is_there,) = await (await own.execute(THERE, (f"dbos.{name}",))).fetchone()
-            if not is_there:
-                await own.execute(f"create index {name} on dbos.workflow_status {what}")
-    except get_missing_rights_error():
-        LOGGER.warning(
-            "indexes are missing, and this role may not make them: run `stepengine deploy migrate` with one that may"
-        )
-    finally:
-        await own.execute(UNLOCK)
+    async with hold_lock(own, LOCK):
+        try:
+            for name, what in INDEXES.items():
+                if not await fetch_value(own, THERE, f"dbos.{name}"):
+                    await own.execute(f"create index {name} on dbos.workflow_status {what}")
+        except get_missing_rights_error():
+            LOGGER.warning(
+                "indexes are missing, and this role may not make them: run `stepengine deploy migrate` with one that may"
+            )

@@ -1,52 +1,28 @@
 """
-Messages to runs that are under way: sent by anybody through the database, heard by whoever executes the run, once.
+Messages to running runs: their topics and forms in the database, and those that one execution has received.
 
-A message waits in the database beside the run. The worker that has the run puts it into the run's inbox, and the next outcome
-that is recorded takes it along, as it would in one process. The record of that outcome says which messages were heard with it,
-so that whoever resumes the run does not hear them again.
+The next outcome that is recorded takes a received message along, as it would in one process. Its record names the messages that it
+consumed, so that an execution which resumes the run does not receive them again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.waits import Received
-from stepengine.durable.database import DatabaseAway, nul_free_sql
 from stepengine.errors import StepEngineError
-from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.mail import Message
 
 if TYPE_CHECKING:
-    from stepengine.durable.wire import Order
     from stepengine.runtime.tree import RunTree
 
 TOPIC = "said"
 """Where messages to a run wait."""
 POST = "post:"
-DELIVERY_SECONDS = 0.5
-"""A person hardly notices half a second; each worker asks the database twice in a second for all of its runs together."""
-POSTED = """
-    select destination_uuid, message_uuid, topic, message from dbos.notifications
-    where destination_uuid = any(%s) and topic like 'post:%%' and serialization = 'portable_json'
-        and message_uuid <> all(%s)
-    order by created_at_epoch_ms, message_uuid
-"""
-WAITING = """
-    select destination_uuid, message_uuid, message from dbos.notifications
-    where destination_uuid = any(%s) and topic = %s and not consumed and serialization = 'portable_json'
-        and message_uuid <> all(%s)
-    order by created_at_epoch_ms, message_uuid
-"""
-RECORDED = f"""
-    select 1 from dbos.operation_outputs
-    where workflow_uuid = %s and serialization = 'portable_json'
-        and exists (select from json_array_elements_text({nul_free_sql("output")}::json->'heard') as heard (key) where key = %s)
-"""  # noqa: S608 - of names of ours
 
 
 def find_text_problem(text: str) -> str:
@@ -60,14 +36,7 @@ def find_text_problem(text: str) -> str:
     return ""
 
 
-class RowReader(Protocol):
-    """The read access of an ``Operator`` to the database."""
-
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a statement selects."""
-
-
-class MessageDelivery:
+class ReceivedMessages:
     """The messages that one execution of a run has received, and those in its inbox."""
 
     def __init__(self) -> None:
@@ -81,8 +50,8 @@ class MessageDelivery:
         """The keys of the received messages."""
         return self._known
 
-    def note(self, key: str) -> None:
-        """Record that a message was received and is stored."""
+    def mark_received(self, key: str) -> None:
+        """Add a message that was received before, or that cannot be delivered."""
         self._known.add(key)
 
     def deliver(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
@@ -92,14 +61,14 @@ class MessageDelivery:
         self._waiting[id(message)] = key, message
         tree.inboxes.add(path, message)
 
-    def hand_over(self, tree: RunTree, key: str, message: Message) -> None:
+    def deliver_posted(self, tree: RunTree, key: str, message: Message) -> None:
         """Deliver a posted message to the run that receives on its topic."""
         self._known.add(key)
         self._posted[message.id] = key
         tree.mail.arrive(message)
 
-    def taken_by(self, outcome: Single) -> dict[str, Any]:
-        """Return once the keys of the messages that an outcome consumed or refused, for its record."""
+    def pop_received(self, outcome: Single) -> dict[str, Any]:
+        """Return the member with the keys of the messages that an outcome consumed, and of those refused since the last one."""
         inputs = () if isinstance(outcome, Stop) else outcome.inputs
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
         if isinstance(outcome, Value) and isinstance(outcome.value, Received):
@@ -145,81 +114,6 @@ class MessageDelivery:
         raise StepEngineError(msg)
 
 
-class RunExecution(Protocol):
-    """An execution of a run."""
-
-    heard: MessageDelivery
-    order: Order
-    tree: RunTree | None
-    is_live: bool
-    was_replayed: bool
-
-    @property
-    def root(self) -> str | None:
-        """The run's id if it is a root, since only roots are spoken to."""
-
-
-async def deliver_messages(database: RowReader, runs: Callable[[], Collection[RunExecution]]) -> None:
-    """Deliver messages to the runs of this process until cancelled."""
-    while True:
-        await asyncio.sleep(DELIVERY_SECONDS)
-        # One that still repeats what is recorded may be about to meet the record of having heard it.
-        live = [run for run in runs() if run.tree is not None and run.is_live]
-        found = {run.root: run for run in live if run.root is not None}
-        if live:
-            try:
-                await _deliver_user_input(database, found)
-                await _deliver_topic_messages(database, live)
-            except DatabaseAway:
-                continue
-            except Exception as error:  # noqa: BLE001  (whatever a row holds, later messages are delivered)
-                LOGGER.warning("messages to runs could not be delivered: %s", error)
-
-
-async def _deliver_user_input(database: RowReader, found: Mapping[str, RunExecution]) -> None:
-    # They stay in the database: what was heard is not read again at every look.
-    heard = [key for listening in found.values() for key in listening.heard.known]
-    for run, key, said in await database.rows(WAITING, list(found), TOPIC, heard):
-        listening = found[run]
-        if listening.was_replayed and await database.rows(RECORDED, run, key):
-            listening.heard.note(key)
-            continue
-        text = _parse_text(said)
-        if text is None:
-            listening.heard.note(key)
-            LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
-        elif listening.tree is not None:
-            listening.heard.deliver(listening.tree, key, text)
-
-
-async def _deliver_topic_messages(database: RowReader, live: Sequence[RunExecution]) -> None:
-    """Deliver the messages that were posted on topics of runs; they are stored for the root of each tree."""
-    runs: dict[str, list[RunExecution]] = {}
-    for listening in live:
-        runs.setdefault(listening.order.root, []).append(listening)
-    heard = [set(listening.heard.known) for listening in live]
-    for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*heard))):
-        path, name = parse_database_topic(topic)
-        form = parse_message_form(said)
-        for listening in runs[root]:
-            own = listening.order.path
-            # The body of a tool may be part of the run of its caller, which alone knows of it.
-            is_for = path == own or (bool(name) and (not own or path.startswith(f"{own}.")))
-            if not is_for or key in listening.heard.known:
-                continue
-            if (
-                (listening.was_replayed and await database.rows(RECORDED, listening.order.id, key))
-                or listening.tree is None
-                or "value" not in form
-            ):
-                listening.heard.note(key)
-            elif name:
-                message = Message(key.removesuffix(f"::{root}"), path, name, form["value"])
-                listening.heard.hand_over(listening.tree, key, message)
-            else:
-                listening.heard.deliver(listening.tree, key, str(form["value"]), path)
-
-
 def make_database_topic(path: str, topic: str) -> str:
     """Return the database topic for a message to the run at *path*; *topic* is ``""`` for its inbox."""
     return f"{POST}{path}:{topic}"
@@ -238,9 +132,3 @@ def parse_message_form(said: str) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         return {}
     return form if isinstance(form, dict) else {}
-
-
-def _parse_text(said: str) -> str | None:
-    """Return the text of a message; ``None`` if it has none."""
-    text = parse_message_form(said).get("text")
-    return text if isinstance(text, str) and not find_text_problem(text) else None

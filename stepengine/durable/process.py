@@ -10,15 +10,15 @@ import hashlib
 import inspect
 import os
 import socket
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import canonical
+from stepengine.data.tools import Yielding
 from stepengine.durable.body import execute
 from stepengine.durable.database import (
     WORKFLOW,
@@ -26,24 +26,27 @@ from stepengine.durable.database import (
     check_deployment_name,
     close_locking_connection,
     convert_database_errors,
+    fetch_value,
     import_dbos,
     make_serializer,
     open_connection,
     queue_name,
 )
+from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
 from stepengine.durable.indexes import create_indexes
 from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.sessions import Sessions
-from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA_VERSION, Order, Seed
 from stepengine.durable.workers import add_worker, create_worker_table, remove_worker
+from stepengine.engine.catalog import Catalog
 from stepengine.engine.launcher import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.redaction import Redactor, find_environment_secrets, make_redactor
 from stepengine.runtime.logs import LOGGER
+from stepengine.tools.definition import Tool
 
 POOL_CONNECTIONS = 8
 """A connection costs the server some megabytes, and it has 100 by default; effects share these for milliseconds each."""
@@ -121,23 +124,17 @@ class WorkerSetting:
                 raise DefinitionError(msg)
 
 
-def compute_release(
-    agents: Sequence[AgentDefinition],
-    specs: Callable[[AgentDefinition], Sequence[Any]],
-    bodies: Callable[[AgentDefinition], Sequence[Any]] = lambda _: (),
-) -> str:
-    """
-    Return the version of the agents: a hash of definitions, tools, and the source of handlers and tool bodies.
-
-    Args:
-        agents: The agents.
-        specs: Gives the specifications of an agent's tools.
-        bodies: Gives the functions of those of its tools that yield, which are driven over what is recorded as handlers are.
-    """
-    known = {
-        a.id: [definition_fingerprint(a, specs(a)), _read_source(a.handle_steps), *map(_read_source, bodies(a))]
-        for a in agents
-    }
+def compute_release(catalog: Catalog) -> str:
+    """Return the version of the agents: a hash of definitions, tools, and the source of handlers and tool bodies."""
+    known = {}
+    for agent in map(catalog.find, catalog.definitions):
+        definition = agent.definition
+        specs = [agent.tools[name].spec for name in agent.offered]
+        yielding = [(name, tool.runs.steps) for name, tool in agent.tools.items() if isinstance(tool.runs, Yielding)]
+        bodies = [getattr(steps, "__self__", None) or steps for _, steps in sorted(yielding, key=lambda each: each[0])]
+        # The bodies of tools are driven over what is recorded as handlers are.
+        handlers = [definition.handle_steps, *[body.body.fn if isinstance(body, Tool) else body for body in bodies]]
+        known[definition.id] = [definition_fingerprint(definition, specs), *map(_read_source, handlers)]
     return f"se{SCHEMA_VERSION}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
 
 
@@ -188,11 +185,6 @@ class WorkerProcess:
         """The runs that it executes now."""
         return self._under_way.values()
 
-    @property
-    def dbos(self) -> Any:
-        """The class through which the database's workflows are used."""
-        return self._dbos
-
     async def open(self) -> None:
         """
         Take the executor's lock, connect, and start to take runs from the queues.
@@ -214,12 +206,11 @@ class WorkerProcess:
             if self._rates is not None:
                 await self._rates.open(self._effects, migrate=self.setting.migrate)
             queues = await self._launch_dbos(package)
-            if self.setting.migrate:
-                with convert_database_errors(self.setting.url):
+            with convert_database_errors(self.setting.url):
+                if self.setting.migrate:
                     await create_indexes(self._lock)
                     await create_worker_table(self._lock)
                     await create_schedule_tables(self._lock)
-            with convert_database_errors(self.setting.url):
                 await add_worker(
                     self._lock, self.setting.app, self.setting.executor, self.setting.pool, self.setting.release
                 )
@@ -257,21 +248,21 @@ class WorkerProcess:
 
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
-        waiting = {run.order.id: run for run in self._under_way.values() if run.asking}
+        waiting = {run.order.id: run for run in self._under_way.values() if run.activity.waits}
         if not waiting:
             return
         found = await self._lock.execute(OWNERS, (list(waiting),))
         for run, state, executor in await found.fetchall():
             if state == "CANCELLED":
-                waiting[run].park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
+                waiting[run].end.park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
             elif state != "PENDING" or executor != self.setting.executor:
-                waiting[run].park(self._errors.DBOSWorkflowConflictIDError(run))
+                waiting[run].end.park(self._errors.DBOSWorkflowConflictIDError(run))
 
     async def _acquire_locks(self, lock: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not await self._try_lock(lock):
+        while not await fetch_value(lock, LOCK, worker_lock_name(setting.executor)):
             # The connection of one that has just ended takes the database a moment to notice.
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
@@ -281,14 +272,9 @@ class WorkerProcess:
             )
             raise ExecutorBusy(msg)
         await lock.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
-        (mode,) = await (await lock.execute("show synchronous_commit")).fetchone()
-        if mode == "off" and not setting.allow_async_commit:
+        if await fetch_value(lock, "show synchronous_commit") == "off" and not setting.allow_async_commit:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
             raise StepEngineError(msg)
-
-    async def _try_lock(self, lock: Any) -> bool:
-        (got,) = await (await lock.execute(LOCK, (worker_lock_name(self.setting.executor),))).fetchone()
-        return bool(got)
 
     async def _launch_dbos(self, package: Any) -> Queues:
         setting = self.setting
@@ -334,10 +320,11 @@ class WorkerProcess:
         form.clear()
         if seed is not None:
             seed.clear()
+        end = ExecutionEnd(order.id)
         run = DurableRun(
-            self._dbos,
-            self._errors,
             order,
+            WorkflowSteps(self._dbos, self._errors, order.id, end),
+            end,
             release=self.setting.release,
             effects=self._effects,
             redactor=self._get_redactor(),
@@ -396,8 +383,8 @@ class WorkerProcess:
         """Stop all executions without a recorded result, so that other workers resume the runs."""
         self._closing = True
         for run in self._under_way.values():
-            run.leaves = True
-        busy = [asyncio.create_task(run.idle()) for run in self._under_way.values()]
+            run.end.is_leaving = True
+        busy = [asyncio.create_task(run.activity.wait_until_idle()) for run in self._under_way.values()]
         if busy:
             _, late = await asyncio.wait(busy, timeout=drain)
             for waiting in late:

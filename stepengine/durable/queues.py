@@ -1,5 +1,5 @@
 """
-``Queues``: how a worker takes runs from its queues without asking each of them again and again.
+The queues of runs: what a run is enqueued with, and ``Queues``, by which a worker takes runs without asking each queue again and again.
 
 The package has a thread for each queue, which asks the database for the queue's limits and then for runs, also when there are none. Here
 one statement asks which of all queues hold something, and only from those the package takes, by one turn of its own loop: what bounds a
@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from stepengine.durable.database import WORKFLOW, queue_name
+from stepengine.durable.wire import Order
 from stepengine.errors import StepEngineError
 
 MAX_LOOK_SECONDS = 0.2
@@ -25,6 +27,30 @@ select queue.name from unnest(%s::text[]) as queue (name) where exists (
     and (application_version = %s or application_version is null) and (application_name = %s or application_name is null)
 )
 """
+
+
+def make_queue_options(
+    order: Order, attributes: Mapping[str, object], *, release: str | None, queue: str | None = None
+) -> dict[str, object]:
+    """
+    Return the options of DBOS that put an order on its queue.
+
+    Args:
+        order: What is ordered.
+        attributes: What is kept with the run for operators.
+        release: Which release runs it; ``None`` for the latest.
+        queue: Another queue than that of its depth.
+    """
+    # A queue for each depth: on one for all, parents that wait would hold the places which their children need, for
+    # ever (durable:U5).
+    options: dict[str, object] = {
+        "workflow_name": WORKFLOW,
+        "queue_name": queue or queue_name(order.pool, len(order.spawns)),
+        "workflow_id": order.id,
+        "attributes": attributes,
+    }
+    options |= {"priority": order.priority} if order.priority else {}
+    return options | ({} if release is None else {"app_version": release})
 
 
 class Queues:

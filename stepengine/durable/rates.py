@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from stepengine.durable.database import (
     DatabaseAway,
     convert_database_errors,
+    fetch_value,
+    hold_lock,
     list_connection_errors,
     open_connection,
     quote_name,
@@ -29,8 +31,7 @@ from stepengine.models.base import Provider
 from stepengine.runtime.rates import Obstacle, RateLimit, find_rate_limit
 
 WORKER_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rates:' || %s, 0))"
-TABLES_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rate-tables', 0))"
-TABLES_UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-rate-tables', 0))"
+TABLES_LOCK = "stepengine-rate-tables"
 THERE = "select to_regproc('stepengine.let_through_1') is not null"
 TABLES = """
 create schema if not exists stepengine;
@@ -144,14 +145,11 @@ MAX_AWAY_SECONDS = 5.0
 
 async def create_rate_tables(own: Any, *, role: str | None = None) -> None:
     """Create the tables of shared rate limits over the connection *own* and let *role* use them; safe to call concurrently."""
-    await own.execute(TABLES_LOCK)
-    try:
+    async with hold_lock(own, TABLES_LOCK):
         await own.execute(TABLES)
         await own.execute(LET_THROUGH)
         for grant in GRANTS if role is not None else ():
             await own.execute(f"{grant} to {quote_name(role or '')}")
-    finally:
-        await own.execute(TABLES_UNLOCK)
 
 
 class _Ticket(NamedTuple):
@@ -223,7 +221,7 @@ class SharedRates:
         self._effects = effects
         with convert_database_errors(self._url):
             own = await self._connect()
-            (is_there,) = await (await own.execute(THERE)).fetchone()
+            is_there = await fetch_value(own, THERE)
             if migrate and not is_there:
                 await create_rate_tables(own)
         if not (is_there or migrate):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import attrs
@@ -21,9 +22,9 @@ from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.durable.body import make_root_request
-from stepengine.durable.operate import DurableRunView, Operator, Step
+from stepengine.durable.deployment import Deployment, DurableRunView, Step
 from stepengine.durable.sessions import ENTERED, add_previous_turn, resolve_answered_run
-from stepengine.durable.steps import (
+from stepengine.durable.step_names import (
     ASK,
     BODY,
     CHILD,
@@ -35,9 +36,9 @@ from stepengine.durable.steps import (
     START,
     TOOL,
     WAIT,
-    fingerprint_of,
-    kind_of,
     kind_of_effect,
+    parse_fingerprint,
+    parse_kind,
 )
 from stepengine.durable.wire import Order, Seed, encode_outcome, parse_answers, parse_error, parse_outcome
 from stepengine.engine.launcher import Launcher
@@ -103,10 +104,10 @@ class Archive:
     ends: dict[str, int] = attrs.field(factory=dict)
     is_begun: bool = True
 
-    async def refresh(self, operator: Operator) -> None:
+    async def refresh(self, deployment: Deployment) -> None:
         """Read the steps recorded since the last refresh."""
-        views = await operator.tree(self.order.root)
-        sizes = await operator.sizes([view.id for view in views])
+        views = await deployment.tree(self.order.root)
+        sizes = await deployment.sizes([view.id for view in views])
         for view in views:
             path = view.id.partition("/")[2]
             self.runs[path] = view
@@ -115,17 +116,17 @@ class Archive:
                 self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _add_steps(self, path, await operator.steps(view.id, known))
+                known |= _add_steps(self, path, await deployment.steps(view.id, known))
 
 
-async def read_archive(operator: Operator, root: str) -> Archive:
+async def read_archive(deployment: Deployment, root: str) -> Archive:
     """
     Read the record of a run tree from the database.
 
     Raises:
         JournalError: when there is no such root run.
     """
-    found = await operator.client.list_workflows_async(workflow_ids=[root], load_output=False)
+    found = await deployment.client.list_workflows_async(workflow_ids=[root], load_output=False)
     if not found or "/" in root:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
@@ -136,8 +137,32 @@ async def read_archive(operator: Operator, root: str) -> Archive:
         seed = Seed.from_form(given[1])
         archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         archive.lookups.update(seed.lookups)
-    await archive.refresh(operator)
+    await archive.refresh(deployment)
     return archive
+
+
+async def read_started_archive(
+    deployment: Deployment, root: str, *, pause: float, waiting: Callable[[], None] = lambda: None
+) -> Archive:
+    """
+    Wait until a run has started, and read its record; for a turn that became an answer, that of the answered run.
+
+    Args:
+        deployment: The deployment.
+        root: The root run.
+        pause: Seconds between two looks.
+        waiting: Called before each pause.
+
+    Raises:
+        JournalError: when there is no such root run.
+    """
+    archive = await read_archive(deployment, root)
+    while not archive.is_begun and not archive.runs[""].is_over:
+        waiting()
+        await asyncio.sleep(pause)
+        await archive.refresh(deployment)
+    answered = await resolve_answered_run(deployment, root)
+    return archive if answered == root else await read_archive(deployment, answered)
 
 
 def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
@@ -146,7 +171,7 @@ def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
         name, form = step.name, step.form
-        kind, fp = kind_of(name), fingerprint_of(name)
+        kind, fp = parse_kind(name), parse_fingerprint(name)
         if not isinstance(form, Mapping):
             continue
         # What belongs to the body of a tool in this run says so.
@@ -245,7 +270,7 @@ def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
         replace_with_derived(journal, [*records[:-1], end], journal)
 
 
-async def follow_run(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:
+async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> AsyncGenerator[Event, None]:
     """
     Yield the events of a run in another process from its start, as its outcomes are recorded.
 
@@ -255,24 +280,18 @@ async def follow_run(launcher: Launcher, operator: Operator, root: str) -> Async
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await read_archive(operator, root)
-    while not archive.is_begun and not archive.runs[""].is_over:
-        await asyncio.sleep(FOLLOW_SECONDS)
-        await archive.refresh(operator)
-    answered = await resolve_answered_run(operator, root)
-    if answered != root:
-        archive = await read_archive(operator, answered)
+    archive = await read_started_archive(deployment, root, pause=FOLLOW_SECONDS)
     reading = asyncio.Lock()
 
-    async def coming() -> bool:
+    async def wait_for_more() -> bool:
         is_over = archive.runs[""].is_over
         async with reading:
             await asyncio.sleep(FOLLOW_SECONDS)
-            await archive.refresh(operator)
+            await archive.refresh(deployment)
         return not is_over
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
-    played = Playback(archive, session, coming)
+    played = Playback(archive, session, wait_for_more)
     events = stream_run(create_replayed_run(launcher, played))
     try:
         async for event in events:
@@ -290,7 +309,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
 
     try:
         made = at_that_time.plan(make_root_request(launcher, order))
-        plan, state = played.looked_up(made.plan, made.state)
+        plan, state = played.with_lookups(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
@@ -350,14 +369,14 @@ class Playback:
     Args:
         archive: What is recorded.
         session: Where it is written.
-        coming: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
+        wait_for_more: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
     """
 
     def __init__(
-        self, archive: Archive, session: JournaledRun, coming: Callable[[], Awaitable[bool]] | None = None
+        self, archive: Archive, session: JournaledRun, wait_for_more: Callable[[], Awaitable[bool]] | None = None
     ) -> None:
         self._archive = archive
-        self.coming = coming
+        self.wait_for_more = wait_for_more
         self.order = archive.order
         self.session = session
         self._prints = Fingerprints(session.writer.source.redactor)
@@ -372,20 +391,17 @@ class Playback:
         mine = attrs.evolve(
             services,
             planner=self._wrap_planner(services.planner),
-            middlewares=(*services.middlewares, self._wrap_performer),
+            middlewares=(*services.middlewares, partial(_PlaybackPerformer, played=self)),
         )
         return self.session.wrap(mine)
 
-    def _wrap_performer(self, inner: Performer) -> Performer:
-        return _PlaybackPerformer(inner, self)
-
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
-            return self.looked_up(*inner(parent, effect, path))
+            return self.with_lookups(*inner(parent, effect, path))
 
         return planned
 
-    def looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded prompt and context window."""
         if plan.body is not None:
             return plan, state
@@ -434,9 +450,9 @@ class Playback:
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
-    def end_of(self, path: str) -> Stop:
+    def make_stop(self, path: str) -> Stop:
         """Return the stop of a run where its record ends."""
-        if self.was_cut(path):
+        if self.has_ended_elsewhere(path):
             return Stop("cancelled")
         runs = self._archive.runs
         while path and path not in runs:
@@ -444,7 +460,7 @@ class Playback:
         view = runs.get(path)
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
 
-    def was_cut(self, path: str) -> bool:
+    def has_ended_elsewhere(self, path: str) -> bool:
         """Return whether a run or one of its ancestors ended elsewhere, so that nothing in it waits any more."""
         while path:
             address = get_start_address(path)
@@ -499,15 +515,15 @@ class _PlaybackPerformer:
         asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_begun(item)]
         return (
             self._inner.begin(batch)
-            if self._played.coming is None or not asked
+            if self._played.wait_for_more is None or not asked
             else self._start_recorded_questions(batch, asked)
         )
 
     async def _start_recorded_questions(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
         """Start questions only after they are recorded, since they may be answered at once."""
-        assert self._played.coming is not None  # noqa: S101 - it was looked
+        assert self._played.wait_for_more is not None  # noqa: S101 - it was looked
         for item in asked:
-            while not self._played.is_begun(item) and await self._played.coming():
+            while not self._played.is_begun(item) and await self._played.wait_for_more():
                 self._played.compare_with_record(item)
         await self._inner.begin(batch)
 
@@ -539,18 +555,18 @@ class _PlaybackPerformer:
 
     async def _make_stop(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome: suspended if it waits there."""
-        if type(item.effect) in WAITS and not self._played.was_cut(item.path):
+        if type(item.effect) in WAITS and not self._played.has_ended_elsewhere(item.path):
             io.note_suspension(item)
             return Stop("suspended")
-        if isinstance(item.effect, AskPerson) and not self._played.was_cut(item.path):
+        if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
             stopped = await self._inner.perform(item, io)
-            return stopped if isinstance(stopped, Stop) else self._played.end_of(item.path)
-        return self._played.end_of(item.path)
+            return stopped if isinstance(stopped, Stop) else self._played.make_stop(item.path)
+        return self._played.make_stop(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect; wait for it while the run is active."""
         known = self._played.outcome(item)
-        while known is None and self._played.coming is not None and await self._played.coming():
+        while known is None and self._played.wait_for_more is not None and await self._played.wait_for_more():
             self._played.compare_with_record(item)
             known = self._played.outcome(item)
         return known

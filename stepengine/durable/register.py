@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, nul_free_sql, open_connection
+from stepengine.durable.deployment import Deployment
 from stepengine.errors import InputError
 
 MAX_LATE_SECONDS = 5.0
@@ -77,18 +78,18 @@ ANSWERED = """
     left join dbos.workflow_output o on o.workflow_uuid = a.workflow_uuid
 """
 # One that was submitted and is not there was deleted by whoever cleans up, and nobody has to know of it.
-OF_SOMEBODY = f"""
+REGISTERED_RUNS = f"""
     from stepengine.served v left join dbos.workflow_status s on s.workflow_uuid = v.run {ANSWERED}
     where v.app = %(app)s and (s.workflow_uuid is not null or not v.is_submitted)
 """
-OF_NOBODY = f"""
+OTHER_RUNS = f"""
     from dbos.workflow_status s left join stepengine.served v on v.run = s.workflow_uuid {ANSWERED}
     where s.application_name = %(app)s and s.name = '{WORKFLOW}' and position('/' in s.workflow_uuid) = 0 and v.run is null
 """
 """Root runs that somebody submitted past the register: by a schedule, a command, a program."""
 USAGE = f"""
     select count(*) filter (where {STATUS} in ('started', 'running')), coalesce(sum(v.bytes), 0)::bigint
-    {OF_SOMEBODY} and v.owner = %(owner)s
+    {REGISTERED_RUNS} and v.owner = %(owner)s
 """
 NAMES = "as found (run, owner, agent, status, created, request, session, tries, error, is_submitted)"
 FREE_KEY = """
@@ -103,7 +104,7 @@ SUBMITTED = "update stepengine.served set is_submitted = true where run = %s ret
 REMOVE = "delete from stepengine.served where run = %s and not is_submitted returning run"
 REFUSE = "update stepengine.served set ended = 'failed', error = %s where run = %s returning run"
 NOTE = "update stepengine.served set error = %s where run = %s returning run"
-AGAIN = "update stepengine.served set tries = tries + 1 where run = %s returning run"
+COUNT_TRY = "update stepengine.served set tries = tries + 1 where run = %s returning run"
 MORE_BYTES = "update stepengine.served set bytes = bytes + %s where run = %s returning run"
 HAS_KEY = "select run from stepengine.served where app = %s and owner = %s and key = %s and created >= %s"
 SETTLE = f"""
@@ -121,15 +122,6 @@ FORGET_EVENTS = """
     delete from stepengine.served_events e
     where not exists (select from dbos.workflow_status s where s.workflow_uuid = e.run) returning e.run
 """
-
-
-class DatabaseAccess(Protocol):
-    """The parts of an ``Operator`` that the register of runs needs."""
-
-    app: str
-
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a statement selects."""
 
 
 @frozen(kw_only=True)
@@ -186,18 +178,15 @@ class Register:
     The runs of a deployment with their owners. Any number of processes may use it.
 
     Args:
-        database: The client that it is done with.
+        database: The database of the deployment.
 
     Raises:
         DatabaseAway: by each call, when the database cannot be reached, or has no such tables.
     """
 
-    def __init__(self, database: DatabaseAccess) -> None:
+    def __init__(self, database: Deployment) -> None:
         self._database = database
-
-    @property
-    def _app(self) -> str:
-        return self._database.app
+        self._app = database.app
 
     async def add(self, row: RegisteredRun, key: str | None) -> str | None:
         """
@@ -253,17 +242,17 @@ class Register:
 
     async def count_try(self, run: str) -> None:
         """Count a retry of a stopped run."""
-        await self._database.rows(AGAIN, run)
+        await self._database.rows(COUNT_TRY, run)
 
-    async def promised(self) -> list[RegisteredRun]:
+    async def list_unsubmitted(self) -> list[RegisteredRun]:
         """Return registered runs that should have been submitted seconds ago and were not."""
-        late = f"select {COLUMNS} {OF_SOMEBODY} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
+        late = f"select {COLUMNS} {REGISTERED_RUNS} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - MAX_LATE_SECONDS}
         return [_parse_row(row) for row in await self._database.rows(late, given)]
 
     async def find(self, run: str) -> RegisteredRun | None:
         """Return a root run, whoever submitted it."""
-        one = f"select {COLUMNS} {OF_SOMEBODY} and v.run = %(run)s union all select {COLUMNS} {OF_NOBODY} and s.workflow_uuid = %(run)s"
+        one = f"select {COLUMNS} {REGISTERED_RUNS} and v.run = %(run)s union all select {COLUMNS} {OTHER_RUNS} and s.workflow_uuid = %(run)s"
         rows = await self._database.rows(one, {"app": self._app, "run": run})
         return _parse_row(rows[0]) if rows else None
 
@@ -299,7 +288,7 @@ class Register:
                 "(position(%(written)s in lower(v.request)) > 0 or position(%(search)s in lower(v.agent)) > 0 "
                 "or position(%(search)s in v.run) > 0)"
             )
-        found = f"(select {COLUMNS} {_join_conditions(OF_SOMEBODY, own)} order by v.created desc, v.run desc limit %(limit)s)"
+        found = f"(select {COLUMNS} {_join_conditions(REGISTERED_RUNS, own)} order by v.created desc, v.run desc limit %(limit)s)"
         if owner is None and search is None:
             others = [
                 *(["s.attributes->>'agent' = %(agent)s"] if agent is not None else []),
@@ -311,13 +300,15 @@ class Register:
                 ),
                 *([f"({STATUS}) = any(%(statuses)s)"] if statuses else []),
             ]
-            found += f" union all (select {COLUMNS} {_join_conditions(OF_NOBODY, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
+            found += f" union all (select {COLUMNS} {_join_conditions(OTHER_RUNS, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
         every = f"select * from ({found}) {NAMES} order by created desc, run desc limit %(limit)s"  # noqa: S608 - of names of ours
         return [_parse_row(row) for row in await self._database.rows(every, given)]
 
     async def counts(self) -> list[tuple[str, str, int]]:
         """Return how many registered runs there are of each agent in each state."""
-        every = f"select agent, status, count(*) from (select {COLUMNS} {OF_SOMEBODY}) {NAMES} group by agent, status"  # noqa: S608 - of names of ours
+        every = (
+            f"select agent, status, count(*) from (select {COLUMNS} {REGISTERED_RUNS}) {NAMES} group by agent, status"  # noqa: S608 - of names of ours
+        )
         found = await self._database.rows(every, {"app": self._app})
         return [(agent, status, count) for agent, status, count in found]
 

@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -22,7 +22,8 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.durable.database import DatabaseAway, convert_database_errors, open_connection, queue_name
+from stepengine.durable.database import DatabaseAway, KeptConnection, queue_name
+from stepengine.durable.deployment import Deployment, DurableRunView
 from stepengine.durable.indexes import (
     SESSION,
     session_key_sql,
@@ -31,7 +32,7 @@ from stepengine.durable.indexes import (
     turn_kind_sql,
     turn_number_sql,
 )
-from stepengine.durable.messages import parse_message_form
+from stepengine.durable.run_waits import AnswerSender, RunWaits
 from stepengine.durable.wire import Order, Reply
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
@@ -52,7 +53,6 @@ LAST_TURN_NUMBER = 2**31 - 1
 """The largest ``integer`` of PostgreSQL, so above the number of each turn."""
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
-KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
 COLUMNS = "workflow_uuid, status, attributes, queue_name, created_at, updated_at"
 KEY = session_key_sql(SESSION)
 OF_SESSION = session_turns_sql("asked.app", "asked.session")
@@ -65,7 +65,7 @@ TURNS = f"""
     where application_name = %s and attributes @> jsonb_build_object('session', %s::text)
     order by (attributes->>'turn')::int, workflow_uuid
 """  # noqa: S608
-EDGES = f"""
+DECIDING_TURNS = f"""
     select turn.* from (select %s::text as app, %s::text as session) asked,
         unnest(array['line', 'open', 'done', 'gone']) as kinds (kind),
         lateral (
@@ -77,14 +77,14 @@ EDGES = f"""
         ) turn
 """  # noqa: S608
 """The first two and the last of each kind of a session's turns, one of them maybe twice: as many of a long session as of a short one."""
-LAST = f"""
+LAST_RESULT = f"""
     select workflow_uuid, {turn_number_sql()}
     from (select %s::text as app, %s::text as session) asked, dbos.workflow_status
     where {OF_SESSION} and {turn_kind_sql()} = 'done' and {turn_number_sql()} < %s
     order by {turn_number_sql()} desc, workflow_uuid desc limit 1
 """  # noqa: S608
 """The last turn with a result that is before a number."""
-IN_LINE = f"""
+WAITING_SESSIONS = f"""
     with recursive waiting as (
         ({FIRST_IN_LINE} order by 1 limit 1)
         union all
@@ -102,56 +102,8 @@ SESSIONS = """
     from dbos.workflow_status where application_name = %s and attributes ? 'session'
     order by attributes->>'session', (attributes->>'turn')::int desc, workflow_uuid desc
 """
-NOTHING: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
+FIRST_STATE: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
 """What the first turn of a session finds."""
-SENT = """
-    select message from dbos.notifications
-    where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
-"""
-
-
-class StoppedRun(Protocol):
-    """A run that is over, as the database knows it."""
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-
-    @property
-    def state(self) -> str:
-        """Its state."""
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """What operators keep with it."""
-
-
-class Deployment(Protocol):
-    """What sessions need of an ``Operator``."""
-
-    client: Any
-    url: str
-    app: str
-
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a statement selects."""
-
-    async def run(self, run: str, /) -> StoppedRun:
-        """Return one run."""
-
-    async def list_blocking_questions(self, root: str, /) -> Sequence[Any]:
-        """Return the open questions of a tree of runs that all wait; an empty list if one of them is running."""
-
-    async def replies(self, root: str, answers: Mapping[str, Any], *, of: str) -> Sequence[Reply]:
-        """Return the messages that answer open questions."""
-
-    async def send(self, reply: Reply, /) -> None:
-        """Send one of them."""
-
-    async def enqueue(
-        self, order: Order, *, release: str | None, queue: str | None, attributes: Mapping[str, Any] | None
-    ) -> None:
-        """Put an order on a queue, unless it is there."""
 
 
 def waiting_queue_name(pool: str) -> str:
@@ -245,27 +197,29 @@ class Sessions:
     The sessions of a deployment, seen from any process.
 
     Args:
-        operator: The client that it is done with.
+        deployment: The deployment.
+        waits: Finds the questions that a turn may answer.
+        answers: Sends a turn that is an answer.
     """
 
-    def __init__(self, operator: Deployment) -> None:
-        self._operator = operator
+    def __init__(self, deployment: Deployment, waits: RunWaits, answers: AnswerSender) -> None:
+        self._deployment = deployment
+        self._waits = waits
+        self._answers = answers
         self._mine = asyncio.Lock()
-        self._own: Any = None
+        self._locks = KeptConnection(deployment.url)
 
     async def close(self) -> None:
-        """Give the connection back."""
-        own, self._own = self._own, None
-        if own is not None:
-            await own.close()
+        """Close the connection that holds the locks of sessions."""
+        await self._locks.close()
 
     @contextlib.asynccontextmanager
     async def _lock_session(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
         """Lock the order of turns in a session; without *waits*, yield ``False`` if another process has the lock."""
-        name = f"stepengine-session:{self._operator.app}:{session}"
+        name = f"stepengine-session:{self._deployment.app}:{session}"
         while True:
             async with self._mine:
-                if await self._try_lock(name):
+                if await self._execute_lock(LOCK, name):
                     try:
                         yield True
                     finally:
@@ -278,30 +232,20 @@ class Sessions:
             # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
 
-    async def _try_lock(self, name: str) -> bool:
+    async def _execute_lock(self, statement: str, name: str) -> bool:
         try:
-            return await self._execute_lock(LOCK, name)
-        except DatabaseAway:
-            # One that was kept does not know that the database was started again since.
-            return await self._execute_lock(LOCK, name)
-
-    async def _execute_lock(self, statement: str, *values: object) -> bool:
-        if self._own is None or self._own.closed or self._own.broken:
-            self._own = await open_connection(self._operator.url)
-        try:
-            with convert_database_errors(self._operator.url):
-                (said,) = await (await self._own.execute(statement, values)).fetchone()
-                return bool(said)
+            ((said,),) = await self._locks.rows(statement, name)
+            return bool(said)
         except BaseException:
             # Whoever is interrupted here may have the lock: it goes with its connection.
-            await self.close()
+            await self._locks.close()
             raise
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def all(self) -> list[DurableSessionView]:
         """Return all sessions, in the order of their ids; raises ``DatabaseAway``."""
-        rows = await self._operator.rows(SESSIONS, self._operator.app)
+        rows = await self._deployment.rows(SESSIONS, self._deployment.app)
         return [
             DurableSessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
             for name, number, state, agent, updated in rows
@@ -309,11 +253,14 @@ class Sessions:
 
     async def turns(self, session: str) -> list[TurnView]:
         """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
-        return [_parse_turn(row) for row in await self._operator.rows(TURNS, self._operator.app, session)]
+        return [_parse_turn(row) for row in await self._deployment.rows(TURNS, self._deployment.app, session)]
 
-    async def in_line(self) -> list[str]:
-        """Return the sessions with a waiting turn; raises ``DatabaseAway``."""
-        return [session for (session,) in await self._operator.rows(IN_LINE, self._operator.app, self._operator.app)]
+    async def list_waiting_sessions(self) -> list[str]:
+        """Return the ids of the sessions with a waiting turn; raises ``DatabaseAway``."""
+        return [
+            session
+            for (session,) in await self._deployment.rows(WAITING_SESSIONS, self._deployment.app, self._deployment.app)
+        ]
 
     async def load(self, session: str) -> Session:
         """
@@ -331,7 +278,7 @@ class Sessions:
         if not turns:
             return empty
         under_way = next((turn for turn in turns if turn.blocks and not turn.is_in_line), None)
-        _, form = await self.last(session)
+        _, form = await self.find_last_result(session)
         info = attrs.evolve(
             empty.info,
             agent_id=turns[-1].agent,
@@ -355,21 +302,23 @@ class Sessions:
 
     async def rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
         """Return the rules that people made in a session by allowing something for good, as policy files have them."""
-        _, form = await self.last(session)
+        _, form = await self.find_last_result(session)
         return () if form is None else tuple(form["session"]["rules"])
 
-    async def last(self, session: str, before: int = LAST_TURN_NUMBER) -> tuple[str | None, Mapping[str, Any] | None]:
+    async def find_last_result(
+        self, session: str, before: int = LAST_TURN_NUMBER
+    ) -> tuple[str | None, Mapping[str, Any] | None]:
         """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
-        while rows := await self._operator.rows(LAST, self._operator.app, session, before):
+        while rows := await self._deployment.rows(LAST_RESULT, self._deployment.app, session, before):
             ((run, before),) = rows
-            found = await self._operator.client.list_workflows_async(workflow_ids=[run], load_input=False)
+            found = await self._deployment.client.list_workflows_async(workflow_ids=[run], load_input=False)
             if found:
                 return run, found[0].output
         return None, None
 
     async def _list_deciding_turns(self, session: str) -> list[TurnView]:
         """Return the first and the last turn of each kind in a session, in their order; they determine the next turn."""
-        rows = await self._operator.rows(EDGES, self._operator.app, session)
+        rows = await self._deployment.rows(DECIDING_TURNS, self._deployment.app, session)
         return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.place)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
@@ -384,21 +333,21 @@ class Sessions:
             InputError: when the id of the session cannot be stored.
             SessionError: when it is none.
         """
-        session, operator = check_id(order.info.session_id or ""), self._operator
+        session, deployment = check_id(order.info.session_id or ""), self._deployment
         if "\0" in session:
             msg = f"the session id {session!r} holds a NUL, which the database does not store"
             raise InputError(msg, issues=("session_id",))
         async with self._lock_session(session):
-            if not await operator.rows(KNOWN, order.root):
+            if not await deployment.has_run(order.root):
                 number = 1 + max([turn.number for turn in await self._list_deciding_turns(session)], default=0)
-                await operator.enqueue(
+                await deployment.enqueue(
                     attrs.evolve(order, turn=number),
                     release=release,
                     queue=waiting_queue_name(order.pool),
                     attributes={"session": session, "turn": number},
                 )
             await self._advance_locked(session)
-        view = await operator.run(order.root)
+        view = await deployment.run(order.root)
         if view.attributes.get("rejected"):
             raise AnswerRejected(view.attributes["rejected"])
 
@@ -409,7 +358,7 @@ class Sessions:
         pause = IDLE_LOOK_SECONDS
         while True:
             try:
-                waiting = await self.in_line()
+                waiting = await self.list_waiting_sessions()
             except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
                 if not isinstance(error, DatabaseAway):
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
@@ -435,7 +384,7 @@ class Sessions:
             return False
 
     async def advance(self, session: str) -> bool:
-        """Apply the actions for the first waiting turns; return whether any was, ``False`` if another process has the lock."""
+        """Start or deliver the first waiting turns of a session; return ``False`` if none was ready, or another process has the lock."""
         if await self._find_next_action(session) is None:
             return False
         # Whoever has the lock moves it on.
@@ -464,32 +413,30 @@ class Sessions:
 
     async def _make_answer_action(self, turn: TurnView, asking: TurnView) -> _TurnAction | None:
         """Return the action that answers the questions of the turn before; ``None`` if it has none for this turn."""
-        operator = self._operator
         if asking.agent != turn.agent or asking.state != "PENDING":
             return None
-        asked = await operator.list_blocking_questions(asking.run)
+        asked, _ = await self._waits.find_suspended(asking.run)
         if not asked:
             return None
-        found = await operator.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
+        found = await self._deployment.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
         order = Order.from_form(found[0].input["args"][0])
         given = dict(order.answers) or ({asked[0].questions[0].id: order.prompt} if order.prompt else {})
         if not given or order.previous is not None:
             return None
         try:
-            replies = await operator.replies(asking.run, given, of=turn.run)
+            replies = await self._answers.make_replies(asking.run, given, sender=turn.run)
         except AnswerRejected as error:
             return _TurnAction(turn=turn, problem=error.message)
         return _TurnAction(turn=turn, asking=asking.run, replies=tuple(replies))
 
     async def _make_delivery_action(self, turn: TurnView) -> _TurnAction:
-        view = await self._operator.run(turn.run)
+        view = await self._deployment.run(turn.run)
         replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
         return _TurnAction(turn=turn, asking=turn.answered, replies=replies)
 
     async def _apply_action(self, move: _TurnAction) -> bool:
         """Apply the action for a turn; repeating it changes nothing. Return whether the next turn may follow."""
-        operator, turn = self._operator, move.turn
-        client = operator.client
+        client, turn = self._deployment.client, move.turn
         if move.problem:
             await client.update_workflow_attributes_async(turn.run, {"rejected": move.problem}, merge=True)
             await client.cancel_workflow_async(turn.run)
@@ -503,8 +450,8 @@ class Sessions:
         noted = {"answered": move.asking, "replies": replies}
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)
         for reply in move.replies:
-            await operator.send(reply)
-        if not await self._is_reply_accepted(move.replies[0]):
+            await self._answers.send(reply)
+        if not await self._answers.is_accepted(move.replies[0]):
             # Somebody else answered at the same moment.
             forgotten = {"answered": None, "replies": None}
             await client.update_workflow_attributes_async(turn.run, forgotten, merge=True)
@@ -512,14 +459,10 @@ class Sessions:
         await client.cancel_workflow_async(turn.run)
         return True
 
-    async def _is_reply_accepted(self, reply: Reply) -> bool:
-        rows = await self._operator.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
-        return bool(rows) and parse_message_form(rows[0][0]).get("of") == reply.message["of"]
-
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def stopping(self, view: StoppedRun) -> AsyncIterator[None]:
+    async def lock_turn(self, view: DurableRunView) -> AsyncIterator[None]:
         """Keep a turn from starting while it is cancelled."""
         if "turn" not in view.attributes:
             yield
@@ -527,23 +470,23 @@ class Sessions:
         async with self._lock_session(view.attributes["session"]):
             yield
 
-    async def hold(self, view: StoppedRun) -> None:
-        """Let the session of a turn wait for it although it is cancelled; ``again`` and ``give_up`` end that."""
+    async def hold(self, view: DurableRunView) -> None:
+        """Let the session of a turn wait for it although it is cancelled; ``retry_turn`` and ``give_up`` end that."""
         if "turn" in view.attributes:
-            await self._operator.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
+            await self._deployment.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
-    async def give_up(self, view: StoppedRun) -> bool:
+    async def give_up(self, view: DurableRunView) -> bool:
         """Let a session continue without a stopped turn; return whether it waited for that turn."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
         if "turn" not in view.attributes or not stopped:
             return False
         news = {"held": None} if is_held else {"given_up": True}
-        await self._operator.client.update_workflow_attributes_async(view.id, news, merge=True)
+        await self._deployment.client.update_workflow_attributes_async(view.id, news, merge=True)
         return True
 
     @contextlib.asynccontextmanager
-    async def again(self, view: StoppedRun) -> AsyncIterator[None]:
+    async def retry_turn(self, view: DurableRunView) -> AsyncIterator[None]:
         """
         Check that a stopped turn can be retried, and lock its session for the block.
 
@@ -571,7 +514,7 @@ class Sessions:
                 raise JournalError(msg)
             yield
             free = {"held": None, "given_up": None}
-            await self._operator.client.update_workflow_attributes_async(view.id, free, merge=True)
+            await self._deployment.client.update_workflow_attributes_async(view.id, free, merge=True)
 
 
 def _parse_turn(row: Sequence[Any]) -> TurnView:
@@ -598,9 +541,9 @@ def _parse_time(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-async def resolve_answered_run(operator: Deployment, run: str) -> str:
+async def resolve_answered_run(deployment: Deployment, run: str) -> str:
     """Return the run that has the result of *run*: itself, or the run that it answered."""
-    attributes = (await operator.run(run)).attributes
+    attributes = (await deployment.run(run)).attributes
     answered: str = attributes.get("answered") or run
     return answered
 
@@ -615,12 +558,12 @@ async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]
     is_known = False
     while not is_known:
         try:
-            after, form = await sessions.last(session, order.turn)
+            after, form = await sessions.find_last_result(session, order.turn)
             is_known = True
         except DatabaseAway:
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
-        return {"after": None, "state": None, "session": NOTHING}
+        return {"after": None, "state": None, "session": FIRST_STATE}
     return {"after": after, "state": _get_state_after(form), "session": form["session"]}
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 PAGE_STEPS = 100
 """Most runs have fewer steps and take one query; a page of long results must fit in memory."""
 
@@ -34,6 +35,11 @@ class ReservedStep(NamedTuple):
         """The number of the step in the database."""
         number: int = self.reservation.step_id
         return number
+
+
+def run_outside(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start work in a context of its own: in that of the workflow DBOS would take it for a step, or for a part of one."""
+    return asyncio.create_task(work, context=contextvars.Context())
 
 
 class StepRecords:
@@ -76,9 +82,8 @@ class StepRecords:
         return bool(known)
 
     async def _read_next_page(self) -> None:
-        # In a context of its own: within the workflow's context the query would be a step.
         query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
-        page = await asyncio.create_task(query, context=contextvars.Context())
+        page = await run_outside(query)
         self._known.update({step["function_id"]: step for step in page})
         self._read += len(page)
         self._is_complete = len(page) < PAGE_STEPS

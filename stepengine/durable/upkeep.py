@@ -19,10 +19,12 @@ from stepengine.durable.database import (
     WORKFLOW,
     DatabaseAway,
     convert_database_errors,
+    fetch_value,
     open_connection,
     parse_database_url,
 )
 from stepengine.durable.database import migrate as make_tables
+from stepengine.durable.deployment import OVER
 from stepengine.durable.indexes import (
     child_condition_sql,
     create_indexes,
@@ -31,12 +33,12 @@ from stepengine.durable.indexes import (
     turn_kind_sql,
     turn_number_sql,
 )
-from stepengine.durable.operate import OVER, Operator
+from stepengine.durable.operate import Operator
 from stepengine.durable.process import LOCK, ExecutorBusy, release_lock_name, worker_lock_name
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
-from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
+from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_kind
 from stepengine.durable.workers import create_worker_table, list_workers
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import LOGGER
@@ -255,15 +257,6 @@ class Upkeep:
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
 
-    @contextlib.asynccontextmanager
-    async def _open_connection(self) -> AsyncIterator[Any]:
-        """Give a connection of its own, since a lock belongs to its connection."""
-        made = await open_connection(self._operator.url)
-        try:
-            yield made
-        finally:
-            await made.close()
-
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def overview(self, *, check: bool = False) -> Overview:
@@ -276,7 +269,7 @@ class Upkeep:
         Raises:
             DatabaseAway: when the database cannot be reached.
         """
-        async with self._open_connection() as own:
+        async with await open_connection(self._operator.url) as own:
             rows = await _fetch_all(own, STATES, WORKFLOW, self._operator.app)
             now, states, oldest = time.time(), dict[str, int](), dict[str, float]()
             for state, count, created, *_ in rows:
@@ -313,12 +306,12 @@ class Upkeep:
 
     async def queues(self) -> list[QueueView]:
         """Return the queues with their settings in the database."""
-        return [QueueView(*row) for row in await self._operator.rows(QUEUES, self._operator.app)]
+        return [QueueView(*row) for row in await self._operator.deployment.rows(QUEUES, self._operator.app)]
 
     async def rates(self) -> list[RateView]:
         """Return the shared rate limits and their current use."""
-        ((is_there,),) = await self._operator.rows(HAS_RATES)
-        found = await self._operator.rows(RATES) if is_there else ()
+        ((is_there,),) = await self._operator.deployment.rows(HAS_RATES)
+        found = await self._operator.deployment.rows(RATES) if is_there else ()
         return [RateView(row[0], *[int(count) for count in row[1:]]) for row in found]
 
     async def unfinished(self, release: str) -> list[str]:
@@ -328,7 +321,7 @@ class Upkeep:
         Raises:
             DatabaseAway: when the database cannot be reached.
         """
-        rows = await self._operator.rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
+        rows = await self._operator.deployment.rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
         return [row[0] for row in rows]
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -349,7 +342,7 @@ class Upkeep:
             ExecutorBusy: when the worker is alive, or somebody else is taking over.
             DatabaseAway: when the database cannot be reached.
         """
-        async with self._open_connection() as own:
+        async with await open_connection(self._operator.url) as own:
             got = await self._try_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
@@ -368,7 +361,7 @@ class Upkeep:
         """Try for *seconds* to take the lock of a worker; return whether it succeeded."""
         until = time.monotonic() + seconds
         while True:
-            (got,) = (await _fetch_all(own, LOCK, worker_lock_name(executor)))[0]
+            ((got,),) = await _fetch_all(own, LOCK, worker_lock_name(executor))
             if got or time.monotonic() >= until:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
@@ -383,7 +376,7 @@ class Upkeep:
     async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
         operator, run = self._operator, status.workflow_id
         # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
-        (last, name) = next(iter(await operator.rows(LAST_STEP, run)), (0, ""))
+        (last, name) = next(iter(await operator.deployment.rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
         stuck = known.get("step") == last and not _is_wait_step(name)
@@ -394,10 +387,10 @@ class Upkeep:
         counted = {"takeover": {"times": times, "step": last}}
         if is_poison:
             counted["poison"] = {"executor": executor, "step": last}
-            await operator.client.update_workflow_attributes_async(run, counted, merge=True)
+        await operator.client.update_workflow_attributes_async(run, counted, merge=True)
+        if is_poison:
             await operator.client.cancel_workflow_async(run, cancel_children=True)
             return TakenOver(run, executor, "poison", times)
-        await operator.client.update_workflow_attributes_async(run, counted, merge=True)
         await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.queue_of(run))
         return TakenOver(run, executor, "resumed", times)
 
@@ -414,7 +407,7 @@ class Upkeep:
         away: dict[str, float] = {}
         while True:
             with contextlib.suppress(DatabaseAway), convert_database_errors(self._operator.url):
-                async with self._open_connection() as own:
+                async with await open_connection(self._operator.url) as own:
                     await own.execute(ELECT, (f"stepengine-takeover:{self._operator.app}",))
                     while True:
                         for taken in await self._requeue_runs_of_dead_workers(own, away, grace):
@@ -467,7 +460,7 @@ class Upkeep:
             msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
             raise DefinitionError(msg)
         before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
-        async with self._open_connection() as own:
+        async with await open_connection(self._operator.url) as own:
             while True:
                 limit = 10**9 if dry_run else BATCH_RUNS
                 over = list(OVER)
@@ -484,7 +477,7 @@ class Upkeep:
 
 def _is_wait_step(name: str) -> bool:
     """Return whether a step, the last of a run, says that it waits: for an answer, or for a run below it."""
-    return kind_of(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
+    return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
 async def _fetch_all(own: Any, sql: str, *given: Any) -> list[Any]:
@@ -493,13 +486,13 @@ async def _fetch_all(own: Any, sql: str, *given: Any) -> list[Any]:
 
 
 async def _is_lock_held(own: object, name: str) -> bool:
-    return bool((await _fetch_all(own, HELD, name))[0][0])
+    return bool(await fetch_value(own, HELD, name))
 
 
 async def _count_unreadable_rows(own: object, table: str) -> int:
     """Return how many rows of a table are neither portable JSON nor empty."""
     sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
-    return int((await _fetch_all(own, sql))[0][0])
+    return int(await fetch_value(own, sql))
 
 
 async def migrate(url: str, *, role: str | None = None) -> None:

@@ -247,9 +247,7 @@ class Seed:
 # --- outcomes -----------------------------------------------------------------------------------------------------------
 
 
-def encode_outcome(
-    seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[object] = (), writes: Sequence[object] = ()
-) -> dict[str, Any]:
+def encode_outcome(seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[object] = ()) -> dict[str, Any]:
     """Return the stored form of an outcome, without known secrets; never fails."""
     if isinstance(outcome, Stop):
         error = encode_error(outcome.error) if outcome.error is not None else None
@@ -263,7 +261,6 @@ def encode_outcome(
         members = to_portable_json(outcome_members(Failure(StepEngineError(msg))))
     form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
     form |= {"attempts": to_portable_json({"": list(attempts)})[""]} if attempts else {}
-    form |= {"writes": to_portable_json({"": list(writes)})[""]} if writes else {}
     if redactor.suspicious(compact(form)):
         form = dict(redactor.value(form))
     return form

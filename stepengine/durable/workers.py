@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine.durable.database import get_missing_rights_error, quote_name
+from stepengine.durable.database import fetch_value, get_missing_rights_error, hold_lock, quote_name
 from stepengine.runtime.logs import LOGGER
 
-LOCK = "select pg_advisory_lock(hashtextextended('stepengine-workers', 0))"
-UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-workers', 0))"
+LOCK = "stepengine-workers"
 THERE = "select to_regclass('stepengine.workers') is not null"
 TABLES = (
     "create schema if not exists stepengine",
@@ -34,8 +33,7 @@ WORKERS = "select executor, release from stepengine.workers where app = %s order
 
 async def has_worker_table(own: Any) -> bool:
     """Return whether the database has the list; it has none if no role was allowed to create it."""
-    (is_there,) = await (await own.execute(THERE)).fetchone()
-    return bool(is_there)
+    return bool(await fetch_value(own, THERE))
 
 
 async def create_worker_table(own: Any, *, role: str | None = None) -> None:
@@ -44,18 +42,16 @@ async def create_worker_table(own: Any, *, role: str | None = None) -> None:
 
     Where the role may not make it, there is none: workers without runs are not shown then.
     """
-    await own.execute(LOCK)
-    try:
-        for statement in () if await has_worker_table(own) else TABLES:
-            await own.execute(statement)
-        for grant in GRANTS if role is not None else ():
-            await own.execute(f"{grant} to {quote_name(role or '')}")
-    except get_missing_rights_error():
-        LOGGER.warning(
-            "the list of workers is missing, and this role may not make it: run `stepengine deploy migrate` with one that may"
-        )
-    finally:
-        await own.execute(UNLOCK)
+    async with hold_lock(own, LOCK):
+        try:
+            for statement in () if await has_worker_table(own) else TABLES:
+                await own.execute(statement)
+            for grant in GRANTS if role is not None else ():
+                await own.execute(f"{grant} to {quote_name(role or '')}")
+        except get_missing_rights_error():
+            LOGGER.warning(
+                "the list of workers is missing, and this role may not make it: run `stepengine deploy migrate` with one that may"
+            )
 
 
 async def add_worker(own: Any, app: str, executor: str, pool: str, release: str) -> None:

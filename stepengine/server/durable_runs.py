@@ -23,8 +23,8 @@ from stepengine.data.codec import plain
 from stepengine.data.questions import AnswerLike
 from stepengine.data.visible import cut_end
 from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Upkeep, migrate
-from stepengine.durable.operate import make_question_waits
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
+from stepengine.durable.run_waits import make_question_waits
 from stepengine.durable.schedules import list_schedule_states
 from stepengine.engine.scheduler import ScheduleStatus
 from stepengine.errors import InputError, JournalError, LimitExceeded, StepEngineError
@@ -94,7 +94,7 @@ class _DurableStore:
     @property
     def register(self) -> Register:
         """The table of the runs that servers started: owner, request, idempotency key."""
-        return Register(self.engine.operator)
+        return Register(self.engine.operator.deployment)
 
     async def usage(self, owner: str) -> QuotaUsage:
         """Return the number of open runs and the stored bytes of an owner."""
@@ -304,7 +304,9 @@ class DurableReader:
             found = await self._store.register.listed(
                 owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
             )
-            suspended = await self._store.operator.resting([row.run for row in found if row.status == "running"])
+            suspended = await self._store.operator.run_waits.list_suspended(
+                [row.run for row in found if row.status == "running"]
+            )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
             shown += [row for row in rows if not statuses or row.status in statuses or _matches_started(row, statuses)]
             if len(found) < limit or len(shown) >= limit:
@@ -332,7 +334,7 @@ class DurableReader:
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
-        suspended = await operator.resting([row.run]) if row.status != "started" else {}
+        suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
         is_suspended = row.run in suspended
         asked, left = suspended[row.run] if is_suspended else (await operator.waiting(row.run), [])
         return ServedRun(
@@ -422,10 +424,10 @@ class DurableWatcher:
             raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
         shared = self._get_shared_events(row)
         await shared.place(after)
-        if shared.is_resting:
+        if shared.is_suspended:
             # It may have been answered since, and a client that is told that nothing follows does not ask again.
             await shared.look()
-        return shared.is_over or shared.is_resting
+        return shared.is_over or shared.is_suspended
 
     def position(self, after: str | None) -> None:
         """Return ``None``: at every server, the id of an event alone is the position of a client."""
@@ -638,7 +640,7 @@ class DurableRuns:
         try:
             if setting.migrate:
                 await create_register_tables(setting.url)
-            await self._store.register.promised()
+            await self._store.register.list_unsubmitted()
             if self._schedules:
                 await self._stack.enter_async_context(DurableScheduler(engine, self._schedules))
         except BaseException:
@@ -664,12 +666,12 @@ class DurableRuns:
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    promised = await self._store.register.promised()
+                    unsubmitted = await self._store.register.list_unsubmitted()
                     if time.monotonic() - tidied >= TIDY_SECONDS:
                         await self._store.register.tidy()
                         tidied = time.monotonic()
                 self.is_ready, self.is_away = True, False
-                for row in promised:
+                for row in unsubmitted:
                     await self.launcher.submit_left_behind(row)
             except (DatabaseAway, TimeoutError):
                 self.is_ready, self.is_away = False, True

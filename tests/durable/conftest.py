@@ -65,13 +65,14 @@ def template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 OFTEN = {
-    "engine.FIRST_POLL_SECONDS": 0.02,
-    "messages.DELIVERY_SECONDS": 0.05,
-    "operate.WAIT_SECONDS": 0.01,
+    "child_runs.CHILD_POLL_SECONDS": 0.02,
+    "deployment.WAIT_SECONDS": 0.01,
+    "message_delivery.DELIVERY_SECONDS": 0.05,
     "process.WATCH_SECONDS": 0.05,
     "rates.FIRST_AWAY_SECONDS": 0.02,
     "rates.MIN_LOOK_SECONDS": 0.02,
-    "steps.CHILD_POLL_SECONDS": 0.02,
+    "run_results.FIRST_POLL_SECONDS": 0.02,
+    "run_waits.WAIT_SECONDS": 0.01,
 }
 """Seconds between looks at the database, where nobody else looks."""
 

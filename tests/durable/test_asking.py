@@ -126,7 +126,7 @@ async def sent(operator: Operator, run: str) -> list[dict]:
     """
     What waits in the database for a run.
     """
-    rows = await operator.rows("select message from dbos.notifications where destination_uuid = %s", run)
+    rows = await operator.deployment.rows("select message from dbos.notifications where destination_uuid = %s", run)
     return [json.loads(message) for (message,) in rows]
 
 
@@ -158,7 +158,9 @@ async def five_hundred(db: str, until) -> float:
 
         async def waiting():
             return len(
-                await worker.operator.rows("select 1 from dbos.operation_outputs where function_name like 'ask:%%'")
+                await worker.operator.deployment.rows(
+                    "select 1 from dbos.operation_outputs where function_name like 'ask:%%'"
+                )
             )
 
         runs: list[str] = []

@@ -475,7 +475,7 @@ async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
             await worker.operator.say(run, word)
 
             async def is_there():
-                return any(each.tree is not None and each.tree.inboxes.root for each in worker._process.runs)
+                return any(each.end.tree is not None and each.tree.inboxes.root for each in worker._process.runs)
 
             await until(is_there)
             result = await worker.resume(run, answers={result.pending_questions[0].id: "yes"})

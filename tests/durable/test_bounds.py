@@ -31,6 +31,7 @@ from stepengine import (
     tool,
 )
 from stepengine.durable import DatabaseAway, DurableEngine, Operator
+from stepengine.durable.deployment import Deployment
 from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepEngineError
 from stepengine.testing import RunScript, ScriptedModel
 
@@ -164,7 +165,7 @@ async def test_planted_pickle_is_rejected_and_not_executed(db: str, tmp_path: Pa
                 "where workflow_uuid = %s and function_name like 'tool:%%'",
                 (row, run),
             )
-        for read in (worker.operator.steps, worker.export):
+        for read in (worker.operator.deployment.steps, worker.export):
             with pytest.raises(JournalCorrupt, match="never read"):
                 await read(run)
 
@@ -329,6 +330,6 @@ async def test_limits_that_ask_are_rejected_on_construction():
     with pytest.raises(InputError, match=r"this run of 'deeper' has Limits\(ask=True\)"):
         await engine([DEEPER], url).submit(DEEPER, "", limits=asking)
     with pytest.raises(InputError, match=r"this run of 'deeper' has Limits\(ask=True\)"):
-        await Operator(SimpleNamespace(destroy=None), url, app="stepengine", pool="default").submit(
+        await Operator(Deployment(SimpleNamespace(destroy=None), url, app="stepengine"), pool="default").submit(
             "deeper", limits=asking
         )

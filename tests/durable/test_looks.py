@@ -15,8 +15,8 @@ from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_name
+from stepengine.durable.executions import WorkflowSteps
 from stepengine.durable.indexes import create_indexes
-from stepengine.durable.steps import DurableRun
 from tests.cases import case
 
 from .shared import worker_of
@@ -74,7 +74,7 @@ async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
             assert ["run `stepengine deploy migrate`" in record.getMessage() for record in caplog.records] == [True]
             await operator.submit("chat", "a", info=RunInfo("s"))
             await operator.submit("chat", "b", info=RunInfo("s"))
-            assert ["s"] == await operator.sessions.in_line()
+            assert ["s"] == await operator.sessions.list_waiting_sessions()
             caplog.clear()
             # Several may make them at once, and a second time there is nothing to do.
             await asyncio.gather(migrate(db), migrate(db))
@@ -118,13 +118,13 @@ async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pyte
     """
     Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
     """
-    step = DurableRun.step
+    step = WorkflowSteps.step
 
     async def slowly(self: Any, name: str, *given: Any) -> Any:
         await asyncio.sleep(1.5 if name.startswith("ask:") else 0)
         return await step(self, name, *given)
 
-    monkeypatch.setattr(DurableRun, "step", slowly)
+    monkeypatch.setattr(WorkflowSteps, "step", slowly)
     async with worker_of([MANY], db) as worker:
         run = await worker.submit(MANY, "go")
         async for event in worker.events(run):

@@ -292,10 +292,10 @@ async def test_starts_of_runs_are_limited_across_workers(db: str, until):
     async with engine(db, starts_per_minute=3) as worker:
         runs = [await worker.submit(ASKS, "") for _ in range(5)]
         states = "select count(*) from dbos.workflow_status where status = %s"
-        first = await until(lambda: worker.operator.rows(states, "SUCCESS"), lambda found: found >= [(3,)])
+        first = await until(lambda: worker.operator.deployment.rows(states, "SUCCESS"), lambda found: found >= [(3,)])
         (queue,) = [queue for queue in await Upkeep(worker.operator).queues() if queue.name == "se.default.d0"]
         assert [(3,)] == first
-        assert [(2,)] == await worker.operator.rows(states, "ENQUEUED")
+        assert [(2,)] == await worker.operator.deployment.rows(states, "ENQUEUED")
         assert (3, 60.0) == (queue.limit, queue.period)
         # A minute later.
         rows(
@@ -315,7 +315,9 @@ async def test_global_concurrency_limits_root_runs_across_workers(db: str, until
         runs = [await worker.submit(HOLDS, str(number)) for number in range(4)]
         await until(begun, lambda count: 2 == count)
         view = await Upkeep(worker.operator).queues()
-        states = dict(await worker.operator.rows("select status, count(*) from dbos.workflow_status group by status"))
+        states = dict(
+            await worker.operator.deployment.rows("select status, count(*) from dbos.workflow_status group by status")
+        )
         assert {"PENDING": 2, "ENQUEUED": 2} == states
         assert {"se.default.d0": (2, 2)} == {
             queue.name: (queue.global_concurrency, queue.worker_concurrency)

@@ -425,7 +425,7 @@ async def heard_by(worker: DurableEngine, count: int, until) -> None:
     """
 
     async def there():
-        trees = [run.tree for run in worker._process.runs if run.tree is not None]
+        trees = [run.tree for run in worker._process.runs if run.end.tree is not None]
         return sum(len(tree.inboxes.root) for tree in trees)
 
     await until(there, lambda found: found == count)
@@ -481,7 +481,7 @@ async def test_turn_held_for_an_abandoned_move_can_be_cancelled(db: str):
 @pytest.mark.deep
 async def test_failed_lookup_does_not_stop_turns(db: str, monkeypatch):
     async with engine([CHAT], db, polling=0.05) as worker, await Operator.connect(db) as operator:
-        mine, failures = worker.operator.rows, []
+        mine, failures = worker.operator.deployment.rows, []
 
         async def rows(statement, *values):
             if not failures:
@@ -489,12 +489,12 @@ async def test_failed_lookup_does_not_stop_turns(db: str, monkeypatch):
                 raise RuntimeError("cached plan must not change result type")
             return await mine(statement, *values)
 
-        monkeypatch.setattr(worker.operator, "rows", rows)
+        monkeypatch.setattr(worker.operator.deployment, "rows", rows)
         for _ in range(1_000):
             if failures:
                 break
             await asyncio.sleep(0.05)
-        monkeypatch.setattr(worker.operator, "rows", mine)
+        monkeypatch.setattr(worker.operator.deployment, "rows", mine)
         await operator.submit("chat", "a", info=RunInfo("s"))
         run = await operator.submit("chat", "b", info=RunInfo("s"))
         result = await asyncio.wait_for(worker.result(run), 50)

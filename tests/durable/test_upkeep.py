@@ -24,6 +24,7 @@ from stepengine import AgentDefinition
 from stepengine.cli.app import app
 from stepengine.durable import Operator, Upkeep
 from stepengine.durable import upkeep as upkeep_module
+from stepengine.durable.database import open_connection
 from stepengine.durable.process import LOCK, worker_lock_name
 from tests import forked_processes
 
@@ -258,7 +259,7 @@ async def test_idle_worker_is_listed_while_alive(db: str) -> None:
     async with await Operator.connect(db) as operator:
         async with worker_of([agent], db, executor="idle-1", release="r1"):
             alive = (await Upkeep(operator).overview()).executors
-            await operator.rows(
+            await operator.deployment.rows(
                 "insert into stepengine.workers values ('stepengine', 'dead-1', 'default', 'r0') returning 1"
             )
             beside = (await Upkeep(operator).overview()).executors
@@ -282,7 +283,7 @@ async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
         await operator.submit("nobody", id="a")
         assert (await Upkeep(operator).overview(check=True)).unreadable == {}
 
-        await operator.rows("update dbos.workflow_status set serialization = 'py_pickle' returning 1")
+        await operator.deployment.rows("update dbos.workflow_status set serialization = 'py_pickle' returning 1")
 
         assert (await Upkeep(operator).overview(check=True)).unreadable == {"workflow_status": 1}
         assert (await Upkeep(operator).overview()).unreadable is None
@@ -295,7 +296,7 @@ async def died_with(operator: Operator, *runs: str) -> None:
     for run in runs:
         await operator.submit("nobody", id=run)
     mark = "update dbos.workflow_status set status = 'PENDING', executor_id = 'dead-' || workflow_uuid returning 1"
-    await operator.rows(mark)
+    await operator.deployment.rows(mark)
 
 
 async def test_failed_takeover_does_not_block_other_takeovers(db: str, monkeypatch) -> None:
@@ -331,7 +332,7 @@ async def test_takeover_waits_until_the_lock_is_released(db: str, monkeypatch) -
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
         upkeep = Upkeep(operator)
-        async with upkeep._open_connection() as own:
+        async with await open_connection(operator.url) as own:
             await own.execute(LOCK, (worker_lock_name("dead-a"),))
             asked = asyncio.create_task(upkeep.takeover("dead-a"))
             await looked.wait()
@@ -348,7 +349,7 @@ async def test_takeover_ignores_unreadable_records(db: str) -> None:
     )
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
-        await operator.rows(written)
+        await operator.deployment.rows(written)
         (taken,) = await Upkeep(operator).takeover("dead-a")
 
     assert ("resumed", 1) == (taken.outcome, taken.times)
@@ -361,18 +362,18 @@ async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
             await operator.submit("nobody", id=run)
         mark = "update dbos.workflow_status set status = %s, completed_at = %s where workflow_uuid = %s returning 1"
         for run in ("a", "a_b", "aXb"):
-            await operator.rows(mark, "SUCCESS", 1, run)
+            await operator.deployment.rows(mark, "SUCCESS", 1, run)
         # A child of `aXb`, which the pattern of `a_b` must not take for its own, is still under way.
         copied = (
             "insert into dbos.workflow_status (workflow_uuid, status, name, created_at, updated_at, application_name) "
             "values ('aXb/0', 'PENDING', 'stepengine.run', 1, 1, 'stepengine') returning 1"
         )
-        await operator.rows(copied)
+        await operator.deployment.rows(copied)
 
         assert await Upkeep(operator).collect(0, dry_run=True) == ["a", "a_b"]
         assert await Upkeep(operator).collect(10**10) == []
         assert await Upkeep(operator).collect(0) == ["a", "a_b"]
-        left = await operator.rows("select workflow_uuid from dbos.workflow_status order by 1")
+        left = await operator.deployment.rows("select workflow_uuid from dbos.workflow_status order by 1")
         assert [row[0] for row in left] == ["aXb", "aXb/0", "c"]
 
 

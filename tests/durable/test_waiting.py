@@ -175,7 +175,7 @@ async def test_mailbox_moves_with_the_run_of_a_journal(db: str, tmp_path):
 async def test_sleeping_run_is_cancelled_at_once(db: str, until):
     async with worker_of([LONG], db) as engine:
         run = await engine.submit("long")
-        await until(lambda: engine.operator.waits(run))
+        await until(lambda: engine.operator.run_waits.list_waits([run]))
         await engine.cancel(run)
         result = await engine.result(run)
         assert "cancelled" == result.status.value
@@ -281,7 +281,7 @@ async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Worke
             return any(view.id == f"{run}/{path}" and view.is_over for view in await engine.operator.tree(run))
 
         async def waits_for_children() -> bool:
-            return any(wait.kind == "child" for _, wait in await engine.operator.waits(run))
+            return any(wait.kind == "child" for _, wait in await engine.operator.run_waits.list_waits([run]))
 
         (waiting,) = await until(asked, seconds=60)
         for name in ("worker-1", "worker-2", "worker-1"):  # whichever has the run, and its children
@@ -331,14 +331,16 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         run = "every-minute-20260101T120300Z"
         told = one.book.load_known_schedules()["every-minute"]
         assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
-        assert [run] == [row for (row,) in await engine.operator.rows("select workflow_uuid from dbos.workflow_status")]
+        assert [run] == [
+            row for (row,) in await engine.operator.deployment.rows("select workflow_uuid from dbos.workflow_status")
+        ]
         # One that died after it had claimed a time, and before it was submitted.
         died = noon + timedelta(minutes=4)
         assert one.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
         assert not other.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
         await other.tick(died)
         await other.finished()
-        assert 2 == len(await engine.operator.rows("select workflow_uuid from dbos.workflow_status"))
+        assert 2 == len(await engine.operator.deployment.rows("select workflow_uuid from dbos.workflow_status"))
         assert () == other.book.claimed()
     # The database wakes its runs; an index of sleepers in the folder of whoever looks would be of nobody's journals.
     assert not (await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
@@ -419,7 +421,7 @@ async def test_run_does_not_sleep_again_on_another_worker(db: str, until):
     # As long as it sleeps whoever sleeps again would be seen, however busy the machine is.
     async with worker_of([SLEEPING], db) as engine:
         run = await engine.submit("sleeping")
-        ((_, wait),) = await until(lambda: engine.operator.waits(run))
+        ((_, wait),) = await until(lambda: engine.operator.run_waits.list_waits([run]))
     await asyncio.sleep(max(0.0, (wait.wakes_at - datetime.now(UTC)).total_seconds()) + 0.2)
     async with worker_of([SLEEPING], db) as engine:
         began = asyncio.get_running_loop().time()

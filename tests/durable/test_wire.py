@@ -139,12 +139,12 @@ def test_unstorable_outcome_is_a_failure_that_says_it_happened() -> None:
     assert str(again.error).startswith("the effect happened, but its outcome cannot be stored")
 
 
-def test_attempts_and_writes_are_stored_only_if_present() -> None:
+def test_attempts_are_stored_only_if_present() -> None:
     plain = encode_outcome(1, Value("x"), REDACTOR)
-    full = encode_outcome(1, Value("x"), REDACTOR, attempts=[{"n": 1}], writes=[{"path": "a"}])
+    full = encode_outcome(1, Value("x"), REDACTOR, attempts=[{"n": 1}])
 
-    assert plain == {k: v for k, v in full.items() if k not in ("attempts", "writes")}
-    assert ([{"n": 1}], [{"path": "a"}]) == (full["attempts"], full["writes"])
+    assert plain == {k: v for k, v in full.items() if k != "attempts"}
+    assert [{"n": 1}] == full["attempts"]
 
 
 def test_uncertain_model_usage_is_a_lower_bound() -> None:

@@ -87,7 +87,7 @@ async def test_event_id_from_a_faster_server_is_waited_for(db: str) -> None:
         slow = engine.shared_events(run)
         try:
             async with asyncio.timeout(SECONDS):
-                while not slow.is_resting:  # noqa: ASYNC110 - the database says so
+                while not slow.is_suspended:  # noqa: ASYNC110 - the database says so
                     await asyncio.sleep(0.05)
                 # It has nothing to do, so a second passes between two of its looks; others were asked meanwhile.
                 await engine.answer(run, {"q0": "seven"})
@@ -116,7 +116,7 @@ async def test_answered_run_is_not_reported_as_resting(db: str, monkeypatch: pyt
         shown = engine.shared_events(run)
         try:
             async with asyncio.timeout(SECONDS):
-                while not shown.is_resting:  # noqa: ASYNC110 - the database says so
+                while not shown.is_suspended:  # noqa: ASYNC110 - the database says so
                     await asyncio.sleep(0.05)
                 # From here on it looks once a minute by itself: what it knows is that the run rests.
                 for name, value in (("LAST_PAUSE_SECONDS", 60.0), ("PAUSE_FACTOR", 1_000_000.0)):
@@ -124,13 +124,13 @@ async def test_answered_run_is_not_reported_as_resting(db: str, monkeypatch: pyt
                 await shown.look()
                 await engine.answer(run, {"q0": "seven"})
                 await shown.look()
-                was_resting = shown.is_resting
+                was_suspended = shown.is_suspended
                 while shown.events[-1].type != "run_finished":
                     await shown.look()
         finally:
             await shown.close()
 
-    assert not was_resting
+    assert not was_suspended
 
 
 @pytest.mark.spec("studio:SV7")
@@ -155,7 +155,7 @@ async def test_run_registered_by_a_dead_server_is_submitted_by_another(serve: Se
     ]  # fmt: skip
     async with await Operator.connect(db) as operator:
         for row in rows:
-            assert await Register(operator).add(row, None) is None
+            assert await Register(operator.deployment).add(row, None) is None
     async with server.client("anna") as client:
         done = await client.until(rows[0].run, lambda view: view["status"] == "completed")
         refused = await client.until(rows[1].run, lambda view: view["status"] == "failed")
@@ -434,9 +434,9 @@ async def test_run_of_an_unknown_release_waits_for_resume(serve: Serve, db: str)
         row = RegisteredRun(
             run=run, owner="anna", agent="talking", status="started", created=time.time(), request=request
         )
-        await Register(operator).add(row, None)
+        await Register(operator.deployment).add(row, None)
         await operator.submit("talking", "p", id=run, release="of-yesterday")
-        await Register(operator).note_submitted(run)
+        await Register(operator.deployment).note_submitted(run)
     async with server.client("anna") as client:
         other = await client.start("talking", 1)
         await client.until(other, lambda view: view["status"] == "completed")

@@ -122,7 +122,7 @@ def _format_columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
 async def _print_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
     tree = await operator.tree(run)
     asked: list[Waiting] = await operator.waiting(run)
-    waits = await operator.waits(run)
+    waits = await operator.run_waits.list_waits([run])
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
         waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.said} for each, wait in waits]

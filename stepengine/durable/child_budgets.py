@@ -1,0 +1,142 @@
+"""
+``ChildBudgets``: the limits that a run shares with children on other workers.
+
+No ledger reaches over machines. A child is given a part of what is left, which counts as used in this run until the child has ended
+and its real usage is known (durable:U23).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, cast
+
+from stepengine.data.effects import RUNS, CallBody, Spawn
+from stepengine.data.limits import Limits
+from stepengine.data.usage import Usage
+from stepengine.durable.executions import DurableRun
+from stepengine.runtime.limits import SpendingLedger
+from stepengine.runtime.performer import Item
+from stepengine.runtime.tree import RunTree
+
+
+class ChildBudgets:
+    """
+    Reserves parts of the budgets of a run's tree for its children.
+
+    Args:
+        run: The execution, whose tree has the ledgers.
+    """
+
+    def __init__(self, run: DurableRun) -> None:
+        self._run = run
+        self._siblings: dict[tuple[str, int], _Siblings] = {}
+
+    @contextlib.contextmanager
+    def reserve_share(self, item: Item) -> Iterator[Limits | None]:
+        """
+        Reserve a part of the run's budgets for a child until it has ended.
+
+        Of children that run at once each gets as much; one that runs alone gets all that is left.
+        """
+        siblings = self._find_siblings(item)
+        try:
+            with self.reserve_part(item.path, siblings.start_one()) as share:
+                yield share
+        finally:
+            siblings.end_one()
+
+    @contextlib.contextmanager
+    def reserve_part(self, path: str, parts: int) -> Iterator[Limits | None]:
+        """Reserve one of *parts* equal parts of the remaining budgets of the run at *path*, while the block runs."""
+        ledger = self._run.tree.performers.ledger(path)
+        given = _remaining_budgets(ledger, parts)
+        deadline = _find_deadline(self._run.tree, path)
+        if deadline is not None:
+            given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
+        room = given.get("max_tokens", 0), given.get("max_cost_usd", Decimal(0))
+        ledger.reserve(*room)
+        children = given.get("max_total_children", 0)
+        ledger.count_children(children, by_model=False)
+        try:
+            yield Limits(**given) if given else None
+        # Taken back as a whole; what the child really used is counted by `count_usage`, with its result.
+        finally:
+            ledger.reserve(-room[0], -room[1])
+            ledger.count_children(-children, by_model=False)
+
+    def count_usage(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
+        """Count the usage of a child or remote body and the *started* runs below it against this run's budgets."""
+        ledger = self._run.tree.performers.ledger(item.path)
+        ledger.count_children(started, by_model=_was_requested_by_model(item))
+        # The child's own process has counted it there; here it is counted a second time, in the budget that the
+        # parent's next call is judged by.
+        ledger.spend(usage.total_tokens, cost or Decimal(0))
+
+    def _find_siblings(self, item: Item) -> _Siblings:
+        first = item.path, item.effect.seq if item.gather is None else item.gather.effects[0].seq
+        known = self._siblings.get(first)
+        if known is None:
+            # Whatever was asked for before has ended.
+            self._siblings = {first: (known := _Siblings(item))}
+        return known
+
+
+class _Siblings:
+    """Counts the children of one group that are running or still to start."""
+
+    def __init__(self, item: Item) -> None:
+        together = (item.effect,) if item.gather is None else item.gather.effects
+        width = item.plan.limits.max_concurrent_children if item.gather is None else item.gather.concurrency
+        self._width = width or item.plan.limits.max_concurrent_children or len(together)
+        self._to_come = sum(type(effect) in RUNS for effect in together)
+        self._running = 0
+
+    def start_one(self) -> int:
+        """Count one as running, and return how many children share the remaining budgets: it, and those that may run next to it."""
+        # Not all of the group share what is left, only those that may run at once: of ten children of which two run at
+        # a time each gets half, and what they leave goes to the next two.
+        among = max(1, min(self._width - self._running, self._to_come))
+        self._to_come -= 1
+        self._running += 1
+        return among
+
+    def end_one(self) -> None:
+        """Count one as ended."""
+        self._running -= 1
+
+
+def _was_requested_by_model(item: Item) -> bool:
+    """Return whether a model asked for the run that an effect starts."""
+    effect, body = item.effect, item.plan.body
+    if isinstance(effect, CallBody):
+        return effect.source == "model" if body is None else body.by_model
+    return bool(cast("Spawn", effect).tool_call_id)
+
+
+def _remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, Any]:
+    """Return what is left of the budgets of a run and those around it, divided by *parts*."""
+    found: dict[str, list[Any]] = {}
+    # The narrowest of the budgets around counts: a child's share may not be larger than what is left to its
+    # grandparents.
+    for around in (ledger, *ledger.above):
+        limits = around.limits
+        if limits.max_tokens is not None:
+            left = limits.max_tokens - around.tokens - around.reserved_tokens
+            found.setdefault("max_tokens", []).append(max(0, left) // parts)
+        if limits.max_cost_usd is not None:
+            dollars = Decimal(str(limits.max_cost_usd)) - around.cost - around.reserved_cost
+            found.setdefault("max_cost_usd", []).append(max(Decimal(0), dollars) / parts)
+        if around.given.max_total_children is not None:
+            more = around.given.max_total_children - around.children
+            found.setdefault("max_total_children", []).append(max(0, more) // parts)
+    return {name: min(values) for name, values in found.items()}
+
+
+def _find_deadline(tree: RunTree, path: str) -> float | None:
+    """Return the earliest deadline of a run and its ancestors; ``None`` for none."""
+    paths = [path, *[path.rsplit(".", n)[0] for n in range(1, path.count(".") + 1)], ""]
+    ends = [tree.clock.deadlines[each][0] for each in paths if each in tree.clock.deadlines]
+    return min(ends, default=None)

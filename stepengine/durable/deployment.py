@@ -1,0 +1,382 @@
+"""
+``Deployment``: the database of a deployment as its clients see it: its rows, its runs and their recorded steps, and new orders.
+
+A run is a row with the id ``ROOT`` or ``ROOT/PATH``. Nothing here knows what a run waits for, whose turn it is, or who may answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.limits import Limits
+from stepengine.durable.database import (
+    KeptConnection,
+    check_deployment_name,
+    convert_database_errors,
+    make_client,
+    parse_database_url,
+)
+from stepengine.durable.indexes import child_condition_sql, root_id_sql
+from stepengine.durable.messages import parse_message_form
+from stepengine.durable.queues import make_queue_options
+from stepengine.durable.wire import Order, Seed
+from stepengine.errors import InputError, JournalCorrupt, JournalError, StepEngineError
+
+OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+"""The states of runs that no worker resumes by itself."""
+DESCENDANTS = f"select workflow_uuid from dbos.workflow_status where {child_condition_sql()} and {root_id_sql()} = %s"  # noqa: S608
+STEP_COUNTS = (
+    "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
+)
+RUN_EXISTS = "select 1 from dbos.workflow_status where workflow_uuid = %s"
+SENT_MESSAGE = """
+    select message from dbos.notifications
+    where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
+"""
+WAIT_SECONDS = 0.1
+"""One query looks at all runs that this process waits for, so ten in a second are cheap, and a short run is noticed at once."""
+STEPS = """
+    select function_id, function_name, output, serialization from dbos.operation_outputs
+    where workflow_uuid = %s and function_id <> all(%s::int[]) order by function_id
+"""
+
+
+def check_limits_without_ask(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
+    """Raise *error* for limits with ``ask``, since each child of a durable run has its own part of the limit."""
+    if limits is not None and limits.ask:
+        msg = (
+            f"{whose} has Limits(ask=True), which a durable run cannot have: its children are driven in processes of their own, each with "
+            "its part of the limit; leave it out, or run it with a journal"
+        )
+        raise error(msg)
+
+
+@frozen(kw_only=True)
+class DurableRunView:
+    """
+    A run in the database.
+
+    Attributes:
+        id: Its id.
+        state: ``ENQUEUED``, ``DELAYED``, ``PENDING`` (a worker has it), or one of ``OVER``. A run that ended as failed is
+            ``SUCCESS``: it has a result that says so.
+        agent: The root's agent; of a child its own.
+        executor: Who has it, or had it last.
+        release: The release that it belongs to.
+        queue: The queue that it waits in, or came from.
+        created: When it was submitted, milliseconds since 1970.
+        updated: When it was last changed.
+        attempts: How often it was dispatched.
+        attributes: What operators keep with it.
+    """
+
+    id: str
+    state: str
+    agent: str = ""
+    executor: str | None = None
+    release: str | None = None
+    queue: str | None = None
+    created: int = 0
+    updated: int = 0
+    attempts: int = 0
+    attributes: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def root(self) -> str:
+        """The id of its root."""
+        return self.id.partition("/")[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no worker resumes it by itself."""
+        return self.state in OVER
+
+
+@frozen
+class Step:
+    """
+    A recorded step of a run.
+
+    Attributes:
+        number: Its number in the database, which is not that of an effect.
+        name: ``kind:fingerprint``, or one of the package's own.
+        form: What it returned, as JSON.
+    """
+
+    number: int
+    name: str
+    form: Any
+
+
+def _parse_step(run: str, number: int, name: str, output: str | None, serialization: str | None) -> Step:
+    if output is None:
+        return Step(number, name, None)
+    if serialization != "portable_json":
+        msg = f"step {number} ({name}) of {run!r} holds {serialization}, which is never read; stepengine writes portable JSON"
+        raise JournalCorrupt(msg)
+    return Step(number, name, parse_recorded_json(output, f"step {number} ({name}) of {run!r}"))
+
+
+def parse_recorded_json(text: str, where: str) -> Any:
+    """
+    Parse a recorded value.
+
+    Raises:
+        JournalCorrupt: when it is no JSON; *where* is part of the message.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} holds no JSON: {error}"
+        raise JournalCorrupt(msg) from None
+
+
+class _AsyncClient:
+    """The client of ``dbos``, whose asynchronous methods raise ``DatabaseAway``."""
+
+    def __init__(self, client: Any, url: str) -> None:
+        self._client = client
+        self._url = url
+        self.destroy: Callable[[], None] = client.destroy
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        method = getattr(self._client, name)
+
+        async def asked(*args: Any, **kwargs: Any) -> Any:
+            with convert_database_errors(self._url):
+                return await method(*args, **kwargs)
+
+        return asked
+
+
+class _EndWatcher:
+    """Polls for the ends of all awaited runs with one query."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._waiting: dict[str, set[asyncio.Future[str]]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def wait(self, run: str, seconds: float) -> str | None:
+        """Return the state of a run once it is over, ``None`` when it is not after *seconds*."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run, set()).add(future)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._poll_states())
+        try:
+            await asyncio.wait((future,), timeout=seconds)
+            return future.result() if future.done() else None
+        finally:
+            waiting = self._waiting[run]
+            waiting.discard(future)
+            future.cancel()
+            if not waiting:
+                del self._waiting[run]
+
+    async def _poll_states(self) -> None:
+        while self._waiting:
+            runs = list(self._waiting)
+            try:
+                states = await self._deployment.states(runs)
+            except StepEngineError as error:
+                for run in runs:
+                    self._notify_waiters(run, error)
+            else:
+                for run in runs:
+                    state = states.get(run)
+                    if state is None:
+                        self._notify_waiters(run, _make_missing_run_error(run))
+                    elif state in OVER:
+                        self._notify_waiters(run, state)
+            await asyncio.sleep(WAIT_SECONDS)
+
+    def _notify_waiters(self, run: str, news: str | StepEngineError) -> None:
+        for future in self._waiting.get(run, ()):
+            if future.done():
+                continue
+            if isinstance(news, str):
+                future.set_result(news)
+            else:
+                future.set_exception(news)
+
+    async def close(self) -> None:
+        """Stop polling."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait((self._looking,))
+
+
+class Deployment:
+    """
+    The runs of a deployment, in its database. Make one with ``await Deployment.connect(url)``; ``close`` it.
+
+    Attributes:
+        client: The package's own client.
+        url: The database.
+        app: The deployment's name.
+    """
+
+    def __init__(self, client: object, url: str, *, app: str) -> None:
+        self.client: Any = _AsyncClient(client, url)
+        self.url = url
+        self.app = app
+        self._connection = KeptConnection(url)
+        self._watch = _EndWatcher(self)
+
+    @classmethod
+    async def connect(cls, url: str, *, app: str) -> Self:
+        """
+        Connect to a deployment.
+
+        Args:
+            url: The database, or ``@FILE`` with its URL.
+            app: The deployment's name.
+
+        Raises:
+            DatabaseAway: when it cannot be reached.
+            DefinitionError: when the URL or the name is not valid.
+            StepEngineError: when the extra is not installed.
+        """
+        real, name = parse_database_url(url), check_deployment_name(app, "the name of a deployment")
+        return cls(await asyncio.to_thread(make_client, real, app=name), real, app=name)
+
+    async def close(self) -> None:
+        """Close the connections; may be called twice."""
+        await self._watch.close()
+        await self._connection.close()
+        await asyncio.to_thread(self.client.destroy)
+
+    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """
+        Execute a statement and return its rows.
+
+        Args:
+            statement: The statement.
+            values: What stands in its places, or one mapping where these have names.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        return await self._connection.rows(statement, *values)
+
+    async def enqueue(
+        self,
+        order: Order,
+        *,
+        seed: Seed | None = None,
+        release: str | None = None,
+        queue: str | None = None,
+        attributes: Mapping[str, object] | None = None,
+    ) -> None:
+        """
+        Put an order on its queue, unless it is there.
+
+        Args:
+            order: What is ordered.
+            seed: Where it goes on.
+            release: Which release runs it; by default the latest.
+            queue: Another queue than that of its depth.
+            attributes: What is kept with it beside its agent.
+
+        Raises:
+            InputError: when its limits ask for more.
+        """
+        check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
+        kept = {"agent": order.agent_id, **(attributes or {})}
+        options = make_queue_options(order, kept, release=release, queue=queue)
+        await self.client.enqueue_async(options, order.form(), *([] if seed is None else [seed.form()]))
+
+    async def states(self, runs: Sequence[str]) -> dict[str, str]:
+        """
+        Return the state of each of *runs* that there is, as in ``DurableRunView.state``; one query however many.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        found = await self.client.list_workflows_async(workflow_ids=list(runs), load_input=False, load_output=False)
+        return {status.workflow_id: str(status.status) for status in found}
+
+    async def run(self, run: str) -> DurableRunView:
+        """
+        Return one run.
+
+        Raises:
+            JournalError: when there is none of that id.
+        """
+        found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False, load_output=False)
+        if not found:
+            raise _make_missing_run_error(run)
+        return make_run_view(found[0])
+
+    async def tree(self, root: str) -> list[DurableRunView]:
+        """
+        Return a root run and every run below it, the root first.
+
+        Raises:
+            JournalError: when there is none of that id.
+        """
+        below = [run for (run,) in await self.rows(DESCENDANTS, root)]
+        found = await self.client.list_workflows_async(workflow_ids=[root, *below], load_input=False, load_output=False)
+        views = sorted(map(make_run_view, found), key=lambda view: view.id != root)
+        if not views or views[0].id != root:
+            raise _make_missing_run_error(root)
+        return views
+
+    async def steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
+        """
+        Return the recorded steps of one run in order, without those whose numbers are *known*.
+
+        Raises:
+            JournalCorrupt: when a row is not what stepengine writes.
+        """
+        return [_parse_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
+
+    async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
+        """Return how many steps of these runs are recorded, by id; a run without any is left out."""
+        return {str(run): int(size) for run, size in await self.rows(STEP_COUNTS, list(runs))}
+
+    async def has_run(self, run: str) -> bool:
+        """Return whether the database has a run of this id, whatever deployment it belongs to."""
+        return bool(await self.rows(RUN_EXISTS, run))
+
+    async def find_message(self, run: str, key: str) -> Mapping[str, object] | None:
+        """Return the message that was sent to a run with a key; ``None`` if there is none."""
+        rows = await self.rows(SENT_MESSAGE, run, f"{key}::{run}")
+        return parse_message_form(rows[0][0]) if rows else None
+
+    async def wait_for_end(self, run: str, seconds: float) -> str | None:
+        """
+        Wait up to *seconds* for the end of a run and return its state; ``None`` if it has not ended.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+            JournalError: when there is no such run.
+        """
+        return await self._watch.wait(run, seconds)
+
+
+def make_run_view(status: Any) -> DurableRunView:
+    """Return a view of the status that ``dbos`` returns."""
+    attributes = dict(status.attributes or {})
+    return DurableRunView(
+        id=status.workflow_id,
+        state=status.status,
+        agent=attributes.get("agent", ""),
+        executor=status.executor_id,
+        release=status.app_version,
+        queue=status.queue_name,
+        created=status.created_at or 0,
+        updated=status.updated_at or 0,
+        attempts=status.recovery_attempts or 0,
+        attributes=attributes,
+    )
+
+
+def _make_missing_run_error(run: str) -> JournalError:
+    return JournalError(f"there is no run {run!r} in this database")

@@ -1,0 +1,360 @@
+"""
+``DurableRun``: one execution of a run, and the parts that it is made of.
+
+Each part can be used alone: ``ExecutionEnd`` decides whether the execution has to stop, ``WorkflowSteps`` numbers and records steps,
+``Activity`` counts the effects and waits that are under way, and ``DurableClock`` is the run's clock. No rule of the machine is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+
+from stepengine.data.events import Event
+from stepengine.data.outcomes import Stop
+from stepengine.durable.database import list_driver_errors
+from stepengine.durable.messages import ReceivedMessages
+from stepengine.durable.sessions import Sessions
+from stepengine.durable.step_names import NAMES
+from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside
+from stepengine.durable.wire import Ancestor, Order, Seed
+from stepengine.errors import ReplayDivergence
+from stepengine.journal.divergence import find_waiting_location
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.recorded_clock import RunClock
+from stepengine.redaction import Redactor
+from stepengine.runtime.performer import Item
+from stepengine.runtime.tree import RunTree
+
+T = TypeVar("T")
+TAKEOVER_ATTRIBUTES = ("takeover", "again")
+"""Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
+
+
+class ExecutionEnd:
+    """
+    Why an execution of a run has to stop, if it has to.
+
+    Args:
+        run: The run's id.
+
+    Attributes:
+        parked: Why this execution ends without a result: the run was cancelled, belongs to another worker now, or the database is away.
+        fatal: The divergence that ended the run.
+        is_leaving: Whether the process is about to leave the run, so that nothing more may begin.
+        tree: The run's tree, once there is one.
+        machine: The machine that is driven now; its line is named in a divergence.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self.parked: BaseException | None = None
+        self.fatal: ReplayDivergence | None = None
+        self.is_leaving = False
+        self.tree: RunTree | None = None
+        self.machine: Any = None
+
+    def check_can_continue(self) -> None:
+        """
+        Raise if this execution has to stop.
+
+        Raises:
+            ReplayDivergence: when the run did something else than is recorded.
+            asyncio.CancelledError: when this execution must go no further.
+        """
+        if self.fatal is not None:
+            raise self.fatal
+        # A cancellation and no outcome: the machine would give an outcome to the handler, which would go on and do
+        # things that belong to the next execution.
+        if self.is_leaving or self.parked is not None:
+            raise asyncio.CancelledError
+
+    def ends_children(self, stop: Stop) -> bool:
+        """Return whether children in other processes end with *stop*; if only this execution ends, they continue."""
+        # Where only this execution ends (the worker leaves, the database is away) the children of the run go on
+        # elsewhere, and whoever goes on with the run finds them.
+        goes_on = self.is_leaving or self.parked is not None or self.fatal is not None
+        return not goes_on and stop.kind in ("cancelled", "limit")
+
+    def park(self, error: BaseException) -> None:
+        """End this execution without a result; the run itself has not ended because of that."""
+        self.parked = self.parked or error
+        if self.tree is not None:
+            self.tree.root.stop(Stop("cancelled"))
+
+    def fail(self, error: ReplayDivergence) -> ReplayDivergence:
+        """Record the divergence that ended the run, and return the first one."""
+        self.fatal = self.fatal or error
+        return self.fatal
+
+    def diverge(self, where: str, names: Sequence[str]) -> ReplayDivergence:
+        """Record that the run does something else than is recorded, and return the error; *names* are those of both steps."""
+        site = find_waiting_location(self.machine)
+        said = f"; the record and the run have {' and '.join(dict.fromkeys(names))}" if names else ""
+        lines = [f"the run {self._run!r} does something else at {where} than is recorded{said}"]
+        lines += [f"  {site}"] if site else []
+        lines.append(
+            "  what is recorded stays: go on with the release that it began with, or see `release move --check`"
+        )
+        return self.fail(ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site))
+
+
+class WorkflowSteps:
+    """
+    The numbered steps of one execution in the database.
+
+    Args:
+        dbos: The package's class ``DBOS``.
+        errors: The module with its errors.
+        run: The run's id.
+        end: Is told of divergences and of a lost database.
+
+    Attributes:
+        is_live: Whether something happened that is not recorded already.
+        was_replayed: Whether something recorded was met, so that this is not the run's first execution.
+    """
+
+    def __init__(self, dbos: Any, errors: Any, run: str, end: ExecutionEnd) -> None:
+        self.dbos = dbos
+        self.errors = errors
+        self.is_live = False
+        self.was_replayed = False
+        self._run = run
+        self._end = end
+        self._records = StepRecords(dbos, errors, run)
+        self._is_repeated: bool | None = None
+        self._diverges = (errors.DBOSUnexpectedStepError, errors.DBOSStepNondeterminismError)
+        # Looked up in the module that was given: the package is imported by name and only on first use, so that the
+        # facade can be read without the extra.
+        self._parks = (
+            errors.DBOSWorkflowCancelledError,
+            errors.DBOSWorkflowConflictIDError,
+            *list_driver_errors(),
+        )
+
+    def shows(self, event: Event) -> bool:
+        """Return whether an event is new to observers."""
+        # A run that was resumed repeats its recorded part, whose events were shown by an earlier execution.
+        return self.is_live or not self.was_replayed
+
+    async def is_repeated_execution(self) -> bool:
+        """Return whether this is not the run's first execution; asks the database where nothing recorded was met."""
+        if self.was_replayed:
+            return True
+        if self._is_repeated is None:
+            look = self.dbos.list_workflows_async(workflow_ids=[self._run], load_input=False, load_output=False)
+            (status,) = await run_outside(look)
+            known = status.attributes or {}
+            # A takeover by an operator makes the package count from the beginning again, so its count alone would take
+            # the second execution for the first; the attributes tell.
+            self._is_repeated = (status.recovery_attempts or 0) > 1 or any(
+                name in known for name in TAKEOVER_ATTRIBUTES
+            )
+        return self._is_repeated
+
+    async def guard(self, acting: Awaitable[T], where: str) -> T:
+        """
+        Await a database operation; turn divergences and lost databases into stops of this execution.
+
+        Raises:
+            ReplayDivergence: when the run does something else there than is recorded.
+            asyncio.CancelledError: when this execution must go no further; ``ExecutionEnd.parked`` is the reason.
+        """
+        try:
+            return await acting
+        # The package compares the name of a step with what is recorded at that number, and a name holds the fingerprint
+        # of the effect: so a changed handler is found here, before anything of it is performed (durable:UT9).
+        except self._diverges as error:
+            names = [found["name"] for found in NAMES.finditer(str(error)) if found["name"]]
+            raise self._end.diverge(where, names) from None
+        # A database that is away is not the fault of the run: ended as failed it would be lost, parked it is tried again
+        # (durable:UF18).
+        except self._parks as error:
+            self._end.park(error)
+            raise asyncio.CancelledError from None
+
+    def reserve(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
+        """Reserve the next number for a step of this name."""
+        return ReservedStep(self.dbos.reserve_step(), name, mark)
+
+    async def look_up(self, steps: Sequence[ReservedStep], where: str) -> None:
+        """Read the records of reserved steps, and compare their names; errors as for ``guard``."""
+        self.was_replayed |= await self.guard(self._records.look_up(steps), where)
+
+    async def record_mark(self, step: ReservedStep, where: str) -> Any:
+        """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
+
+        async def marked() -> Mapping[str, object] | None:
+            return step.mark
+
+        return await self.perform_step(step, marked, where, preemptible=False)
+
+    async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
+        """Return the recorded result of a step of this name, or perform it now."""
+        return await self.perform_step(self.reserve(name), act, where)
+
+    async def perform_step(
+        self,
+        step: ReservedStep,
+        act: Callable[[], Coroutine[Any, Any, object]],
+        where: str,
+        *,
+        preemptible: bool = True,
+    ) -> Any:
+        """
+        Return the recorded result of a reserved step, or perform it now.
+
+        Args:
+            step: The step.
+            act: Performs it and returns its result.
+            where: The address of the effect, for errors.
+            preemptible: Whether cancelling the run interrupts it.
+        """
+        await self.look_up([step], where)
+        known = self._records.pop(step)
+        if known is not None:
+            return known
+        is_performed = False
+
+        async def perform() -> object:
+            nonlocal is_performed
+            is_performed = True
+            return await act()
+
+        result = await self.guard(
+            step.reservation.run_async({"name": step.name, "preemptible": preemptible}, perform), where
+        )
+        self.was_replayed |= not is_performed
+        return result
+
+
+class Activity:
+    """
+    The effects of an execution that are running, and its waits.
+
+    Attributes:
+        waits: How many effects wait for something: an answer, a message, a time.
+    """
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self._running = 0
+        self._idle: asyncio.Event | None = None
+
+    @contextlib.contextmanager
+    def count_running(self) -> Iterator[None]:
+        """Count an effect as running while the block runs."""
+        # A worker that leaves waits for effects under way to be recorded, and for nothing else: cut off between doing
+        # and recording they would be in doubt (durable:U40).
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running and self._idle is not None:
+                self._idle.set()
+                self._idle = None
+
+    @contextlib.contextmanager
+    def count_waiting(self) -> Iterator[None]:
+        """Count an effect as waiting while the block runs: a worker that leaves does not wait for what may take a year."""
+        self.waits += 1
+        try:
+            yield
+        finally:
+            self.waits -= 1
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no effect is running."""
+        while self._running:
+            self._idle = self._idle or asyncio.Event()
+            await self._idle.wait()
+
+
+class DurableClock(RunClock):
+    """
+    The clock of a run in the database.
+
+    Args:
+        created: When the run was submitted; times count from here.
+    """
+
+    def __init__(self, created: datetime) -> None:
+        super().__init__(stable=False)
+        self._created = created
+
+    def resume(self) -> None:
+        """Start the time of this execution."""
+        self.continue_from(0, self._created, datetime.now(UTC))
+
+    def elapsed_ms(self) -> int:
+        """Return the milliseconds since the run was created, never less than the last recorded time."""
+        return max(self.last, (datetime.now(UTC) - self._created) // timedelta(milliseconds=1))
+
+    def advance_time(self, at: int) -> int:
+        """Advance the run's time to *at* milliseconds after this execution started, and return it."""
+        self.record_time("", 0, at)
+        return self.last
+
+
+class DurableRun:
+    """
+    One execution of a run: what it was started with, and its parts.
+
+    Args:
+        order: What the run was started with.
+        workflow: Its steps in the database.
+        end: Why it has to stop.
+        release: The release that it belongs to.
+        effects: How many effects this process performs at once.
+        redactor: What takes secrets out of what is stored.
+        seed: What it begins with.
+        sessions: Where turns look up what was before them, once this process has connected to that.
+
+    Attributes:
+        clock: Its clock.
+        activity: The effects and waits that are under way.
+        prints: The fingerprints of its effects.
+        started: How many runs were started below this one.
+        messages: The messages that this execution has received.
+        bodies: The calls of tools that yield whose bodies are under way in this run, from the outermost on.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        workflow: WorkflowSteps,
+        end: ExecutionEnd,
+        *,
+        release: str,
+        effects: asyncio.Semaphore,
+        redactor: Redactor,
+        seed: Seed,
+        sessions: asyncio.Future[Sessions],
+    ) -> None:
+        self.order = order
+        self.workflow = workflow
+        self.end = end
+        self.release = release
+        self.effects = effects
+        self.redactor = redactor
+        self.seed = seed
+        self.sessions = sessions
+        self.clock = DurableClock(datetime.fromisoformat(order.created))
+        self.activity = Activity()
+        self.messages = ReceivedMessages()
+        self.prints = Fingerprints(redactor)
+        self.started = 0
+        self.bodies: list[Ancestor] = []
+
+    @property
+    def tree(self) -> RunTree:
+        """The run's tree; no effect is performed before there is one."""
+        return cast("RunTree", self.end.tree)
+
+    def path_member(self, item: Item) -> dict[str, str]:
+        """Return the member with the path of an effect in a tool body; nothing for one of the run itself."""
+        return {} if item.path == self.order.path else {"path": item.path}

@@ -1,0 +1,102 @@
+"""
+``deliver_messages``: messages to the runs of this process, taken from the database, once each.
+
+A message waits in the database next to the run. The worker that has the run puts the message into the run's inbox, or gives it to the
+effect that receives on its topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from stepengine.durable.database import DatabaseAway, nul_free_sql
+from stepengine.durable.deployment import Deployment
+from stepengine.durable.executions import DurableRun
+from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
+from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.mail import Message
+
+DELIVERY_SECONDS = 0.5
+"""A person hardly notices half a second; each worker asks the database twice in a second for all of its runs together."""
+POSTED = """
+    select destination_uuid, message_uuid, topic, message from dbos.notifications
+    where destination_uuid = any(%s) and topic like 'post:%%' and serialization = 'portable_json'
+        and message_uuid <> all(%s)
+    order by created_at_epoch_ms, message_uuid
+"""
+WAITING = """
+    select destination_uuid, message_uuid, message from dbos.notifications
+    where destination_uuid = any(%s) and topic = %s and not consumed and serialization = 'portable_json'
+        and message_uuid <> all(%s)
+    order by created_at_epoch_ms, message_uuid
+"""
+RECORDED = f"""
+    select 1 from dbos.operation_outputs
+    where workflow_uuid = %s and serialization = 'portable_json'
+        and exists (select from json_array_elements_text({nul_free_sql("output")}::json->'heard') as heard (key) where key = %s)
+"""  # noqa: S608 - of names of ours
+
+
+async def deliver_messages(database: Deployment, runs: Callable[[], Collection[DurableRun]]) -> None:
+    """Deliver messages to the runs of this process until cancelled."""
+    while True:
+        await asyncio.sleep(DELIVERY_SECONDS)
+        # A run that still repeats its record may be about to reach the record of having received the message.
+        live = [run for run in runs() if run.end.tree is not None and run.workflow.is_live]
+        found = {run.order.root: run for run in live if not run.order.spawns}
+        if live:
+            try:
+                await _deliver_user_input(database, found)
+                await _deliver_topic_messages(database, live)
+            except DatabaseAway:
+                continue
+            except Exception as error:  # noqa: BLE001  (whatever a row holds, later messages are delivered)
+                LOGGER.warning("messages to runs could not be delivered: %s", error)
+
+
+async def _deliver_user_input(database: Deployment, found: Mapping[str, DurableRun]) -> None:
+    # Messages stay in the database: those that were received are not read again at every look.
+    received = [key for listening in found.values() for key in listening.messages.known]
+    for run, key, said in await database.rows(WAITING, list(found), TOPIC, received):
+        listening = found[run]
+        if listening.workflow.was_replayed and await database.rows(RECORDED, run, key):
+            listening.messages.mark_received(key)
+            continue
+        text = _parse_text(said)
+        if text is None:
+            listening.messages.mark_received(key)
+            LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
+        else:
+            listening.messages.deliver(listening.tree, key, text)
+
+
+async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRun]) -> None:
+    """Deliver the messages that were posted on topics of runs; they are stored for the root of each tree."""
+    runs: dict[str, list[DurableRun]] = {}
+    for listening in live:
+        runs.setdefault(listening.order.root, []).append(listening)
+    received = [set(listening.messages.known) for listening in live]
+    for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*received))):
+        path, name = parse_database_topic(topic)
+        form = parse_message_form(said)
+        for listening in runs[root]:
+            own = listening.order.path
+            # The body of a tool may be part of the run of its caller, which alone knows of it.
+            is_for = path == own or (bool(name) and (not own or path.startswith(f"{own}.")))
+            if not is_for or key in listening.messages.known:
+                continue
+            is_recorded = listening.workflow.was_replayed and await database.rows(RECORDED, listening.order.id, key)
+            if is_recorded or "value" not in form:
+                listening.messages.mark_received(key)
+            elif name:
+                message = Message(key.removesuffix(f"::{root}"), path, name, form["value"])
+                listening.messages.deliver_posted(listening.tree, key, message)
+            else:
+                listening.messages.deliver(listening.tree, key, str(form["value"]), path)
+
+
+def _parse_text(said: str) -> str | None:
+    """Return the text of a message; ``None`` if it has none."""
+    text = parse_message_form(said).get("text")
+    return text if isinstance(text, str) and not find_text_problem(text) else None

@@ -1,0 +1,224 @@
+"""
+``OutcomeRecorder``: the outcomes of one run's effects, recorded as the results of reserved steps.
+
+What is performed is recorded under the number that was reserved for it, whenever it ends. ``Races`` holds what is recorded of races,
+so that a member which lost in an earlier execution is not performed after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+
+from stepengine.data.effects import WAITS
+from stepengine.data.outcomes import Single, Stop
+from stepengine.durable.executions import DurableRun
+from stepengine.durable.step_names import RESULT
+from stepengine.durable.step_records import ReservedStep
+from stepengine.durable.wire import encode_outcome, parse_outcome
+from stepengine.errors import DataError, ReplayDivergence
+from stepengine.journal.records import format_address
+from stepengine.runtime.failfast import make_race_loss_outcome
+from stepengine.runtime.performer import Item
+
+
+# A step of the database records whatever its function returns, and an exception as well. A run that only stops here
+# (the process leaves, the run is cancelled) must record neither, or whoever goes on with it would be answered with that
+# stop. So the outcome leaves the function by an exception that no `except Exception` on the way takes, the package's
+# own included.
+class UnrecordedStop(BaseException):
+    """Carries an outcome out of a step without recording it, because the run only stopped there."""
+
+    def __init__(self, outcome: Stop) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class ReservedSteps(NamedTuple):
+    """
+    The reserved steps of an effect that has started.
+
+    Attributes:
+        name: The step's name.
+        step: The reserved step; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
+        is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
+        intent: The mark that says who has begun it.
+        asked: What a marker says of a question: who answered up front.
+        answer: What waits for the answer to a question.
+        seeded: The outcome in the seed.
+        is_settled: Whether that is all that is needed, so that nothing is done again.
+        is_early: Whether nothing was done by this execution before it began, so that an earlier one may have begun it.
+        race: What is known of the race that it is a member of.
+    """
+
+    name: str
+    step: ReservedStep | None = None
+    is_doubtful: bool = False
+    intent: ReservedStep | None = None
+    asked: Mapping[str, Any] | None = None
+    answer: asyncio.Task[Any] | None = None
+    seeded: Mapping[str, Any] | None = None
+    is_early: bool = False
+    is_settled: bool = False
+    race: RaceRecord | None = None
+
+
+class RaceRecord:
+    """The recorded result of a race; its members wait for it before they act."""
+
+    def __init__(self) -> None:
+        self._looking: set[int] = set()
+        self._is_won = False
+        self._news = asyncio.Event()
+
+    def start_lookup(self, item: Item) -> None:
+        """Record that a member's record is looked up."""
+        self._looking.add(item.effect.seq)
+
+    def settle(self, item: Item, *, is_won: bool) -> None:
+        """Record the end of a member, and whether it won the race."""
+        self._looking.discard(item.effect.seq)
+        self._is_won = self._is_won or is_won
+        self._news.set()
+
+    async def is_lost(self, item: Item) -> bool:
+        """Wait for pending look-ups and return whether another member has won."""
+        # Members look for their records at the same time; who finds none waits until it is known of the others, since
+        # one of them may have won in an earlier execution. Without this the loser's effect would happen after all.
+        self._looking.discard(item.effect.seq)
+        self._news.set()
+        while self._looking and not self._is_won:
+            self._news.clear()
+            await self._news.wait()
+        return self._is_won
+
+
+class Races:
+    """The races of one run and of the tool bodies in it."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, int], RaceRecord] = {}
+
+    def find_record(self, item: Item) -> RaceRecord | None:
+        """Return the record that the members of a race share; ``None`` for an effect in no race."""
+        race = find_race(item)
+        if race is None or item.gather is None:
+            return None
+        together = item.gather.effects
+        # Races of before this group have ended, and a run may have thousands.
+        for over in [key for key in self._records if key[0] == item.path and key[1] < together[0].seq]:
+            del self._records[over]
+        return self._records.setdefault((item.path, together[race[0]].seq), RaceRecord())
+
+
+def find_race(item: Item) -> tuple[int, int] | None:
+    """Return the start and end, in its group, of the race that an effect belongs to."""
+    together = item.gather
+    if together is not None:
+        for race in together.races:
+            if any(effect.seq == item.effect.seq for effect in together.effects[slice(*race)]):
+                return race
+    return None
+
+
+class OutcomeRecorder:
+    """
+    Records the outcomes of one run's effects.
+
+    Args:
+        run: The execution.
+    """
+
+    def __init__(self, run: DurableRun) -> None:
+        self._run = run
+
+    def encode(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
+        """Return the stored form of an outcome at its present time."""
+        run = self._run
+        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.path_member(item)
+
+    def encode_received(
+        self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
+    ) -> dict[str, Any]:
+        """
+        Return the stored form of an outcome that was just received, with the messages that it consumed.
+
+        Args:
+            item: The effect.
+            outcome: Its outcome.
+            attempts: The failed attempts before it.
+            at: Its time in the run's own time; by default that of this moment.
+
+        Raises:
+            UnrecordedStop: for every stop except that of a spent limit.
+        """
+        # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
+        # other stop is of this execution alone.
+        if isinstance(outcome, Stop) and outcome.kind != "limit":
+            raise UnrecordedStop(outcome)
+        run = self._run
+        time = run.clock.advance_time(outcome.at) if at is None else at
+        return self.encode(item, attrs.evolve(outcome, at=time), attempts) | run.messages.pop_received(outcome)
+
+    def encode_race_loss(self, item: Item) -> dict[str, Any]:
+        """Return the stored form of the outcome of an effect that lost its race."""
+        return self.encode(item, make_race_loss_outcome(item, self._run.clock.elapsed_ms()))
+
+    async def record(
+        self, item: Item, place: ReservedSteps, act: Callable[[], Coroutine[object, Any, object]]
+    ) -> tuple[Single, Mapping[str, Any]]:
+        """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
+        run, where = self._run, format_address(*item.address)
+        if place.race is not None:
+            place.race.start_lookup(item)
+        try:
+            only_waits = type(item.effect) in WAITS
+            assert place.step is not None  # noqa: S101 - only a question and a body in this run have none
+            form = await run.workflow.perform_step(place.step, act, where, preemptible=not only_waits)
+            if place.race is not None:
+                place.race.settle(item, is_won="stop" not in form)
+        except UnrecordedStop as stopped:
+            if place.race is not None:
+                place.race.settle(item, is_won=False)
+            if isinstance(stopped.outcome.error, ReplayDivergence):
+                # What stands below can be resumed, so this run has not ended either.
+                run.end.fail(stopped.outcome.error)
+            return stopped.outcome, {}
+        # Also what was performed just now is read back from its form: a tuple that is a list on replay must be a list
+        # live (durable:U12).
+        return self.load_outcome(form, where), form
+
+    def load_outcome(self, form: Mapping[str, object], where: str) -> Single:
+        """
+        Return a stored outcome, and advance the run's clock to it.
+
+        Raises:
+            ReplayDivergence: when it cannot be read.
+        """
+        try:
+            outcome = parse_outcome(form)
+        # A divergence and no failure of the run: the record is of a newer release or was damaged, and under the code that
+        # can read it the run goes on.
+        except (DataError, LookupError, TypeError, AttributeError) as error:
+            msg = f"the recorded outcome of {where} cannot be read: {error}"
+            raise ReplayDivergence(msg, kind="undecodable", address=where) from error
+        self._run.clock.advance_to(outcome.at)
+        return outcome
+
+    def compare_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+        """
+        Compare the recorded result of a body with what it gave now; where a limit stopped it, the time alone may differ.
+
+        Raises:
+            ReplayDivergence: when it gave something else.
+        """
+        if known is None or "stop" in known or "stop" in now:
+            return
+        # Not the time and not what was used: these differ between two executions that did the same.
+        was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
+        if was != is_:
+            names = [f"{RESULT}:{self._run.prints.value(each)}" for each in (was, is_)]
+            raise self._run.end.diverge(format_address(*item.address), names)

@@ -1,0 +1,126 @@
+"""
+``ResultReader``: the results of durable runs, as ``Engine`` returns them.
+
+The database holds what a run ended with; the agents of this process turn the output into their own type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.waits import Waits
+from stepengine.durable.body import make_root_request, plan_run
+from stepengine.durable.database import DatabaseAway
+from stepengine.durable.operate import Operator
+from stepengine.durable.run_waits import Waiting, make_question_waits
+from stepengine.durable.wire import Order, parse_result
+from stepengine.engine.launcher import Launcher
+from stepengine.errors import AnswerRejected, ReplayDivergence, StepEngineError
+
+FIRST_POLL_SECONDS = 0.1
+"""A caller that waits for a short run hardly notices it, and one query in a tenth of a second costs nothing."""
+MAX_AWAY_SECONDS = 60.0
+"""Long enough for a restart or a failover of PostgreSQL, short enough that a caller learns of a real outage."""
+MAX_POLL_SECONDS = 1.0
+"""A thousand callers who wait for long runs ask a thousand times in a second, which one database answers."""
+
+
+class ResultReader:
+    """
+    Waits for the results of runs.
+
+    Args:
+        launcher: The engine's, with the agents.
+        get_operator: Returns the operator; raises once the engine is closed.
+    """
+
+    def __init__(self, launcher: Launcher, get_operator: Callable[[], Operator]) -> None:
+        self._launcher = launcher
+        self._get_operator = get_operator
+
+    async def wait(self, run: str, *, waits: bool = False) -> RunResult:
+        """
+        Wait for the end of a run and return its result, or what it waits for once all of it is suspended.
+
+        Args:
+            run: The run's id.
+            waits: Whether to go on waiting while it waits.
+
+        Raises:
+            DatabaseAway: when the database is away for more than a minute.
+            JournalError: when there is no such run.
+            ReplayDivergence: when it stopped because the code does something else than is recorded.
+        """
+        loop = asyncio.get_running_loop()
+        until: float | None = None
+        pause = FIRST_POLL_SECONDS
+        while True:
+            try:
+                state = await self._get_operator().deployment.wait_for_end(run, pause)
+                if state is not None:
+                    return await self._make_ended_result(run, state, waits=waits)
+                if not waits:
+                    beyond = self._launcher.services.sleep_in_process
+                    asked, left = await self._get_operator().run_waits.find_suspended(run, beyond=beyond)
+                    if asked or left:
+                        return self._make_suspended_result(run, asked, left)
+                until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
+            except DatabaseAway:
+                # Workers wait for it as well; whoever waits here is told when it stays away.
+                until = until or loop.time() + MAX_AWAY_SECONDS
+                if loop.time() > until:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
+        found = await self._get_operator().client.list_workflows_async(workflow_ids=[run])
+        status = found[0]
+        said = status.attributes or {}
+        if said.get("answered"):
+            return await self.wait(said["answered"], waits=waits)
+        order = Order.from_form(status.input["args"][0])
+        session = order.info.session_id
+        ended = partial(RunResult, state=AgentState(run_id=run, agent_id=order.agent_id), journal=run)
+        if said.get("rejected"):
+            return ended(status=RunStatus.FAILED, error=AnswerRejected(said["rejected"]), session_id=session)
+        if state == "SUCCESS":
+            return attrs.evolve(parse_result(status.output, self._decode_output(order, status.output)), journal=run)
+        if state == "CANCELLED":
+            return ended(status=RunStatus.CANCELLED, session_id=session)
+        name, said = getattr(status.error, "name", type(status.error).__name__), str(status.error)
+        if name == ReplayDivergence.__name__:
+            raise ReplayDivergence(said)
+        msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
+        return ended(status=RunStatus.FAILED, error=StepEngineError(msg))
+
+    def _decode_output(self, order: Order, form: Mapping[str, Any]) -> Any:
+        """Decode the output into the agent's own type, if this engine knows the agent."""
+        output = form["output"]
+        try:
+            plan, _ = plan_run(self._launcher.plan(make_root_request(self._launcher, order)), order)
+            return None if output is None or plan.decode_output is None else plan.decode_output(output)
+        except StepEngineError:
+            return None
+
+    def _make_suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
+        questions = tuple([question for each in asked for question in each.questions])
+        state = AgentState(run_id=run, pending=questions)
+        waits = make_question_waits(asked)
+        return RunResult(
+            status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
+        )
+
+    async def wait_for_next(self, run: str, answered: frozenset[str]) -> RunResult:
+        """Return the result of a run once it has ended or has open questions besides the *answered* ones."""
+        while True:
+            result = await self.wait(run)
+            open_ = {question.id for question in result.pending_questions}
+            if not open_ or open_ - answered or not answered:
+                return result
+            await asyncio.sleep(FIRST_POLL_SECONDS)

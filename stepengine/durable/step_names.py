@@ -1,0 +1,45 @@
+"""
+The names of a run's steps in the database: ``kind:fingerprint``.
+
+The names are short, since each row has one, and they never change: a recorded row is compared by its name. Nothing here knows a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.effects import CallModel
+
+MODEL, TOOL = "model", "tool"
+SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
+BODY, RESULT = "body", "result"
+"""Kinds of steps: the body of a tool that was called alone begins; its result, where two are told apart."""
+START = "start"
+WAIT = "wait"
+"""A kind of step: a wait begins, and what for; its outcome comes next."""
+KINDS = {"model_call": MODEL, "tool_call": TOOL, "agent_call": CHILD, "wait": "await", "send": "tell"}
+"""The kind of the step with the outcome of an effect, where it is not the kind of the effect's record."""
+REASON = "reason"
+"""An attribute of a child that its parent ended: why."""
+NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
+"""The names of steps in an error of DBOS."""
+
+
+def parse_kind(name: str) -> str:
+    """Return the kind of a step by its name, ``""`` for one of the database's own."""
+    kind, _, print_ = name.partition(":")
+    return kind if print_ else ""
+
+
+def parse_fingerprint(name: str) -> str:
+    """Return the fingerprint in a step's name."""
+    return name.partition(":")[2]
+
+
+def kind_of_effect(form: CallModel | Mapping[str, Any]) -> str:
+    """Return the kind of step that holds the outcome of the effect that *form* describes."""
+    if isinstance(form, CallModel):
+        return MODEL
+    return START if form.get("background") else KINDS.get(form["type"], form["type"])

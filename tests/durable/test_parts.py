@@ -1,0 +1,165 @@
+"""
+The parts of a durable run, each by itself and without a database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from stepengine.data.outcomes import Stop
+from stepengine.durable.database import DatabaseAway, KeptConnection
+from stepengine.durable.event_order import PLACE, EventOrder
+from stepengine.durable.executions import Activity, ExecutionEnd
+from stepengine.durable.shared_events import RecordLooks
+from stepengine.errors import ReplayDivergence
+from stepengine.journal.records import Input, Result
+
+
+class Positions:
+    """
+    The table of positions that all processes share.
+    """
+
+    def __init__(self) -> None:
+        self.rows_of: dict[int, list[str]] = {}
+
+    async def rows(self, statement: str, run: str, first: int, keys: list[str] | None = None) -> list[tuple[Any, ...]]:
+        if statement != PLACE:
+            return [(self.rows_of[place],) for place in sorted(self.rows_of) if place >= first]
+        if first in self.rows_of:
+            return []
+        self.rows_of[first] = list(keys or ())
+        return [(1,)]
+
+
+def order(positions: Positions) -> EventOrder:
+    return EventOrder(cast("Any", positions), "run")
+
+
+async def test_records_are_shown_in_the_order_of_the_first_process():
+    positions, first, second = Positions(), Result("", 1, 0), Result("", 2, 0)
+    one, other = order(positions), order(positions)
+    for place, records in ((one, (second, first)), (other, (first,))):
+        for record in records:
+            assert place.add(record)
+        await place.share()
+
+    assert [second, first] == one.pop_ready(is_last=False)
+    assert one.is_empty
+    # The other process has not met the record that comes first.
+    assert [] == other.pop_ready(is_last=False)
+    other.add(second)
+    await other.share()
+    assert [second, first] == other.pop_ready(is_last=False)
+
+
+async def test_stop_of_a_run_is_shown_last():
+    positions, result, stop = Positions(), Result("", 1, 0), Input("", -1, 0, {"type": "stop", "kind": "shutdown"})
+    shown = order(positions)
+
+    assert not shown.add(stop)
+    assert shown.add(result)
+    assert [] == shown.pop_ready(is_last=True)
+    await shown.share()
+    assert [result, stop] == shown.pop_ready(is_last=True)
+
+
+async def test_look_that_runs_already_answers_no_later_question():
+    looks = RecordLooks()
+    looks.started += 1
+    waiting = asyncio.ensure_future(looks.wait_for_next())
+    await asyncio.sleep(0)
+    looks.end()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    looks.started += 1
+    looks.end()
+    await waiting
+
+    looks.close()
+    await looks.wait_for_next()
+
+
+def test_first_divergence_of_an_execution_is_kept():
+    end = ExecutionEnd("run")
+    end.check_can_continue()
+    first = end.diverge("#1", ["tool:a", "tool:b"])
+    assert first is end.diverge("#2", [])
+    assert "#1" in str(first)
+    assert "tool:a and tool:b" in str(first)
+    with pytest.raises(ReplayDivergence):
+        end.check_can_continue()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_execution_that_ends_alone_leaves_its_children_alone(leaves: bool):
+    end = ExecutionEnd("run")
+    assert end.ends_children(Stop("cancelled"))
+    assert end.ends_children(Stop("limit"))
+    assert not end.ends_children(Stop("shutdown"))
+    if leaves:
+        end.is_leaving = True
+    else:
+        end.park(RuntimeError("the database is away"))
+    with pytest.raises(asyncio.CancelledError):
+        end.check_can_continue()
+    assert not end.ends_children(Stop("cancelled"))
+
+
+async def test_worker_waits_for_running_effects_and_not_for_waits():
+    activity = Activity()
+    with activity.count_waiting():
+        assert 1 == activity.waits
+        await activity.wait_until_idle()
+        with activity.count_running():
+            idle = asyncio.ensure_future(activity.wait_until_idle())
+            await asyncio.sleep(0)
+            assert not idle.done()
+        await idle
+    assert 0 == activity.waits
+
+
+class Connection:
+    """
+    A connection that fails as often as it is told to.
+    """
+
+    broken = closed = False
+
+    def __init__(self, failures: list[Exception]) -> None:
+        self.failures = failures
+
+    async def execute(self, statement: str, values: Any) -> Connection:
+        if self.failures:
+            raise self.failures.pop()
+        return self
+
+    async def fetchall(self) -> list[tuple[str]]:
+        return [("here",)]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_kept_connection_is_opened_again_after_a_restart(monkeypatch: pytest.MonkeyPatch):
+    psycopg = pytest.importorskip("psycopg")
+    opened: list[Connection] = []
+    failures: list[Exception] = []
+
+    async def open_one(url: str) -> Connection:
+        opened.append(Connection(failures))
+        return opened[-1]
+
+    monkeypatch.setattr("stepengine.durable.database.open_connection", open_one)
+    kept = KeptConnection("postgresql://host/x")
+    failures.append(psycopg.OperationalError("away"))
+    with pytest.raises(DatabaseAway):
+        await kept.rows("select")
+    assert [("here",)] == await kept.rows("select")
+    failures.append(psycopg.OperationalError("away"))
+    assert [("here",)] == await kept.rows("select")
+
+    assert [True, True, False] == [each.closed for each in opened]
