@@ -82,24 +82,28 @@ _DECODER: Any = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_p
 
 class JournalBytes:
     """
-    The bytes of a journal in memory.
+    The bytes of a journal in memory, all of them or those from an offset on.
 
     Args:
-        data: All of them.
+        data: The bytes.
         name: The journal's name, for errors.
+        start: The offset of the first byte in the journal.
+        lines: How many lines end before that.
     """
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, start: int = 0, lines: int = 0) -> None:
         self._data = data
         self.name = name
+        self._start = start
+        self._lines = lines
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from *start* to *end*."""
-        return self._data[start:end]
+        """Return the bytes from *start* to *end* of the journal."""
+        return self._data[start - self._start : end - self._start]
 
     def newlines(self, end: int) -> int:
-        """Return how many lines end before the byte *end*."""
-        return self._data.count(b"\n", 0, end)
+        """Return how many lines of the journal end before the byte *end*."""
+        return self._lines + self._data.count(b"\n", 0, end - self._start)
 
     def members(self, start: int, end: int) -> Mapping[str, Any]:
         """
@@ -128,31 +132,6 @@ class JournalBytes:
         if not _is_plain_result(members):
             parse_record(members, place)
         return members
-
-
-class PartialSource(JournalBytes):
-    """
-    The bytes of a journal from somewhere on.
-
-    Args:
-        data: All of them from there.
-        name: The journal's name, for errors.
-        start: Where they begin.
-        lines: How many lines end before that.
-    """
-
-    def __init__(self, data: bytes, name: str, start: int, lines: int) -> None:
-        super().__init__(data, name)
-        self._start = start
-        self._lines = lines
-
-    def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from *start* to *end* of the journal."""
-        return super().read(start - self._start, end - self._start)
-
-    def newlines(self, end: int) -> int:
-        """Return how many lines end before the byte *end* of the journal."""
-        return self._lines + super().newlines(end - self._start)
 
 
 class FileSource(JournalBytes):
@@ -349,7 +328,7 @@ def read_more_lines(data: bytes, name: str, before: Reading, lines: int, *, link
     Raises:
         JournalCorrupt: as ``read_lines``.
     """
-    source = PartialSource(data, name, before.end, lines)
+    source = JournalBytes(data, name, before.end, lines)
     return _read_records(BytesIO(data), source, before.end, before.crc, link=link)
 
 
