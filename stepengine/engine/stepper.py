@@ -57,11 +57,11 @@ from stepengine.engine.options import AgentLike
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.journal.divergence import find_waiting_location, make_divergence_error
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.recorded_part import NO_LEEWAY, AllowedDifferences, RecordedPart
-from stepengine.journal.records import ROOT, Address, Intent, Result, format_address
+from stepengine.journal.records import ROOT, Address, Intent, Result, format_address, get_start_address
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.store import Journal
 from stepengine.machine.plan import Finished, RunPlan
@@ -212,7 +212,7 @@ class Tape:
         asked = [address for address, _ in open_questions(history).values()]
         left = [a for a, i in history.intents.items() if a not in history.results and a != ROOT and not i.begins_run]
         # What was cancelled with a run that has ended never finishes.
-        return next((a for a in [*asked, *left] if not history.has_ended(a[0])), None)
+        return next((a for a in [*asked, *left] if not history.tree.has_ended(a[0])), None)
 
 
 class _ReplayedRun:

@@ -299,7 +299,7 @@ class LineWriter(Writer):
             journal.redactor,
             link=journal.link if head is None else head.link,
             previous=reading.crc,
-            blobs=tuple(self.history.blobs),
+            blobs=tuple(self.history.blobs.values),
             stable=journal.stable,
             inline=journal.inline,
         )
