@@ -242,8 +242,7 @@ class DebugScreen:
 
     def _program_call_address(self) -> str:
         """Return the address of the tool call that runs the program."""
-        from stepengine.journal.history import get_start_address
-        from stepengine.journal.records import format_address
+        from stepengine.journal.records import format_address, get_start_address
 
         return format_address(*get_start_address(self.debugger.moment().address.rpartition("#")[0]))
 

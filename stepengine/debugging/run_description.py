@@ -88,7 +88,7 @@ def describe_compactions(journal: JournalLike) -> dict[str, Any]:
     from stepengine.journal.compactions import find_compactions
 
     history = as_journal(journal).history()
-    limit = history.limit.renew()
+    limit = history.blobs.limit.renew()
     return {
         "journal": history.name,
         "compactions": [_compaction_to_dict(history, found, limit) for found in find_compactions(history)],

@@ -47,10 +47,10 @@ from stepengine.engine.run_plans import resolve_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import changes_world_again, encode_effect, restored, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import get_start_address, parse_opening
+from stepengine.journal.history import parse_opening
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.provenance import replace_with_derived
-from stepengine.journal.records import Address, Intent, Result, format_address
+from stepengine.journal.records import Address, Intent, Result, format_address, get_start_address
 from stepengine.journal.run_start import start_run
 from stepengine.journal.show import find_root_end
 from stepengine.journal.store import Journal, MemoryJournal
@@ -638,8 +638,9 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
         if form is not None or changes_world_again(intent.effect):
             outcomes[address] = kind_of_effect(intent.effect), fp, form
     lookups: dict[str, dict[str, object]] = {}
-    for path in {*history.prompts, *history.windows}:
-        lookups[path] = {"prompt": history.prompts.get(path), "window": history.windows.get(path)}
+    facts = history.facts
+    for path in {*facts.system_prompts, *facts.context_windows}:
+        lookups[path] = {"prompt": facts.system_prompts.get(path), "window": facts.context_windows.get(path)}
     order = Order(
         root=opening.run_id, agent_id=opening.agent_id, prompt=opening.prompt, params=opening.params,
         created=head.created, seed=head.seed, info=opening.info, limits=opening.limits, previous=opening.previous, pool=pool,

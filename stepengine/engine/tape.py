@@ -64,7 +64,7 @@ class Tape:
         asked = [address for address, _ in open_questions(history).values()]
         left = [a for a, i in history.intents.items() if a not in history.results and a != ROOT and not i.begins_run]
         # What was cancelled with a run that has ended never finishes.
-        return next((a for a in [*asked, *left] if not history.has_ended(a[0])), None)
+        return next((a for a in [*asked, *left] if not history.tree.has_ended(a[0])), None)
 
     def address_at(self, position: int) -> Address | None:
         """Return the address of the next outcome at a position; at the last one that of the waiting effect, if there is one."""

@@ -103,7 +103,7 @@ class Course:
 def course_from(history: History, at: str) -> Course:
     """Return the course of a run from the effect *at* on, including the runs that it started."""
     address = parse_address(at)
-    cut = JournalCut(history)
+    cut = JournalCut(history.tree)
     cut.cut_at(address)
     after = [i for a, i in sort_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
     usage, cost, decision = Usage(), Decimal(0), None

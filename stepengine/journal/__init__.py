@@ -1,25 +1,29 @@
 """
 Recording, resuming, replaying, forking and comparing runs.
 
-A journal is a log that is written ahead: the intent of an effect before it begins, its result before anybody sees that. There is no
-snapshot of a state. To go on with a run is to run the agent again over its records: each effect that it asks for is compared with
-the one at the same address, and answered with what came of it then, until the record ends. That is why a handler has to do the same
-when it is sent the same, and why an edit of it is found at the first effect that differs.
+A journal is a write-ahead log: the intent of an effect is written before it starts, its result before anybody sees it. There is no
+snapshot of a state. To resume a run, the agent runs again over its records. Each effect is compared with the recorded one at the same
+address and gets the recorded outcome, until the record ends. So a handler must do the same when it receives the same, and an edit of
+it is found at the first effect that differs.
 
-``Recorder`` wraps the performer from outside, between limits and gate, and writes to a store by way of the ``Encoder``. Of a run with a
-past, ``RecordPlayer`` is in its place: it asks ``Replayer`` about the past, and hands live effects on to the recorder. ``JournaledRun`` composes the parts that work on one run and its journal, and its ``Mode`` says what differs between
-recording, resuming, replaying and the other ways to open one. ``History`` is what was read: intents and results by address, decoded
-when somebody asks. Stores (memory, file, SQLite) hold the same lines; they lock, commit and mend, and know nothing of effects.
-What others send to a run (answers, messages, results) comes by the mailbox beside the journal.
+- ``JournaledRun`` composes the parts that work on one run and its journal. Its ``Mode`` says what differs between recording, resuming,
+  replaying and the other ways to open a journal.
+- ``Recorder`` wraps the performer and writes through ``Encoder`` to a store. In a run with a past, ``RecordPlayer`` takes its place: it
+  asks ``Replayer`` about the record, and passes live effects to the recorder.
+- ``History`` holds the records by address and decodes them on demand. ``RecordedTree`` knows where its runs start and end,
+  ``RecordedFacts`` what its inputs say, ``RecordBlobs`` its long texts. ``RecordedCalls`` finds the effects of a tool call.
+- Stores (memory, file, SQLite) hold the same lines. They lock, commit and repair, and know nothing of effects. ``LineWriter`` encodes and
+  signs; ``LockedStore`` appends the bytes.
+- ``Mailbox`` brings answers, messages and results from other processes.
 
-The rest of the folder are readers: what compares, checks, scans, signs, undoes and shows records.
+The other modules read a journal through ``Journal`` and ``History`` alone: they compare, check, scan, sign, undo and show records.
 
 What users need is exported here: the stores, what is done with journals, and the rules about secrets. An engine and the test kit open
 runs with ``runs`` and ``journaled_run``.
 
-Must not be here: anything that the driver would have to know. The floors below have never heard of journals.
+Must not be here: anything that the driver would have to know. The layers below do not know that there are journals.
 
-Begin with ``records``, then ``recorder``, ``record_player`` and ``replayer``; ``encoding`` and ``store`` for the bytes.
+Start with ``records``, then ``recorder``, ``record_player`` and ``replayer``; ``encoding`` and ``store`` for the bytes.
 """
 
 from __future__ import annotations

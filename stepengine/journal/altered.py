@@ -27,8 +27,8 @@ from stepengine.journal.signing import (
 
 SHOWN_CHANGES = 20
 """About one screen of changes; further ones are only counted."""
-FALSE = "record {}, a signature, was altered or is not of its key"
-UNCHECKED = "record {} was altered: its checksum is wrong"
+FALSE_SIGNATURE = "record {}, a signature, was altered or is not of its key"
+WRONG_CHECKSUM = "record {} was altered: its checksum is wrong"
 
 
 def restore_chain(key: SigningKey, content: bytes, history: History) -> SignatureChain:
@@ -46,26 +46,26 @@ def restore_chain(key: SigningKey, content: bytes, history: History) -> Signatur
     """
     if not content:
         return SignatureChain(key)
-    look = JournalScan([key.public])
-    look.scan_lines(content)
-    if look.problems:
+    scan = JournalScan([key.public])
+    scan.scan_lines(content)
+    if scan.problems:
         msg = (
-            f"{history.name} is not as it was signed: {'; '.join(listed(look.problems))}. Nothing was run; `stepengine journal check --key` tells "
+            f"{history.name} is not as it was signed: {'; '.join(shorten_list(scan.problems))}. Nothing was run; `stepengine journal check --key` tells "
             "the same"
         )
         raise JournalCorrupt(msg)
-    if look.others:
-        theirs = ", ".join(sorted({key_fingerprint(other) for other in look.others}))
+    if scan.others:
+        theirs = ", ".join(sorted({key_fingerprint(other) for other in scan.others}))
         msg = f"{history.name} is signed by {theirs}, and {key.path} is {key_fingerprint(key.public)}; go on with the key it began with"
         raise JournalError(msg)
     return SignatureChain(
         key,
-        look.hash,
-        records=look.count,
-        marks=look.marks,
+        scan.hash,
+        records=scan.count,
+        marks=scan.marks,
         at=history.last_at,
         is_open=bool(history.intents),
-        is_closed=look.is_closed,
+        is_closed=scan.is_closed,
     )
 
 
@@ -78,7 +78,7 @@ def parse_head_line(content: bytes, name: str) -> Head | None:
     return records[0] if records and isinstance(records[0], Head) else None
 
 
-def listed(problems: Sequence[str]) -> list[str]:
+def shorten_list(problems: Sequence[str]) -> list[str]:
     """Return the first of many sentences, and the number of the others."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
@@ -86,36 +86,40 @@ def listed(problems: Sequence[str]) -> list[str]:
 
 class JournalScan:
     """
-    One look at all lines of a journal.
+    One scan of all lines of a journal.
+
+    Args:
+        trusted: The public keys whose signatures count.
 
     Attributes:
-        count: How many there are.
-        last: The number of the last signature, 0 for none.
-        signatures: How many there are.
-        is_closed: Whether the last line is one that closes the journal.
+        count: How many lines there are.
+        last: The number of the line with the last signature, 0 for none.
+        signature: The last signature; ``None`` for none.
         hash: The SHA-256 of all bytes.
-        marks: The marks of the lines behind the last signature.
+        marks: The marks of the lines after the last signature.
         others: The keys of signatures by somebody else.
-        digests: Those of the bytes up to each signature.
-        problems: What contradicts a signature.
+        digests: The SHA-256 of the bytes up to the end of each signature.
+        problems: What contradicts a signature, one sentence each.
     """
 
     def __init__(self, trusted: Collection[str]) -> None:
         self._trusted = frozenset(trusted)
-        self.count = self.last = self.signatures = 0
-        self.is_closed = False
+        self.count = self.last = 0
+        self.signature: JournalSignature | None = None
         self.hash: Any = hashlib.sha256()
         self.marks: list[str] = []
         self.others: set[str] = set()
-        self.digests: set[str] = set()
-        self.digest = self.key = self.time = ""
+        self.digests: list[str] = []
         self.problems: list[str] = []
         self._found: list[str] = []
-        self._signed_to = 0
         self._false: list[int] = []
         self._unchecked: list[int] = []
         self._torn = 0
-        self._closes_last = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last line is a signature that closes the journal."""
+        return self.last == self.count and self.signature is not None and self.signature.closes
 
     def scan_lines(self, content: bytes) -> None:
         """Scan all lines of a journal."""
@@ -136,13 +140,12 @@ class JournalScan:
             self.hash.update(line + b"\n")
             if signature is None:
                 self.marks.append(compute_mark(line))
-                self.is_closed = False
             else:
                 self._start_span(signature)
-        self.problems += [FALSE.format(number) for number in self._false if number > self.last]
+        self.problems += [FALSE_SIGNATURE.format(number) for number in self._false if number > self.last]
         if not self.problems:
             # Of a signature's own line, the checksum alone is not signed by it, or by one after it.
-            self.problems += [UNCHECKED.format(number) for number in self._unchecked if number <= self.last]
+            self.problems += [WRONG_CHECKSUM.format(number) for number in self._unchecked if number <= self.last]
 
     def _parse_trusted_signature(self, line: bytes) -> JournalSignature | None:
         """Return the valid signature by a trusted key in a line, else ``None``; record others and false ones."""
@@ -164,37 +167,32 @@ class JournalScan:
             self._found.append(
                 f"{_format_record_range(first, to)} stood there unsigned when the run was resumed, and was signed then"
             )
-        self.last, self.signatures = self.count, self.signatures + 1
-        self.is_closed, self.marks = signature.closes, []
-        self._signed_to = signature.records + 1
-        self.key, self.time = key_fingerprint(signature.key), signature.time
-        self.digest = self.hash.hexdigest()
-        self.digests.add(self.digest)
+        self.last, self.signature, self.marks = self.count, signature, []
+        self.digests.append(self.hash.hexdigest())
 
-    def unsigned(self) -> Iterator[str]:
+    def describe_unsigned(self) -> Iterator[str]:
         """Yield a sentence for each part of the journal that no signature covers."""
         yield from self._found
         if self._torn:
             yield f"{self._torn} bytes at the end belong to no whole record: a crash left them, or the end was cut off"
-        if not self.last:
+        if self.signature is None:
             return
         if self.count > self.last:
-            behind = " and stands behind the signature that closed the journal" if self._closes_last else ""
+            behind = " and stands behind the signature that closed the journal" if self.signature.closes else ""
             yield f"{_format_record_range(self.last + 1, self.count)} is not signed{behind}: it may be anybody's"
-        elif not self.is_closed:
+        elif not self.signature.closes:
             yield f"record {self.count} is the last one and closes nothing: a crash ended the run, or what followed was removed"
 
     # --- what a signature says of what stands before it ---------------------------------------------------------------
 
     def _check_signature(self, signature: JournalSignature) -> None:
         """Record as problems the differences between the lines so far and a signature."""
-        self._closes_last = signature.closes
         if signature.records == self.count - 1 and signature.digest == self.hash.hexdigest():
             return
         expected, first = signature.marks, self.last + 1
         known = len(self.problems)
         # The records between the signature before and those that this one has the marks of: theirs was removed.
-        gap = signature.records - len(expected) - self._signed_to
+        gap = signature.records - len(expected) - (0 if self.signature is None else self.signature.records + 1)
         marks = self.marks
         if gap < 0:
             self.problems.append(f"record {self.count}, a signature, does not follow: it was moved or repeated")
@@ -205,7 +203,7 @@ class JournalScan:
             marks, first = marks[there:], first + there
         self.problems += describe_changes(expected, marks, first)
         if len(self.problems) == known and not known:
-            wrong = [UNCHECKED.format(number) for number in self._unchecked if number < self.count]
+            wrong = [WRONG_CHECKSUM.format(number) for number in self._unchecked if number < self.count]
             self.problems += wrong or [
                 f"{_format_record_range(1, self.count - 1)} may have been altered: together they are not what was signed"
             ]
@@ -214,7 +212,7 @@ class JournalScan:
         """Record what happened to *gap* records without marks, one a signature; *there* lines from record *first* on remain."""
         false = [number for number in self._false if first <= number < first + there]
         for number in false:
-            self.problems.append(FALSE.format(number))
+            self.problems.append(FALSE_SIGNATURE.format(number))
         if there < gap - 1:
             self.problems.append(
                 f"{_format_record_count(gap - there)} before record {first + there} was removed, the signature among them"

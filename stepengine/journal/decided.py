@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -73,15 +73,10 @@ def decisions(journal: JournalLike) -> list[Decided]:
     return list(_find_decisions(history, parse_created(history.head)))
 
 
-class _DecisionMoment(NamedTuple):
-    record: int
-    address: str
-    time: datetime
-
-    @classmethod
-    def from_record(cls, record: Input | Result, number: int, created: datetime) -> _DecisionMoment:
-        """Return the place and time of a record."""
-        return cls(number, format_address(record.path, record.seq), created + timedelta(milliseconds=record.at))
+def _make_moment(record: Input | Result, number: int, created: datetime) -> dict[str, Any]:
+    """Return the place and time of a record, as members of ``Decided``."""
+    time = created + timedelta(milliseconds=record.at)
+    return {"record": number, "address": format_address(*record.address), "time": time}
 
 
 def _find_decisions(history: History, created: datetime) -> Iterator[Decided]:
@@ -100,14 +95,14 @@ def _find_decisions_in_result(history: History, record: Result, number: int, cre
     if isinstance(outcome, Value):
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
-            yield _make_decision(_DecisionMoment.from_record(record, number, created), form, question, answer)
+            yield _make_decision(_make_moment(record, number, created), form, question, answer)
 
 
 def _find_decisions_in_input(history: History, record: Input, number: int, created: datetime) -> Iterator[Decided]:
     address, said = record.address, record.input
     if said["type"] == "manual_result":
         yield Decided(
-            **_DecisionMoment.from_record(record, number, created)._asdict(),
+            **_make_moment(record, number, created),
             kind="result",
             asked=str(history.intents[address].subject or history.intents[address].type),
             by=said["by"],
@@ -118,14 +113,12 @@ def _find_decisions_in_input(history: History, record: Input, number: int, creat
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
         if found is not None:
-            yield _make_decision(
-                _DecisionMoment.from_record(record, number, created), form, found, restored(said["answer"])
-            )
+            yield _make_decision(_make_moment(record, number, created), form, found, restored(said["answer"]))
 
 
-def _make_decision(at: _DecisionMoment, form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
+def _make_decision(moment: Mapping[str, Any], form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
     return Decided(
-        **at._asdict(),
+        **moment,
         kind=str(form["purpose"]),
         asked=question.text,
         tool=question.tool_name or "",

@@ -19,9 +19,16 @@ from stepengine.data.state import ChildResult
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.encoding import outcome_members, sandbox_of, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints, select_fingerprinted_part
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
-from stepengine.journal.records import ROOT, Address, Intent, format_address, format_file_argument
+from stepengine.journal.records import (
+    ROOT,
+    Address,
+    Intent,
+    format_address,
+    format_file_argument,
+    get_start_address,
+)
 from stepengine.machine.run import Machine
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item
@@ -270,7 +277,7 @@ class DivergenceErrors:
         self._prints = prints
         self._running = running
 
-    def changed(self, known: Intent, asked: Intent, item: Item) -> ReplayDivergence:
+    def make_changed_error(self, known: Intent, asked: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an effect that differs from the recorded one."""
         # All of them, here where the replay ends anyway: the guess at the cause says whether the same effect stands at
         # another address, so that it was inserted or removed before.

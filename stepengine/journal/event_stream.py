@@ -176,10 +176,10 @@ class EventProjection:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
         self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=4).hexdigest()
-        yield from self._register_run("", form)
+        self._register_run("", form)
         yield from self._show_start("")
 
-    def _register_run(self, path: str, form: Mapping[str, Any]) -> Iterator[Event]:
+    def _register_run(self, path: str, form: Mapping[str, Any]) -> None:
         """Register a run that may start; the body of a tool is not shown as a run."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
@@ -191,7 +191,6 @@ class EventProjection:
             run.started = RunStarted(
                 path=path, own_id=own_id, agent_id=run.agent_id, prompt=form["prompt"], params=form["params"]
             )
-        yield from ()
 
     def _show_start(self, path: str) -> Iterator[Event]:
         """Yield the start event of a run once one of its effects is recorded."""
@@ -263,7 +262,7 @@ class EventProjection:
         else:
             yield from self._make_effect_start(opened)
         if intent.begins_run:
-            yield from self._register_run(child_path(path, seq), form)
+            self._register_run(child_path(path, seq), form)
             if intent.is_background:
                 self._background[child_path(path, seq)] = item
 

@@ -155,7 +155,7 @@ def undo(
             # Nobody writes the journal meanwhile, so the run does not go on.
             history = held.enter_context(closing(source.writer())).history
         path, seq = parse_result_address(history, at)
-        cut = JournalCut(history)
+        cut = JournalCut(history.tree)
         cut.cut_at((path, seq + 1))
         if is_refused:
             refuse_untrusted_journal(

@@ -7,7 +7,6 @@ file: a sibling that had finished stays.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
@@ -17,7 +16,7 @@ import attrs
 from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
 from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
-from stepengine.journal.history import History, get_start_address, parse_created
+from stepengine.journal.history import History, parse_created
 from stepengine.journal.provenance import is_written_by_user, replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.recorded_part import JournalCut, check_no_repeats, parse_result_address
@@ -33,8 +32,9 @@ from stepengine.journal.records import (
     Record,
     Result,
     format_address,
+    get_start_address,
 )
-from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.journal.sources import JournalLike, as_journal, bind_fork_journal, make_fork_id
 from stepengine.journal.store import Journal, MemoryJournal
 
 MAX_FORKS = 10_000
@@ -81,19 +81,16 @@ def branch(
     history = source.history()
     root = history.root
     address = parse_result_address(history, at)
-    cut = JournalCut(history)
+    cut = JournalCut(history.tree)
     cut.cut_at((address[0], address[1] + 1))
     if not allow_repeat:
         check_no_repeats(history, cut, f"forking at {format_address(*address)}", undone=restore_files is not None)
-    run = run_id or f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
+    run = run_id or make_fork_id(str(root["run_id"]))
     records = _select_kept_records(history, cut, address, run)
     if edit is not None:
         records = _replace_outcome(history, records, address, edit)
     fresh = MemoryJournal(redact="off", link=source.link).with_rules_of(source) if into is None else as_journal(into)
-    target = fresh.bound(run)
-    if target.records():
-        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
-        raise JournalError(msg)
+    target = bind_fork_journal(fresh, run)
     if restore_files is not None:
         if not is_written_by_user(source):
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"

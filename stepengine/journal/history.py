@@ -1,7 +1,8 @@
 """
-The parsed content of a journal: its records by address, checked for structure, and its opening.
+``History``: the records of a journal by address, in valid order, decoded on demand; and the opening of its run.
 
-The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)``.
+The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)``. What the records say about runs,
+inputs and long texts is in ``RecordedTree``, ``RecordedFacts`` and ``RecordBlobs``.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from functools import cache
-from typing import Any, Literal, TypeAlias, assert_never, cast
+from typing import Any, TypeAlias, assert_never, cast
 
 import attrs
 from attrs import frozen
@@ -20,10 +20,9 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import MAX_LEVELS, Limits
-from stepengine.data.outcomes import Failure, PartialUsage, Stop, Value
+from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.state import AgentState, RunInfo, RunStatus
 from stepengine.data.tools import Control
-from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waits import Awaited, ChildRef
 from stepengine.errors import (
     AgentError,
@@ -42,7 +41,9 @@ from stepengine.journal.encoding import (
     unpack_texts,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
-from stepengine.journal.reading_limit import ReadingLimit
+from stepengine.journal.record_blobs import RecordBlobs
+from stepengine.journal.recorded_facts import RecordedFacts
+from stepengine.journal.recorded_tree import RecordedTree
 from stepengine.journal.records import (
     ROOT,
     SIGNED,
@@ -59,8 +60,7 @@ from stepengine.journal.records import (
     check_outcome,
     check_same_address,
     format_address,
-    parse_stopped_usage,
-    to_compact_json,
+    get_start_address,
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import child_path
@@ -69,14 +69,6 @@ from stepengine.workspace.writes import FileWrite
 
 ChosenModels: TypeAlias = tuple[Mapping[str, str], Mapping[str, str]]
 """The models in place of those that agents name, by agent id: the engine's, and those of one run alone."""
-
-
-def get_start_address(path: str) -> Address:
-    """Return the address of the Spawn or tool call that started the run at *path*; the root's is ``("", -1)``."""
-    if not path:
-        return ROOT
-    parent, _, seq = path.rpartition(".")
-    return parent, int(seq)
 
 
 class History:
@@ -95,13 +87,9 @@ class History:
         results: Results by address.
         open: Intents that have no result, by address, in order: few, however long the journal is.
         inputs: Inputs in order.
-        prompts: System prompts that were computed, by path.
-        windows: Context lengths of models in tokens, by path.
-        kinds: The kinds of inputs, by address.
-        begun: What model calls had used when they were stopped, by address.
-        kept: Which other fingerprints were accepted at which addresses when the run went on after an edit.
-        blobs: Blob values by fingerprint.
-        limit: Counts what is made by filling in blobs.
+        facts: What the inputs say about runs and effects.
+        tree: The runs of the record.
+        blobs: The long texts that other records name.
         last_at: The latest time in milliseconds since the root run was created.
 
     Raises:
@@ -122,32 +110,19 @@ class History:
         self.results: dict[Address, Result] = {}
         self.open: dict[Address, Intent] = {}
         self.inputs: list[Input] = []
-        self.prompts: dict[str, str] = {}
-        self.windows: dict[str, int] = {}
-        self.kinds: dict[Address, set[str]] = {}
-        self.kept: set[tuple[Address, str]] = set()
-        self.begun: dict[Address, PartialUsage] = {}
-        self._stopped: set[Address] = set()
-        self.waiting: set[Address] = set()
-        self.blobs: dict[str, Any] = {}
-        self.limit = ReadingLimit(self._measure_stored)
+        self.facts = RecordedFacts(self.open, self.results)
+        self.tree = RecordedTree(self.intents, self.results, self.outcome)
+        self.blobs = RecordBlobs(self.records)
         self.last_at = 0
         self._next: dict[str, int] = {}
         # Intents whose stored form was looked at and found sound.
         self._sound: set[Address] = set()
-        # These are made when first asked: most who read a journal ask for none of them, and each is a walk through all
-        # of it.
-        self._tools: dict[str, set[str]] | None = None
-        self._about: dict[tuple[str, str, str | None], list[Intent]] | None = None
-        self._told: dict[str, Address] | None = None
-        self._computed: dict[Address, Sequence[Any]] | None = None
         self._append_records(self.records)
 
     def grow(self, records: Sequence[Record]) -> None:
         """Append records written after the known ones; raises as the class does."""
-        # Forgotten, and made anew when asked for: who follows a run grows it at each record, and asks for these hardly
-        # ever.
-        self._tools = self._about = self._told = self._computed = None
+        # What the tree has looked up holds for the known records only.
+        self.tree = RecordedTree(self.intents, self.results, self.outcome)
         first = len(self.records) + 1
         self.records += records
         self._append_records(records, first)
@@ -183,14 +158,6 @@ class History:
         return max(0, at - (0 if self.head is None else self.head.since))
 
     @property
-    def computed(self) -> Mapping[Address, Sequence[Any]]:
-        """The recorded results of ``Compute`` in bodies of tools, in order, by call, for calls that have a result."""
-        if self._computed is None:
-            found = [record for record in self.inputs if record.input.get("type") == "computed"]
-            self._computed = {(record.path, record.seq): record.input["values"] for record in found}
-        return self._computed
-
-    @property
     def stop(self) -> Input | None:
         """The stop from outside, if it is the last record."""
         last = next(
@@ -219,11 +186,11 @@ class History:
             case Head():
                 self.head = record
             case Input():
-                if not self.has_run(record.path):
+                if not self.tree.has_run(record.path):
                     return f"there is no run at path {record.path!r}"
                 self._append_input(record)
             case Blob():
-                self.blobs[record.fp] = record.data
+                self.blobs.values[record.fp] = record.data
             case _ as never:
                 assert_never(never)
         return ""
@@ -235,44 +202,9 @@ class History:
                 check_input(record.input)
         self.inputs.append(record)
         self.last_at = max(self.last_at, record.at)
-        kind, path, address = record.input.get("type"), record.path, (record.path, record.seq)
-        self.kinds.setdefault(address, set()).add(str(kind))
-        match kind:
-            case "system_prompt":
-                self.prompts[path] = record.input["text"]
-            case "context_window":
-                self.windows[path] = record.input["tokens"]
-            case "accepted_difference":
-                self.kept.add((address, record.input["fp"]))
-            case "gap":
-                self._next[path] = record.seq
-            case "partial_usage" | "stop":
-                self._append_stop(address, record)
-            case "result_pending":
-                self.waiting.add(address)
-            case _:
-                pass
-
-    def find_lost_usage(self, address: Address) -> PartialUsage | None:
-        """Return what is known of the usage of a model call without a result; ``None`` if none was sent."""
-        intent = self.open.get(address)
-        # In a run that has ended, a call without a word of its usage was stopped before it was sent.
-        is_over = address in self._stopped or (address[0], -1) in self.results
-        if address in self.begun or intent is None or intent.type != "model_call" or is_over:
-            return self.begun.get(address)
-        # The process ended between the start and the reply of the call, without a word.
-        return PartialUsage(Usage(requests=1, at_least=True), Decimal(0))
-
-    def _append_stop(self, address: Address, record: Input) -> None:
-        """Add a stop of the run, or the usage of a stopped model call; each process that made the call may add one."""
-        if record.input["type"] == "stop":
-            self._stopped |= self.open.keys()
-            return
-        more = parse_stopped_usage(record.input)
-        known = self.begun.get(address)
-        if known is not None:
-            more = PartialUsage(known.usage + more.usage, add_cost(known.cost, more.cost))
-        self.begun[address] = more
+        if record.input.get("type") == "gap":
+            self._next[record.path] = record.seq
+        self.facts.add(record)
 
     def _append_intent(self, record: Intent) -> str:
         path, seq, kind = record.path, record.seq, record.type
@@ -314,42 +246,9 @@ class History:
         may_begin = is_beside or all((path, number) in self.results for number in range(first, seq))
         return "" if may_begin else f"{format_address(path, seq - 1)} before it has no result"
 
-    def last_together(self, address: Address) -> int:
-        """Return the number of the last effect in the same gather group, or the effect's own if it was alone."""
-        path, seq = address
-        known = self.intents.get(address)
-        while known is not None and known.gather is not None:
-            after = self.intents.get((path, seq + 1))
-            if after is None or after.gather != known.gather:
-                break
-            seq += 1
-        return seq
-
-    def end_of(self, path: str) -> Result | None:
-        """Return the record of a run's end, at its start effect or, for a background run, at its own path."""
-        if path and self.is_background(path):
-            return self.results.get((path, -1))
-        return self.results.get(get_start_address(path))
-
-    def is_background(self, path: str) -> bool:
-        """Return whether the run at *path* was started in the background."""
-        started = self.intents.get(get_start_address(path)) if path else None
-        return started is not None and started.is_background
-
-    def first_told_address(self, path: str) -> Address | None:
-        """Return the address where a run first received the end of its background child at *path*."""
-        if self._told is None:
-            self._told = {}
-            for address, intent in self.intents.items():
-                result = self.results.get(address) if intent.type in ("wait", "cancel") else None
-                awaited = None if result is None else getattr(self.outcome(result), "value", None)
-                for child in awaited.done if isinstance(awaited, Awaited) else ():
-                    self._told.setdefault(child, address)
-        return self._told.get(path)
-
     def _append_result(self, record: Result) -> str:
         address = (record.path, record.seq)
-        if address not in self.intents and not (record.seq == -1 and self.is_background(record.path)):
+        if address not in self.intents and not (record.seq == -1 and self.tree.is_background(record.path)):
             return f"there is no intent {format_address(*address)}"
         if address in self.results:
             return f"{format_address(*address)} has two results"
@@ -370,7 +269,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.reading(intent):
-            form: Mapping[str, object] = unpack_texts(effect, self._texts_for("intent", intent))
+            form: Mapping[str, object] = unpack_texts(effect, self.blobs.texts_for("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -437,7 +336,7 @@ class History:
             raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
-        source, texts = result.read_from, self._texts_for("result", result)
+        source, texts = result.read_from, self.blobs.texts_for("result", result)
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpack_texts(source, texts))
         members = source.filled(result.start, result.end, texts)
@@ -452,21 +351,8 @@ class History:
             DataError: when more is made from the journal than any run needs.
             KeyError: when a blob is missing.
         """
-        filled: dict[str, Any] = unpack_texts(record.input, self._texts_for("input", record))
+        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.texts_for("input", record))
         return filled
-
-    def _texts_for(self, what: str, record: Intent | Result | Input) -> Mapping[str, Any]:
-        """Return the blobs for filling in a part of a record; they count once for each part of each record."""
-        # Several inputs may have one address. The records of a history live as long as it does, so no two have one id.
-        key = id(record) if isinstance(record, Input) else record.address
-        return self.limit.texts_for((what, key), self.blobs) if self.blobs else self.blobs
-
-    def _measure_stored(self) -> int:
-        """Return the size of the records in bytes, of which long texts are most."""
-        # Of those that were read lazily, the positions are known; of the others, their members.
-        lines = [getattr(record, "end", 0) - getattr(record, "start", 0) for record in self.records]
-        others = [record.line for record, size in zip(self.records, lines, strict=True) if not size]
-        return sum(lines) + sum([len(to_compact_json(line)) for line in others if line is not None])
 
     def writes(self, result: Result) -> list[FileWrite]:
         """
@@ -488,34 +374,7 @@ class History:
         if result.given is not None or not result.extras:
             return result.extras
         with self.reading(result):
-            return cast("Mapping[str, Any]", unpack_texts(result.extras, self._texts_for("extras", result)))
-
-    def tools_of(self, path: str) -> frozenset[str]:
-        """Return the names of the tools that the run at *path* called."""
-        if self._tools is None:
-            self._tools = {}
-            for intent in self.intents.values():
-                if intent.type == "tool_call":
-                    named = intent.subject
-                    name = named if isinstance(named, str) else self.form(intent)["tool_name"]
-                    self._tools.setdefault(intent.path, set()).add(name)
-        return frozenset(self._tools.get(path, ()))
-
-    def find_effects_of_call(
-        self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None
-    ) -> Sequence[Intent]:
-        """
-        Return the effects of one kind for one tool call of the run at *path*, in order.
-
-        No run has two calls with one id; a journal that somebody else wrote may.
-        """
-        if self._about is None:
-            self._about = {}
-            for intent in self.intents.values():
-                if intent.type in ("tool_call", "ask"):
-                    key = intent.type, intent.path, self.form(intent).get("tool_call_id")
-                    self._about.setdefault(key, []).append(intent)
-        return self._about.get((kind, path, tool_call_id), ())
+            return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs.texts_for("extras", result)))
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""
@@ -523,18 +382,6 @@ class History:
         with self.reading(intent):
             model = intent.subject
         return str(model if isinstance(model, str) else self.form(intent)["request"]["model"])
-
-    def has_run(self, path: str) -> bool:
-        """Return whether the effect that starts the run at *path* is recorded."""
-        return get_start_address(path) in self.intents
-
-    def has_ended(self, path: str) -> bool:
-        """Return whether a child or a run around it has a recorded end."""
-        while path:
-            if self.end_of(path) is not None:
-                return True
-            path = get_start_address(path)[0]
-        return False
 
 
 def _check_child_path(intent: Intent, ref: ChildRef) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``new`` and ``fork``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``record_missing`` and ``fork``.
 
     Args:
         mode: What is done with the journal.
@@ -71,7 +71,7 @@ class JournaledRun:
         recorded_part: What was recorded already; ``None`` for a new run.
         replayer: Answers from it.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
-        tells: Whether providers are told of the calls that the record answers; by default they know only of live ones.
+        notifies_providers: Whether providers are notified of the calls that the record answers; by default they know only of live ones.
         wakes_now: Whether recorded sleeps are over at once.
     """
 
@@ -92,7 +92,7 @@ class JournaledRun:
         self.machines = RecordedMachines(self)
         self.mail = RunMailbox(self)
         self.writes = CallWrites(writer.source.redactor)
-        self.raises = self.tells = self.wakes_now = False
+        self.raises = self.notifies_providers = self.wakes_now = False
         self.opening: RecordedStart | None = None
         self.recorded_part: RecordedPart | None = None
         self.replayer: Replayer | None = None
@@ -208,7 +208,7 @@ class JournaledRun:
         return cls._open_repetition(Extending(), journal, answers, leeway)
 
     @classmethod
-    def new(
+    def record_missing(
         cls,
         journal: Journal,
         answers: Mapping[str, AnswerLike] | None = None,
@@ -216,9 +216,9 @@ class JournaledRun:
         leeway: AllowedDifferences | None = None,
     ) -> JournaledRun:
         """
-        Return a recorded run that repeats and performs unrecorded effects; a difference is an error.
+        Return a recorded run that repeats its record, performs effects without one, and records them; a difference is an error.
 
-        The journal is replaced when something came to it.
+        The journal is replaced when effects were added.
         """
         # A mode of its own beside resuming: this is for recordings in tests (`--stepengine-record=new`), which are kept
         # stable and in order. To resume goes on in the journal itself, behind what it holds, and an edited agent would
@@ -261,7 +261,7 @@ class JournaledRun:
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with recording and replay built in."""
-        if self.replayer is not None and (self.tells or getattr(services.models, "is_for_run", False)):
+        if self.replayer is not None and (self.notifies_providers or getattr(services.models, "is_for_run", False)):
             # What was made for this run alone knows nothing of what the run did before, unless it is told.
             self.replayer.models = services.models
         if self.timing.pace is not None:

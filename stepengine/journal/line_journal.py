@@ -3,7 +3,7 @@
 
 Encoding, redaction, checksums, signatures, torn lines, following and the messages of errors are here, so that no store can get them
 wrong. ``append_bytes`` names the offset that it appends at. A store that compares it with its size also notices a second writer whose
-lock was lost. ``LineWriter`` is the writer of all of them.
+lock was lost. ``LineWriter`` is the writer of all of them; it leaves the bytes to a ``LockedStore``.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LineJournal(Journal):
 
     @override
     def writer(self) -> Writer:
-        return LineWriter(self)
+        return LineWriter(LockedStore(self))
 
     @override
     def mailbox(self) -> Mailbox:
@@ -155,35 +155,151 @@ class LineJournal(Journal):
             raise JournalError(msg) from error
 
 
-class LineWriter(Writer):
+class LockedStore:
     """
-    The writer of a ``LineJournal``: it has the lock, and keeps lines until they are committed.
+    The locked bytes of a ``LineJournal``: nobody else appends, and on a full disk room is kept for the last results.
 
     Args:
-        journal: The journal.
+        journal: The journal; its store is locked until ``release``.
+
+    Attributes:
+        journal: The same.
+        size: How many bytes are stored.
+        repaired: Bytes of a torn tail that were cut off.
+        reserve: The room that is kept on the disk of the journal; ``None`` without a disk.
+        is_stored: Whether any record is stored.
+    """
+
+    def __init__(self, journal: LineJournal) -> None:
+        self.journal = journal
+        self.size = self.repaired = 0
+        self.reserve: DiskReserve | None = None
+        self.is_stored = False
+        self._unlock = self._lock()
+
+    def _lock(self) -> Callable[[], None]:
+        try:
+            return self.journal.lock()
+        except OSError as error:
+            msg = f"{self.journal.name} cannot be locked: {describe_os_error(error)}. Nothing was run"
+            raise JournalError(msg) from error
+
+    def _read(self) -> tuple[Reading, int]:
+        """Return what is stored, and how many bytes it has."""
+        reading = self.journal.reading()
+        return reading, reading.end + reading.torn
+
+    def open(self) -> Reading:
+        """Cut off a torn tail, add a missing newline, reserve room, and return what is stored."""
+        journal = self.journal
+        reading, self.size = self._read()
+        try:
+            # Cut off before anything is appended: what came behind half a line would be damage in the middle, which
+            # nobody can tell from an attack (reliability:JR01).
+            if reading.torn:
+                journal.truncate_bytes(reading.end)
+                self.size, self.repaired = reading.end, reading.torn
+            if reading.open_end:
+                journal.append_bytes(b"\n", self.size)
+                self.size += 1
+        except OSError as error:
+            msg = f"{journal.name} cannot be repaired: {describe_os_error(error)}; nothing was run"
+            raise JournalWriteFailed(msg) from error
+        self.is_stored = bool(reading.records)
+        self.reserve = None if journal.folder is None else DiskReserve.for_disk_of(journal.folder)
+        return reading
+
+    def check_reserve(self, reserve: DiskReserve) -> None:
+        """Raise unless the disk has room again for an effect's outcome."""
+        folder = self.journal.folder
+        if folder is not None and not reserve.renew(folder):
+            why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
+            # What is under way may still be recorded: the writer is not broken.
+            raise self.make_write_error(why)
+
+    def append(self, data: bytes) -> None:
+        """
+        Append lines durably, all or none of them.
+
+        Raises:
+            JournalWriteFailed: when that is impossible; then nothing can be appended any more.
+        """
+        try:
+            self.append_bytes(data)
+        except OSError as error:
+            self._append_into_reserve(data, error)
+        self.count(data)
+
+    def append_bytes(self, data: bytes) -> None:
+        """Append lines; raises ``OSError`` when that is impossible."""
+        self.journal.append_bytes(data, self.size)
+
+    def count(self, data: bytes) -> None:
+        """Count lines as stored."""
+        self.size += len(data)
+        self.is_stored = True
+
+    def _append_into_reserve(self, data: bytes, error: OSError) -> None:
+        """Release the reserved room of a full disk and append once more (reliability:JR09)."""
+        if error.errno not in FULL or self.reserve is None or not self.reserve.spend():
+            raise self.make_write_error(describe_os_error(error), error) from error
+        try:
+            self.append_bytes(data)
+        except OSError as again:
+            raise self.make_write_error(describe_os_error(again), again) from again
+        self.reserve.reserve_remaining()
+
+    def make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
+        """Return the error for lines that cannot be stored; it says what is still whole."""
+        if self.is_stored and getattr(error, "errno", 0) == errno.ESTALE:
+            then = "What was committed before is in the file that this run wrote to; if you still have it, resume from that"
+        elif self.is_stored:
+            then = "What was committed before is whole; resume from it"
+        else:
+            then = "Nothing was run or recorded; start the run again, in the same journal if you like"
+        msg = f"{self.journal.name} cannot be written: {why}. {then}"
+        return JournalWriteFailed(msg)
+
+    def release(self) -> None:
+        """Release the reserved room and the lock."""
+        if self.reserve is not None:
+            self.reserve.close()
+        try:
+            self._unlock()
+        except OSError as error:
+            msg = f"{self.journal.name} cannot be unlocked: {describe_os_error(error)}. What was committed is whole"
+            raise JournalError(msg) from error
+
+
+class LineWriter(Writer):
+    """
+    The writer of a ``LineJournal``: it encodes records, and keeps their lines until they are committed.
+
+    Args:
+        store: The locked store; it is released when this is closed.
     """
 
     waits = True
 
-    def __init__(self, journal: LineJournal) -> None:
-        self._journal = journal
-        self.blocks = journal.blocks
-        self._unlock = self._lock()
+    def __init__(self, store: LockedStore) -> None:
+        self.store = store
+        self.blocks = store.journal.blocks
         try:
-            self._open(journal)
+            self._open(store.journal)
         except BaseException:
-            self._unlock()
+            store.release()
             raise
 
     def _open(self, journal: LineJournal) -> None:
-        reading = self._repair_tail(journal)
+        reading = self.store.open()
+        self.repaired = self.store.repaired
         self.history = History(reading.records, journal.name, journal.missing)
         head = self.history.head
         self._encoder = Encoder(
             journal.redactor,
             link=journal.link if head is None else head.link,
             previous=reading.crc,
-            blobs=tuple(self.history.blobs),
+            blobs=tuple(self.history.blobs.values),
             stable=journal.stable,
             inline=journal.inline,
         )
@@ -194,54 +310,23 @@ class LineWriter(Writer):
         self._broken: JournalError | None = None
         self._is_lost = False
         self._closed = False
-        self._is_stored = bool(reading.records)
         self._pid, self._is_forked = os.getpid(), False
-        self._reserve = None if journal.folder is None else DiskReserve.for_disk_of(journal.folder)
         register_renewable(self)
-
-    def _lock(self) -> Callable[[], None]:
-        try:
-            return self._journal.lock()
-        except OSError as error:
-            msg = f"{self._journal.name} cannot be locked: {describe_os_error(error)}. Nothing was run"
-            raise JournalError(msg) from error
-
-    def _read(self) -> tuple[Reading, int]:
-        """Return what is stored, and how many bytes it has."""
-        reading = self._journal.reading()
-        return reading, reading.end + reading.torn
-
-    def _repair_tail(self, journal: LineJournal) -> Reading:
-        """Cut off a torn tail, add a missing newline, and return what is stored."""
-        reading, self._size = self._read()
-        try:
-            # Cut off before anything is appended: what came behind half a line would be damage in the middle, which
-            # nobody can tell from an attack (reliability:JR01).
-            if reading.torn:
-                journal.truncate_bytes(reading.end)
-                self._size, self.repaired = reading.end, reading.torn
-            if reading.open_end:
-                journal.append_bytes(b"\n", self._size)
-                self._size += 1
-        except OSError as error:
-            msg = f"{journal.name} cannot be repaired: {describe_os_error(error)}; nothing was run"
-            raise JournalWriteFailed(msg) from error
-        return reading
 
     # Called once in the child, in place of a check at every record and commit.
     def renew(self) -> None:
         """Refuse everything in a forked child, since the parent owns run, file and lock."""
         self._is_forked, self._storing = True, threading.Lock()
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
-        self._broken = self._make_write_error(why)
+        self._broken = self.store.make_write_error(why)
 
     def add_macs(self) -> None:
         """Give each line from now on a keyed digest; without a usable state folder of the user nothing changes."""
         key = load_key()
         if key is not None:
             chain = MacChain(key)
-            if self._is_stored:
-                chain.add_lines(split_into_lines(self._journal.read_piece))
+            if self.store.is_stored:
+                chain.add_lines(split_into_lines(self.store.journal.read_piece))
             self._encoder.add_mac = chain.add
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
@@ -260,9 +345,9 @@ class LineWriter(Writer):
             raise self._broken
         # Only a head and an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
         # (reliability:JR08, JR09).
-        reserve = self._reserve
+        reserve = self.store.reserve
         if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
-            self._check_disk_reserve(reserve)
+            self.store.check_reserve(reserve)
         chain = self._chain
         if chain is not None and chain.has_found:
             self._append_signature(chain)
@@ -270,7 +355,7 @@ class LineWriter(Writer):
             lines = self._encoder.lines(record)
         except (JournalError, DataError) as error:
             # Later lines would be chained to a missing one.
-            self._broken = self._make_write_error(str(error))
+            self._broken = self.store.make_write_error(str(error))
             raise
         self._lines += lines
         if chain is not None:
@@ -289,14 +374,6 @@ class LineWriter(Writer):
         chain = self._chain
         if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
             self._append_signature(chain, closes=True)
-
-    def _check_disk_reserve(self, reserve: DiskReserve) -> None:
-        """Raise unless the disk has room again for an effect's outcome."""
-        folder = self._journal.folder
-        if folder is not None and not reserve.renew(folder):
-            why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
-            # What is under way may still be recorded: the writer is not broken.
-            raise self._make_write_error(why)
 
     def commit(self) -> None:
         """
@@ -322,14 +399,14 @@ class LineWriter(Writer):
                 self._append_last_signature()
                 self._flush()
             finally:
-                self._release_store()
+                self.store.release()
 
     def _flush(self) -> None:
         """Store the waiting lines, unless lines were lost."""
         lines = self.pop_waiting_lines()
         if lines:
             try:
-                self._store(lines)
+                self.store.append(b"".join(lines))
             except JournalError as error:
                 self.mark_broken(error)
                 raise
@@ -352,48 +429,6 @@ class LineWriter(Writer):
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise self._broken
-
-    def _make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
-        if self._is_stored and getattr(error, "errno", 0) == errno.ESTALE:
-            then = "What was committed before is in the file that this run wrote to; if you still have it, resume from that"
-        elif self._is_stored:
-            then = "What was committed before is whole; resume from it"
-        else:
-            then = "Nothing was run or recorded; start the run again, in the same journal if you like"
-        msg = f"{self._journal.name} cannot be written: {why}. {then}"
-        return JournalWriteFailed(msg)
-
-    def _store(self, lines: list[bytes]) -> None:
-        """Make *lines* durable, all or none of them, with ``_storing`` held; raise ``JournalWriteFailed`` for good otherwise."""
-        data = b"".join(lines)
-        try:
-            self._append_bytes(data)
-        except OSError as error:
-            self._append_into_reserve(data, error)
-        self._size += len(data)
-        self._is_stored = True
-
-    def _append_bytes(self, data: bytes) -> None:
-        self._journal.append_bytes(data, self._size)
-
-    def _append_into_reserve(self, data: bytes, error: OSError) -> None:
-        """Release the reserved room of a full disk and append once more (reliability:JR09)."""
-        if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
-            raise self._make_write_error(describe_os_error(error), error) from error
-        try:
-            self._append_bytes(data)
-        except OSError as again:
-            raise self._make_write_error(describe_os_error(again), again) from again
-        self._reserve.reserve_remaining()
-
-    def _release_store(self) -> None:
-        if self._reserve is not None:
-            self._reserve.close()
-        try:
-            self._unlock()
-        except OSError as error:
-            msg = f"{self._journal.name} cannot be unlocked: {describe_os_error(error)}. What was committed is whole"
-            raise JournalError(msg) from error
 
 
 def _make_chain(journal: Journal, history: History) -> SignatureChain | None:

@@ -82,24 +82,28 @@ _DECODER: Any = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_p
 
 class JournalBytes:
     """
-    The bytes of a journal in memory.
+    The bytes of a journal in memory, all of them or those from an offset on.
 
     Args:
-        data: All of them.
+        data: The bytes.
         name: The journal's name, for errors.
+        start: The offset of the first byte in the journal.
+        lines: How many lines end before that.
     """
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, start: int = 0, lines: int = 0) -> None:
         self._data = data
         self.name = name
+        self._start = start
+        self._lines = lines
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from *start* to *end*."""
-        return self._data[start:end]
+        """Return the bytes from *start* to *end* of the journal."""
+        return self._data[start - self._start : end - self._start]
 
     def newlines(self, end: int) -> int:
-        """Return how many lines end before the byte *end*."""
-        return self._data.count(b"\n", 0, end)
+        """Return how many lines of the journal end before the byte *end*."""
+        return self._lines + self._data.count(b"\n", 0, end - self._start)
 
     def members(self, start: int, end: int) -> Mapping[str, Any]:
         """
@@ -128,31 +132,6 @@ class JournalBytes:
         if not _is_plain_result(members):
             parse_record(members, place)
         return members
-
-
-class PartialSource(JournalBytes):
-    """
-    The bytes of a journal from somewhere on.
-
-    Args:
-        data: All of them from there.
-        name: The journal's name, for errors.
-        start: Where they begin.
-        lines: How many lines end before that.
-    """
-
-    def __init__(self, data: bytes, name: str, start: int, lines: int) -> None:
-        super().__init__(data, name)
-        self._start = start
-        self._lines = lines
-
-    def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from *start* to *end* of the journal."""
-        return super().read(start - self._start, end - self._start)
-
-    def newlines(self, end: int) -> int:
-        """Return how many lines end before the byte *end* of the journal."""
-        return self._lines + super().newlines(end - self._start)
 
 
 class FileSource(JournalBytes):
@@ -349,7 +328,7 @@ def read_more_lines(data: bytes, name: str, before: Reading, lines: int, *, link
     Raises:
         JournalCorrupt: as ``read_lines``.
     """
-    source = PartialSource(data, name, before.end, lines)
+    source = JournalBytes(data, name, before.end, lines)
     return _read_records(BytesIO(data), source, before.end, before.crc, link=link)
 
 
@@ -411,7 +390,8 @@ def _read_records(
         body = line[:-1] if line.endswith(b"\n") else line
         crc = verify_checksum(body, previous)
         if crc is None:
-            _check_starts_journal(line, offset, source)
+            if not offset and _is_other_text(line):
+                raise _make_no_journal_error(source.name)
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and verify_checksum(body, 0) is not None)
@@ -460,11 +440,6 @@ def _is_other_text(line: bytes) -> bool:
         return False
     is_text = text.strip() == "" or text.strip().isprintable()
     return is_text and not (text.startswith('{"') or '{"'.startswith(text) or '"crc":"' in text)
-
-
-def _check_starts_journal(line: bytes, offset: int, source: JournalBytes) -> None:
-    if not offset and _is_other_text(line):
-        raise _make_no_journal_error(source.name)
 
 
 def _make_no_journal_error(name: str) -> JournalCorrupt:

@@ -57,7 +57,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     )
     found = as_journal(journal)
     history = _read_open_run(found, path)
-    if path and not history.has_run(path):
+    if path and not history.tree.has_run(path):
         msg = f"there is no run at the path {path!r} in {found.name}; nothing was sent"
         raise StepEngineError(msg)
     return _post_letters(found, [letter])
@@ -157,7 +157,11 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
 
 def _find_waiting_call(history: History, call_id: str, path: str | None) -> tuple[str, int]:
     """Return the address of the one call with this id that waits for its result; raise unless there is one."""
-    calls = [(a, i) for a, i in history.open.items() if a in history.waiting and not history.has_ended(a[0])]
+    calls = [
+        (a, i)
+        for a, i in history.open.items()
+        if a in history.facts.pending_results and not history.tree.has_ended(a[0])
+    ]
     waiting = {a: str(history.form(i)["tool_call_id"]) for a, i in calls}
     found = [a for a, name in waiting.items() if name == call_id and path in (None, a[0])]
     if len(found) != 1:
@@ -190,7 +194,7 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     if not journal.is_there():
         raise journal.missing()
     history = journal.history()
-    if history.is_complete or history.has_ended(path):
+    if history.is_complete or history.tree.has_ended(path):
         which = f"the child at {path!r}" if path and not history.is_complete else "the run"
         msg = f"{which} in {journal.name} has ended and takes no messages; nothing was sent"
         raise StepEngineError(msg)

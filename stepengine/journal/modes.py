@@ -6,7 +6,7 @@ A mode is not a state: it is asked about the run and its past, and says what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -24,32 +24,18 @@ from stepengine.runtime.services import Services
 
 if TYPE_CHECKING:
     from stepengine.data.models import ModelRequest
+    from stepengine.journal.recorded_part import RecordedPart
     from stepengine.runtime.limits import CallEstimate
 
 Around: TypeAlias = "Callable[[Performer, Callable[[ModelRequest], CallEstimate]], Performer]"
 """Wraps a performer, given a function that estimates how much a model call may use."""
 
 
-class RecordedPartInMode(Protocol):
-    """The members of the recorded part that a mode uses; see ``RecordedPart``."""
-
-    history: History
-    grew: bool
-    answered: int
-
-    @property
-    def cut(self) -> object:
-        """The cut-off part; false for nothing."""
-
-
 class RunInMode(Protocol):
     """The members of the opened run that a mode uses; see ``JournaledRun``."""
 
     writer: RunWriter
-
-    @property
-    def recorded_part(self) -> RecordedPartInMode | None:
-        """The recorded part; ``None`` for a new run."""
+    recorded_part: RecordedPart | None
 
 
 class Mode:
@@ -89,23 +75,19 @@ class Mode:
         """Return whether new records are appended to the source journal."""
         return self.resumes and not history.is_complete
 
-    def news(self, past: RecordedPartInMode | None) -> Callable[[Event], bool] | None:
+    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
         """Return a predicate for events that were not shown before, or ``None`` if all are new."""
         return None
 
-    def known_lookups(self, history: History, path: str) -> Collection[str]:
-        """Return the kinds of lookups of the run at *path* that the written journal already holds."""
-        return ()
-
-    def repeats(self, past: RecordedPartInMode) -> bool:
+    def repeats(self, past: RecordedPart) -> bool:
         """Return whether the whole run was answered from the record."""
         return False
 
-    def records_stop(self, stop: Stop, past: RecordedPartInMode | None) -> bool:
+    def records_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
         """Return whether *stop* is recorded as the end of the run."""
         return stop.kind != "suspended" and (past is None or not self.repeats(past))
 
-    def may_leave(self, past: RecordedPartInMode) -> bool:
+    def may_leave(self, past: RecordedPart) -> bool:
         """Return whether the run may end with unused records."""
         return False
 
@@ -120,7 +102,7 @@ class Mode:
             run.writer.append(asked)
 
     def settle(self, run: RunInMode, *, is_whole: bool) -> None:
-        """Put the journal of an ended run into its final location and order; *is_whole*: it did not fail, and left no record unused."""
+        """Sort or move the records of an ended run as the mode wants; *is_whole*: it did not fail, and left no record unused."""
         if run.recorded_part is not None and self.repeats(run.recorded_part):
             made = run.writer.journal
             assert isinstance(made, MemoryJournal)  # noqa: S101 - what repeats makes one
@@ -151,18 +133,14 @@ class Resuming(Mode):
         """Return whether the record is complete, so that there is nothing to resume."""
         return history.is_complete
 
-    def records_stop(self, stop: Stop, past: RecordedPartInMode | None) -> bool:
+    def records_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
         """Return whether the run does not wait, or was stopped before."""
         last = None if past is None else past.history.stop
         return stop.kind != "suspended" or (last is not None and last.input["kind"] != "suspended")
 
-    def news(self, past: RecordedPartInMode | None) -> Callable[[Event], bool] | None:
+    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
         """Return the predicate that drops recorded events."""
         return None if past is None else partial(_is_new_event, past.history)
-
-    def known_lookups(self, history: History, path: str) -> Collection[str]:
-        """Return the kinds of lookups in the journal."""
-        return history.kinds.get((path, -1), ())
 
 
 def _is_new_event(history: History, event: Event) -> bool:
@@ -182,7 +160,7 @@ class Replaying(Mode):
         """Return True."""
         return True
 
-    def repeats(self, past: RecordedPartInMode) -> bool:
+    def repeats(self, past: RecordedPart) -> bool:
         """Return True."""
         return True
 
@@ -229,9 +207,9 @@ class Adding(_Replacing):
 
     name = "new"
 
-    def may_leave(self, past: RecordedPartInMode) -> bool:
+    def may_leave(self, past: RecordedPart) -> bool:
         """Return whether nothing new was recorded."""
-        return not past.grew
+        return not past.has_new_effects
 
 
 @attrs.frozen
@@ -244,6 +222,7 @@ class Forking(Mode):
     """
 
     name = "fork"
+
     copies = True
     keeps_writes = False
     waits = False
@@ -254,7 +233,7 @@ class Forking(Mode):
         """Return the wrapper of the fork."""
         return (lambda inner: self.around(inner, services.estimate_call),)
 
-    def repeats(self, past: RecordedPartInMode) -> bool:
+    def repeats(self, past: RecordedPart) -> bool:
         """Return whether the run matched its record to the end."""
         return not past.cut
 

@@ -22,7 +22,7 @@ WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.it
 def open_questions(history: History) -> dict[str, tuple[Address, Question]]:
     """Return the questions without an answer by id, each with the address of its effect."""
     found: dict[str, tuple[Address, Question]] = {}
-    asked = [(a, i) for a, i in history.open.items() if i.type == "ask" and not history.has_ended(a[0])]
+    asked = [(a, i) for a, i in history.open.items() if i.type == "ask" and not history.tree.has_ended(a[0])]
     # Inputs are searched only if a question is open: a long run may have thousands.
     answered = {i.input["question_id"] for i in history.inputs if i.input.get("type") == "answer"} if asked else ()
     for address, intent in asked:
@@ -42,7 +42,7 @@ def find_waits(history: History) -> list[Waits]:
         return asks
     known = [i for i in history.inputs if i.input.get("type") == "wake_time"] if history.open else []
     wake_times = {i.address: int(i.input["until"]) for i in known}
-    waiting = [(a, i) for a, i in history.open.items() if i.type in WAITING and not history.has_ended(a[0])]
+    waiting = [(a, i) for a, i in history.open.items() if i.type in WAITING and not history.tree.has_ended(a[0])]
     return [*asks, *[_make_wait(history, address, intent, wake_times.get(address)) for address, intent in waiting]]
 
 

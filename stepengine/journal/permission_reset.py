@@ -17,11 +17,12 @@ from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
 from stepengine.journal.encoding import questions_of, restored
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.provenance import has_trusted_permissions, replace_with_derived
+from stepengine.journal.recorded_calls import RecordedCalls
 from stepengine.journal.recorded_part import JournalCut
-from stepengine.journal.recorded_permissions import limit_to_one_call
-from stepengine.journal.records import Address, Input, Intent, Record, Result, format_address
+from stepengine.journal.recorded_permissions import limit_to_one_call, list_answers
+from stepengine.journal.records import Address, Input, Intent, Record, Result, format_address, get_start_address
 from stepengine.journal.store import Journal
 from stepengine.redaction import Redactor
 
@@ -38,14 +39,14 @@ def find_effective_questions(history: History, *, after: Address | None = None) 
         history: What was recorded.
         after: Where it is cut off; by default nowhere.
     """
-    cut = JournalCut(history)
+    calls, cut = RecordedCalls(history), JournalCut(history.tree)
     if after is not None:
         cut.cut_at((after[0], after[1] + 1))
     elif history.is_complete:
         return []
     found = [
         name
-        for intent in _find_effective_permissions(history, cut)
+        for intent in _find_effective_permissions(calls, cut)
         for name in [q.id for q in questions_of(history.form(intent))] or [format_address(*intent.address)]
     ]
     return list(dict.fromkeys([*found, *[record.input["question_id"] for record in _find_unused_answers(history)]]))
@@ -105,7 +106,7 @@ def refuse_approvals_of_others(journal: Journal, history: History, *, trust: boo
     Raises:
         JournalError: it names the effects, and says what helps.
     """
-    if has_trusted_permissions(journal) if trust is None else trust:
+    if has_trusted_permissions(journal, trust=trust):
         return
     found = [format_address(*intent.address) for intent in find_approvals(history)]
     if found:
@@ -124,14 +125,15 @@ def _may_be_permission(history: History, intent: Intent, prints: Fingerprints) -
     return is_permission or intent.fp != prints.for_effect(form)
 
 
-def _find_effective_permissions(history: History, cut: JournalCut) -> Iterator[Intent]:
+def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterator[Intent]:
     """Yield the permission questions whose recorded approvals still have an effect."""
+    history = calls.history
     for intent in find_approvals(history):
         address = intent.address
         if not cut.keeps_result(address) or _has_ended(history, address[0], cut):
             continue
         if any(
-            _approves_later_calls(answer, has_begun=_has_call_started(history, intent, answer, cut))
+            _approves_later_calls(answer, has_begun=_has_call_started(calls, intent, answer, cut))
             for answer in _get_recorded_answers(history, address)
         ):
             yield intent
@@ -143,8 +145,7 @@ def _get_recorded_answers(history: History, address: Address) -> Sequence[Answer
     if known is None:
         ids = _find_question_ids(history, address)
         return [restored(each.input["answer"]) for each in history.inputs if _is_answer_to(each, ids)]
-    value = getattr(history.outcome(known), "value", None)
-    return [each for each in value if isinstance(each, Answer)] if isinstance(value, list | tuple) else ()
+    return list_answers(history.outcome(known))
 
 
 def _is_answer_to(record: Input, ids: set[str]) -> bool:
@@ -156,8 +157,9 @@ def _approves_later_calls(answer: Answer, *, has_begun: bool) -> bool:
     return answer.agrees and (not has_begun or answer.remember is not None)
 
 
-def _has_call_started(history: History, asked: Intent, answer: Answer, cut: JournalCut) -> bool:
+def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: JournalCut) -> bool:
     """Return whether the call that an answer to a permission question approves has started after it."""
+    history = calls.history
     form = history.form(asked)
     if asked.type != "ask" or form["purpose"] != PERMISSION:
         return False
@@ -165,15 +167,15 @@ def _has_call_started(history: History, asked: Intent, answer: Answer, cut: Jour
     approved = [
         question.details if answer.edited_input is None else answer.edited_input for question in questions_of(form)
     ]
-    calls = history.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
-    later = [history.form(call) for call in calls if call.seq > asked.seq and cut.keeps_intent(call.address)]
+    same_id = calls.find_effects("tool_call", asked.path, form.get("tool_call_id"))
+    later = [history.form(call) for call in same_id if call.seq > asked.seq and cut.keeps_intent(call.address)]
     return any(call["input"] in approved for call in later)
 
 
 def _has_ended(history: History, path: str, cut: JournalCut) -> bool:
     """Return whether the run there, or one around it, has ended, so that nothing of it can begin."""
     while path:
-        end = history.end_of(path)
+        end = history.tree.find_end(path)
         if end is not None and cut.keeps_result(end.address):
             return True
         path = get_start_address(path)[0]
@@ -188,8 +190,8 @@ def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator
         history: What was recorded.
         keep: The address of a question whose answers stay as they are.
     """
-    cut = JournalCut(history)
-    asked = {intent.address: intent for intent in _find_effective_permissions(history, cut) if intent.address != keep}
+    calls, cut = RecordedCalls(history), JournalCut(history.tree)
+    asked = {intent.address: intent for intent in _find_effective_permissions(calls, cut) if intent.address != keep}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
     ids |= {record.input["question_id"] for record in _find_unused_answers(history) if record.address != keep}
     for record in history.records:
@@ -199,7 +201,7 @@ def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator
         if intent is None:
             yield record
         elif all(
-            _has_call_started(history, intent, each, cut) for each in _get_recorded_answers(history, intent.address)
+            _has_call_started(calls, intent, each, cut) for each in _get_recorded_answers(history, intent.address)
         ):
             yield _limit_to_one_call(history, record)  # type: ignore[arg-type]  # only a result has an intent here
 

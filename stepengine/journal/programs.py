@@ -37,7 +37,4 @@ def has_programs(history: History) -> bool:
 
 def list_program_effects(history: History, path: str) -> Iterator[Mapping[str, Any]]:
     """Yield the stored forms of a program's effects, in order; *path* is that of the program's run."""
-    seq = 0
-    while (effect := history.intents.get((path, seq))) is not None:
-        yield history.form(effect)
-        seq += 1
+    yield from map(history.form, history.tree.list_effects(path))

@@ -52,8 +52,14 @@ def find_owner_mark(journal: Journal) -> bool | None:
     return is_written_by_user(journal) or (journal.is_own if isinstance(journal, MemoryJournal) else False)
 
 
-def has_trusted_permissions(journal: Journal) -> bool:
-    """Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again."""
+def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> bool:
+    """
+    Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again.
+
+    Where the caller says so itself, *trust* is the answer.
+    """
+    if trust is not None:
+        return trust
     if isinstance(journal, MemoryJournal) and journal.is_own is not False:
         return True
     try:
@@ -62,14 +68,14 @@ def has_trusted_permissions(journal: Journal) -> bool:
         return False
 
 
-def is_resumed_as_own(journal: Journal) -> bool:
+def is_resumed_as_own(journal: Journal, *, trust: bool | None = None) -> bool:
     """
-    Return whether calls that only a journal asks for are this user's.
+    Return whether calls that only a journal asks for are this user's; *trust* as in ``has_trusted_permissions``.
 
     They are in a journal in memory that was not made of an unknown one: the program itself put there what it holds. That this user was
     asked for its permissions once says nothing of its calls.
     """
-    return find_owner_mark(journal) is not False
+    return find_owner_mark(journal) is not False if trust is None else trust
 
 
 def replace_with_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:

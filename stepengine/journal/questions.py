@@ -19,10 +19,10 @@ from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import changes_world_again, encode_effect, name_of, questions_of, restored
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
-from stepengine.journal.records import Address, Intent, format_address
+from stepengine.journal.records import Address, Intent, format_address, get_start_address
 from stepengine.runtime.performer import Item, child_path
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
@@ -101,7 +101,7 @@ class GivenAnswers:
         self.by_question = {**ahead, **answers}
 
     def decide(self, item: Item, history: History) -> Value | Failure | Stop | None:
-        """Return the decided outcome of an effect in doubt; ``None`` means that it is repeated."""
+        """Return the outcome of an effect in doubt, a stop with the question about it, or ``None`` to repeat it."""
         return decide_outcome(item, self.in_doubt, self.decisions, history)
 
     def find_decision(self, address: Address) -> AnswerLike | None:
@@ -166,7 +166,7 @@ def make_doubt_questions(history: History, *, is_known: bool = True) -> list[Que
     """
 
     def is_in_doubt(intent: Intent) -> bool:
-        if changes_world_again(intent.effect) and intent.address not in history.waiting:
+        if changes_world_again(intent.effect) and intent.address not in history.facts.pending_results:
             return True
         is_call = intent.type in ("tool_call", "perform")
         return not is_known and (is_call or (intent.type == "agent_call" and "tool_call_id" in history.form(intent)))
@@ -180,14 +180,14 @@ def make_pending_call_questions(history: History) -> list[Question]:
 
     They are in no doubt: a resumed run goes on to wait. An answer with a result is one, and ends that.
     """
-    return _make_call_questions(history, lambda i: i.address in history.waiting)
+    return _make_call_questions(history, lambda i: i.address in history.facts.pending_results)
 
 
 def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> list[Question]:
     """Return a question about each started effect without result that *wanted* accepts, in runs that can continue."""
     cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
-    for intent in [intent for intent in cut_off if not history.has_ended(intent.path)]:
+    for intent in [intent for intent in cut_off if not history.tree.has_ended(intent.path)]:
         what, details = _describe_call(history.form(intent))
         asked = _make_doubt_question(what, format_address(intent.path, intent.seq), intent.path)
         found.append(attrs.evolve(asked, details=details))
@@ -268,7 +268,7 @@ def decide_outcome(
     item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], history: History
 ) -> Value | Failure | Stop | None:
     """
-    Return the decided outcome of an effect in doubt; ``None`` means that it is repeated.
+    Return the outcome of an effect in doubt, a stop with the question about it, or ``None`` to repeat it.
 
     Args:
         item: The effect.

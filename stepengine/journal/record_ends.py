@@ -14,10 +14,10 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
 from stepengine.errors import AgentError
 from stepengine.journal.encoding import restored
-from stepengine.journal.history import find_outside_stop, get_start_address
+from stepengine.journal.history import find_outside_stop
 from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.recorded_part import RecordedPart
-from stepengine.journal.records import Result
+from stepengine.journal.records import Result, get_start_address
 from stepengine.runtime.failfast import LOST
 from stepengine.runtime.performer import Item
 
@@ -47,7 +47,7 @@ class RecordEnds:
         past = self._past
         # The nearest run around counts, since a child that was cut off when its parent ended has no end of its own.
         while path:
-            is_background = past.history.is_background(path)
+            is_background = past.history.tree.is_background(path)
             known = self._past.result((path, -1) if is_background else get_start_address(path))
             if known is not None:
                 return known

@@ -87,8 +87,8 @@ class RecordPlayer:
 
     def _perform_unanswered(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect without a recorded outcome."""
-        was_begun = self._replayer.was_begun(item.address)
-        return self._resume_effect_in_doubt(item, io) if was_begun else self._recorder.perform_live(item, io)
+        has_recorded_start = self._replayer.has_recorded_start(item.address)
+        return self._resume_effect_in_doubt(item, io) if has_recorded_start else self._recorder.perform_live(item, io)
 
     async def _perform_unless_unknown(self, unknown: UnknownCalls, item: Item, io: IO) -> Single:
         """Perform an effect without a recorded outcome; first ask a person if only a record of others asks for it."""
@@ -121,7 +121,7 @@ class RecordPlayer:
         lost = item.gather is not None and replayer.ends.has_lost_race(item)
         if replayer.result(address) is not None or replayer.halts(item) or lost:
             return "answered"
-        return "begun" if replayer.was_begun(address) else "new"
+        return "begun" if replayer.has_recorded_start(address) else "new"
 
     async def _return_divergence_stop(self) -> Single:
         return self._make_divergence_stop()
@@ -133,7 +133,7 @@ class RecordPlayer:
         if self._timing.pace is not None:
             await self._timing.pace.reach(known.at)
         is_of_children = type(item.effect) in CHILD_ENDS
-        waits = self._replayer.until_cut(known, item) if is_of_children else None
+        waits = self._replayer.make_cut_future(known, item) if is_of_children else None
         if waits is not None:
             cut, children = waits
             ended = await io.ends(item, children, cut)
@@ -234,7 +234,7 @@ class RecordPlayer:
                 if replayer.has_begun(address)
                 else await self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
             )
-        if replayer.halts_before_run(address, item):
+        if replayer.halts_before_run(item):
             return await self._make_record_end_stop(item, io)
         return await self._find_refusal_of_start(item, io) if replayer.result(address) is None else None
 
@@ -265,7 +265,9 @@ class RecordPlayer:
         if run.mode.copies:
             self._copy_input_records(item, history)
         # Whoever sent its result knows that it happened.
-        is_waiting = is_deferred(item) and (address in history.waiting or address in run.mail.results_sent)
+        is_waiting = is_deferred(item) and (
+            address in history.facts.pending_results or address in run.mail.results_sent
+        )
         if is_waiting and run.answers.find_decision(address) is None:
             return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
         if type(item.effect) in WAITS:
@@ -282,9 +284,9 @@ class RecordPlayer:
     def _copy_input_records(self, item: Item, history: History) -> None:
         """Copy the records of a started effect into a rewritten journal."""
         address = item.address
-        if address in history.waiting:
+        if address in history.facts.pending_results:
             self._recorder.append_result_pending(item)
-        begun = history.begun.get(address)
+        begun = history.facts.partial_usage.get(address)
         if begun is not None:
             self._recorder.append_stopped_usage(item, begun, self._timing.last)
 

@@ -9,7 +9,6 @@ unknown. What lies beside the place, such as a sibling that had begun with it, s
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -35,7 +34,7 @@ from stepengine.journal.record_ends import RecordEnds
 from stepengine.journal.recorded_part import AllowedDifferences, RecordedPart, parse_address
 from stepengine.journal.records import NO_EXTRAS, Address, Head, Intent, Result, format_address
 from stepengine.journal.replayer import Replayer
-from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.journal.sources import JournalLike, as_journal, bind_fork_journal, make_fork_id
 from stepengine.journal.store import Journal
 from stepengine.machine.plan import Finished
 from stepengine.runtime.limits import CallEstimate, CallQueue, MeteredCall, SpendingLedger
@@ -269,14 +268,12 @@ async def fork_from_record(
         refuse_approvals_of_others(source, source.history(), trust=trust)
     purse = budget if isinstance(budget, Purse) else Purse(budget)
     count = _ForkCounts()
-    performs = tools != "recorded"
-    leeway = AllowedDifferences(
-        asks_about_calls=performs and not (is_resumed_as_own(source) if trust is None else trust)
-    )
+    asks_about_calls = tools != "recorded" and not is_resumed_as_own(source, trust=trust)
+    leeway = AllowedDifferences(asks_about_calls=asks_about_calls)
     run = JournaledRun.fork(
         source,
         lambda run, past: ForkReplayer(run, past, rules, count),
-        _CountingPerformer.make_wrapper(count, purse),
+        lambda inner, estimate: _CountingPerformer(inner, count, purse, estimate),
         leeway,
     )
     try:
@@ -321,17 +318,15 @@ def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike |
     run = ""
     if count.broke_at and records and isinstance(records[0], Head):
         head = records[0]
-        run = f"{head.run[:40]}-{secrets.token_hex(4)}"
+        run = make_fork_id(head.run)
         records[0] = attrs.evolve(
             head, run=run, parent={"run": head.run, "at": count.broke_at}, since=since, workspace="", line=None
         )
         replace_with_derived(journal, records, journal)
     if into is None:
         return journal
-    target = as_journal(into).bound(run or str(records[0].run) if records and isinstance(records[0], Head) else "")
-    if target.records():
-        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
-        raise JournalError(msg)
+    name = run or str(records[0].run) if records and isinstance(records[0], Head) else ""
+    target = bind_fork_journal(as_journal(into), name)
     replace_with_derived(target, journal.records(), journal)
     return target
 
@@ -387,21 +382,21 @@ class ForkReplayer(Replayer):
             self._discard_from(address)
         known = self._past.intent(address)
         if known is None:
-            return self._try_answer_unrecorded(address, asked, item)
+            return self._try_answer_unrecorded(asked, item)
         if self._has_left_record and not asked.begins_run and self._past.result(address) is None:
-            return self._try_answer_by_rules(address, asked, item)  # it was begun when a crash ended the record
+            return self._try_answer_by_rules(asked, item)  # it was begun when a crash ended the record
         if self._past.equals(known, asked) or self._past.was_difference_accepted(address, asked.fp):
             self._past.use(address)
             self._writer.append(asked)
             return True
-        error = self._errors.changed(known, asked, item)
+        error = self._errors.make_changed_error(known, asked, item)
         self._leave_record(address, error, by_request=known.type == asked.type == "model_call")
-        return self._try_answer_by_rules(address, asked, item)
+        return self._try_answer_by_rules(asked, item)
 
-    def _try_answer_unrecorded(self, address: Address, asked: Intent, item: Item) -> bool:
+    def _try_answer_unrecorded(self, asked: Intent, item: Item) -> bool:
         """Answer an effect after the place, or after the end of the record, if possible; return whether it is."""
-        if address in self._past.history.intents:
-            return self._try_answer_by_rules(address, asked, item)
+        if asked.address in self._past.history.intents:
+            return self._try_answer_by_rules(asked, item)
         ended = self.ends.find_nearest_end(item.path)
         if ended is not None and self.ends.find_stop(ended) is not None:
             return True  # it stops there, as it did
@@ -409,8 +404,8 @@ class ForkReplayer(Replayer):
             if ended is None and not self._past.history.is_complete:
                 return True
             error = self._errors.make_extra_effect_error(asked, item)
-            self._leave_record(address, error, by_request=False)
-        return self._try_answer_by_rules(address, asked, item)
+            self._leave_record(asked.address, error, by_request=False)
+        return self._try_answer_by_rules(asked, item)
 
     def _leave_record(self, address: Address, error: ReplayDivergence, *, by_request: bool) -> None:
         """Discard the record from an effect on that differs; raise if the fork has a fixed place not reached yet."""
@@ -435,16 +430,16 @@ class ForkReplayer(Replayer):
 
     # --- after the place ----------------------------------------------------------------------------------------------
 
-    def _try_answer_by_rules(self, address: Address, asked: Intent, item: Item) -> bool:
+    def _try_answer_by_rules(self, asked: Intent, item: Item) -> bool:
         """Answer an effect by a recorded or simulated outcome; return False for one to be performed, or raise."""
         count, past, rules = self._count, self._past, self._rules
         # Which children have ended, and who was told or ended, is so of the children of today.
         if asked.begins_run or KINDS[asked.type].follows_children:
             return False
-        place = past.find_equal_unused(asked, models=rules.reuse and address != rules.at)
+        place = past.find_equal_unused(asked, models=rules.reuse and asked.address != rules.at)
         if place is not None:
             known = past.history.results[place]
-            self._append_answered_intent(address, asked, past.history.outcome(known), known)
+            self._append_answered_intent(asked, past.history.outcome(known), known)
             count.reused += asked.type == "model_call"
             count.served += KINDS[asked.type].changes_world
             return True
@@ -453,7 +448,7 @@ class ForkReplayer(Replayer):
         made = self._simulate_outcome(asked)
         if made is not None:
             count.simulated += 1
-            self._append_answered_intent(address, asked, made)
+            self._append_answered_intent(asked, made)
             return True
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
@@ -461,14 +456,12 @@ class ForkReplayer(Replayer):
         count.refused = count.refused or _call_from_form(past.history.form(asked), asked)
         raise self._writer.fail(error)
 
-    def _append_answered_intent(
-        self, address: Address, asked: Intent, outcome: Value | Failure, known: Result | None = None
-    ) -> None:
+    def _append_answered_intent(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
         """Append an effect, and store the recorded or simulated outcome that answers it."""
         self._writer.append(asked)
         at = max(self._timing.last, known.at if known is not None else 0)
         attempts = {"attempts": known.attempts} if known is not None and known.attempts else NO_EXTRAS
-        self._given[address] = Result(*address, at, attrs.evolve(outcome, at=at), attempts)
+        self._given[asked.address] = Result(*asked.address, at, attrs.evolve(outcome, at=at), attempts)
 
     def _simulate_outcome(self, asked: Intent) -> Value | Failure | None:
         """Return the caller's simulated result of a call, or ``None`` if there is none."""
@@ -506,7 +499,7 @@ class ForkReplayer(Replayer):
         """Return whether the run stops before an effect without result, since no one is asked."""
         return isinstance(item.effect, AskPerson) or super().halts(item)
 
-    def until_cut(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future that is done when a result of background children no longer holds, and their paths."""
         try:
             outcome = self._past.history.outcome(known)
@@ -518,8 +511,8 @@ class ForkReplayer(Replayer):
         self._waiting[item.address] = future
         return future, outcome.value.done
 
-    def was_begun(self, address: Address) -> bool:
-        """Return False: effects left open by a crash are decided when they are requested."""
+    def has_recorded_start(self, address: Address) -> bool:
+        """Return False: effects that a crash left open are decided when they are requested."""
         return False
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
@@ -547,8 +540,8 @@ class ForkReplayer(Replayer):
         """Discard the record because the run starts with something other than recorded."""
         error = self._errors.make_start_error(asked)
         self._leave_record(("", 0), error, by_request=False)
-        self._past.history.prompts.clear()
-        self._past.history.windows.clear()
+        self._past.history.facts.system_prompts.clear()
+        self._past.history.facts.context_windows.clear()
 
     def finish(self, error: ReplayDivergence | None) -> None:
         """Record that the run ended with records unused."""
@@ -566,53 +559,6 @@ def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:
     if intent.type == "tool_call":
         return Called(form["tool_name"], form["input"], where)
     return Called(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
-
-
-class _CountingPerformer:
-    """
-    The wrapper of the innermost performer in a fork; its effects are live.
-
-    Args:
-        inner: What performs.
-        count: Where it is counted.
-        purse: What model calls are paid from.
-        estimate: Says how much a model call may use.
-    """
-
-    def __init__(
-        self, inner: Performer, count: _ForkCounts, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]
-    ) -> None:
-        self._inner = inner
-        self._count = count
-        self._purse = purse
-        self._estimate = estimate
-        self.begin = inner.begin
-
-    @classmethod
-    def make_wrapper(cls, count: _ForkCounts, purse: Purse) -> Callable[..., Performer]:
-        """Return a function that wraps a performer, given the estimates of the run's model calls."""
-        return lambda inner, estimate: cls(inner, count, purse, estimate)
-
-    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Count an effect and pass it on; a model call only when there is money for it."""
-        if isinstance(item.effect, CallModel):
-            return self._perform_model_call(item, item.effect, io)
-        self._count.performed += type(item.effect) in (CallTool, CallFunction)
-        return self._inner.perform(item, io)
-
-    async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
-        try:
-            outcome = await self._purse.pay(self._estimate(effect.request), lambda: self._perform_counted(item, io))
-        except LimitExceeded as refusal:
-            self._count.is_unpaid = True
-            return Failure(refusal, 0)
-        reply = outcome.value if isinstance(outcome, Value) else None
-        self._count.cost = add_cost(self._count.cost, reply.cost if isinstance(reply, ModelReply) else None)
-        return outcome
-
-    async def _perform_counted(self, item: Item, io: IO) -> Single:
-        self._count.model_calls += 1
-        return await self._inner.perform(item, io)
 
 
 class PaidPerformer:
@@ -639,6 +585,46 @@ class PaidPerformer:
 
     async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
         try:
-            return await self._purse.pay(self._estimate(effect.request), lambda: self._inner.perform(item, io))
+            return await self._purse.pay(self._estimate(effect.request), lambda: self._perform_paid(item, io))
         except LimitExceeded as refusal:
-            return Failure(refusal, 0)
+            return self._make_refusal(refusal)
+
+    def _perform_paid(self, item: Item, io: IO) -> Awaitable[Single]:
+        return self._inner.perform(item, io)
+
+    def _make_refusal(self, refusal: LimitExceeded) -> Failure:
+        return Failure(refusal, 0)
+
+
+class _CountingPerformer(PaidPerformer):
+    """
+    The wrapper of the innermost performer in a fork; its effects are live.
+
+    Args:
+        inner: What performs.
+        count: Where it is counted.
+        purse: What model calls are paid from.
+        estimate: Says how much a model call may use.
+    """
+
+    def __init__(
+        self, inner: Performer, count: _ForkCounts, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]
+    ) -> None:
+        super().__init__(inner, purse, estimate)
+        self._count = count
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Count an effect and pass it on; a model call only when there is money for it."""
+        self._count.performed += type(item.effect) in (CallTool, CallFunction)
+        return super().perform(item, io)
+
+    async def _perform_paid(self, item: Item, io: IO) -> Single:
+        self._count.model_calls += 1
+        outcome = await self._inner.perform(item, io)
+        reply = outcome.value if isinstance(outcome, Value) else None
+        self._count.cost = add_cost(self._count.cost, reply.cost if isinstance(reply, ModelReply) else None)
+        return outcome
+
+    def _make_refusal(self, refusal: LimitExceeded) -> Failure:
+        self._count.is_unpaid = True
+        return super()._make_refusal(refusal)

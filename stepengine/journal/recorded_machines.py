@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 import attrs
@@ -28,6 +28,9 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.sources import needs_provenance
 from stepengine.runtime.services import ChildPlanner, MachineMaker
 
+if TYPE_CHECKING:
+    from stepengine.journal.recorded_part import RecordedPart
+
 
 # A prompt that is written down in the code comes from the code, so that a change of it is found at the first request;
 # one that is computed comes from the record, since it may come out differently each time.
@@ -35,11 +38,11 @@ def restore_lookups(history: History, plan: RunPlan, state: AgentState) -> tuple
     """Return plan and state of a run with its recorded lookups: system prompt and context window."""
     if plan.body is not None:
         return plan, state
-    prompt = history.prompts.get(plan.path)
+    prompt = history.facts.system_prompts.get(plan.path)
     if prompt is not None and not isinstance(plan.definition.system_prompt, str):
         state = attrs.evolve(state, system_prompt=prompt)
-    if plan.path in history.windows or (plan.path, 0) in history.intents:
-        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path))
+    if plan.path in history.facts.context_windows or (plan.path, 0) in history.intents:
+        plan = attrs.evolve(plan, context_window=history.facts.context_windows.get(plan.path))
     return plan, state
 
 
@@ -53,16 +56,15 @@ def make_lookup_records(plan: RunPlan, state: AgentState) -> Iterator[Input]:
         yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
 
 
-def add_missing_tools(history: History, plan: RunPlan) -> RunPlan:
+def add_missing_tools(recorded: Collection[str], plan: RunPlan) -> RunPlan:
     """
-    Return *plan* with a placeholder for each recorded tool that the agent no longer has.
+    Return *plan* with a placeholder for each *recorded* tool that the agent no longer has.
 
     What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
     """
     # A replay calls no tool, so one that was deleted since must not keep an old recording from being replayed
     # (reliability:JR24). The stand-in only lets the machine find a binding; what comes is the recorded result.
     tools = plan.tools
-    recorded = history.tools_of(plan.path)
     gone = [name for name in recorded if name not in tools or isinstance(tools[name].runs, Control)]
     if not gone:
         return plan
@@ -84,12 +86,6 @@ class _ToolsWithPlaceholders(dict[str, ToolBinding]):
         self._own[name] = binding  # type: ignore[index]
 
 
-class HasHistory(Protocol):
-    """The member of the recorded part that machines use; see ``RecordedPart``."""
-
-    history: History
-
-
 class HasComputed(Protocol):
     """The member of a replayer that machines use; see ``Replayer``."""
 
@@ -102,10 +98,7 @@ class RunWithMachines(Protocol):
 
     mode: Mode
     writer: RunWriter
-
-    @property
-    def recorded_part(self) -> HasHistory | None:
-        """The recorded part; ``None`` for a new run."""
+    recorded_part: RecordedPart | None
 
     @property
     def replayer(self) -> HasComputed | None:
@@ -136,7 +129,7 @@ class RecordedMachines:
 
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             past = self._run.recorded_part
-            known = plan if past is None else add_missing_tools(past.history, plan)
+            known = plan if past is None else add_missing_tools(past.calls.list_tools(plan.path), plan)
             if plan.definition.handle_steps is not None:
                 known = attrs.evolve(known, records_output=True)
             if needs_provenance(plan.hooks):
@@ -173,7 +166,7 @@ class RecordedMachines:
         if run.recorded_part is not None:
             history = run.recorded_part.history
             plan, state = restore_lookups(history, plan, state)
-            known = run.mode.known_lookups(history, plan.path)
+            known = history.facts.list_lookups(plan.path) if run.mode.resumes else ()
         # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
         # may be others tomorrow.
         for record in make_lookup_records(plan, state):

@@ -30,8 +30,10 @@ from stepengine.journal.divergence import (
 )
 from stepengine.journal.encoding import bare, changes_world_again, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, describe_plan_changes, find_outside_stop, get_start_address
-from stepengine.journal.records import ROOT, Address, Intent, Result, format_address
+from stepengine.journal.history import History, describe_plan_changes, find_outside_stop
+from stepengine.journal.recorded_calls import RecordedCalls
+from stepengine.journal.recorded_tree import RecordedTree
+from stepengine.journal.records import ROOT, Address, Intent, Result, format_address, get_start_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import child_path
 
@@ -89,11 +91,11 @@ class JournalCut:
     What a child in the background did is nothing that its parent's effects follow from, before the parent was told how it ended.
 
     Args:
-        history: What is cut.
+        tree: The runs of the journal.
     """
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self, tree: RecordedTree) -> None:
+        self._tree = tree
         self._ends: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -110,10 +112,10 @@ class JournalCut:
             # What began together with the `Spawn` on the way up stays, which is why the end is behind the last of the
             # group: siblings asked for nothing that the cut child gave. The child's own result goes with the cut, as
             # `keeps_result` says.
-            if not self._history.is_background(path):
-                self._set_run_end(get_start_address(path)[0], self._history.last_together(get_start_address(path)) + 1)
-            elif (told := self._history.first_told_address(path)) is not None:
-                self._set_run_end(*told)
+            if not self._tree.is_background(path):
+                self._set_run_end(get_start_address(path)[0], self._tree.find_group_end(get_start_address(path)) + 1)
+            elif (report := self._tree.find_first_report(path)) is not None:
+                self._set_run_end(*report)
             else:
                 break
             path = get_start_address(path)[0]
@@ -147,7 +149,7 @@ class JournalCut:
         if not self.keeps_intent(address):
             return False
         started = child_path(*address)
-        return started not in self._ends or self._history.is_background(started)
+        return started not in self._ends or self._tree.is_background(started)
 
 
 def check_no_repeats(history: History, cut: JournalCut, act: str, *, undone: bool = False) -> None:
@@ -247,9 +249,10 @@ class RecordedPart:
         prints: Computes the fingerprints of what is asked for now.
 
     Attributes:
+        calls: The recorded tool calls.
         cut: Where the record does not hold any more.
         leeway: What may be different this time.
-        grew: Whether the run asked for something that is not recorded, and got it.
+        has_new_effects: Whether effects that are not recorded were performed.
         refused: Why nothing was cut off, if that was asked for and is not allowed.
         answered: How many effects were answered from the record.
     """
@@ -258,8 +261,9 @@ class RecordedPart:
         self.history = history
         self.prints = prints
         self.leeway = leeway
-        self.cut = JournalCut(history)
-        self.grew = False
+        self.calls = RecordedCalls(history)
+        self.cut = JournalCut(history.tree)
+        self.has_new_effects = False
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
@@ -303,8 +307,8 @@ class RecordedPart:
         """Discard the whole record because the run starts differently; raises as ``cut_off`` does."""
         self.cut_off(("", 0))
         # What was looked up for another start, such as its system prompt, is no longer what this one would find.
-        self.history.prompts.clear()
-        self.history.windows.clear()
+        self.history.facts.system_prompts.clear()
+        self.history.facts.context_windows.clear()
 
     @property
     def left(self) -> int:
@@ -350,8 +354,8 @@ class RecordedPart:
         known = self.history.results.get(address)
         return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
 
-    def changes(self, plan: RunPlan) -> list[str]:
-        """Return a sentence for each difference between the present plan and the recorded one; they are hints."""
+    def describe_changes(self, plan: RunPlan) -> list[str]:
+        """Return a sentence for each difference of the present plan from the recorded one; they are hints."""
         self._handler = find_definition_line(plan.definition.handle_steps)
         head = self.history.head
         return [] if head is None else describe_plan_changes(head, plan, self.history.name)
@@ -370,7 +374,7 @@ class RecordedPart:
 
     def was_difference_accepted(self, address: Address, fp: str) -> bool:
         """Return whether the record at an address was accepted for an effect with this fingerprint."""
-        return (address, fp) in self.history.kept
+        return (address, fp) in self.history.facts.accepted
 
     def is_same_child(self, known: Value, child: ChildResult) -> bool:
         """Return whether the end of a repeated child equals the recorded one."""
@@ -378,7 +382,7 @@ class RecordedPart:
 
     def permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return the addresses of a call's recorded permission questions that the run has reached."""
-        asked = [(path, intent.seq) for intent in self.history.find_effects_of_call("ask", path, tool_call_id)]
+        asked = [(path, intent.seq) for intent in self.calls.find_effects("ask", path, tool_call_id)]
         return [address for address in asked if address in self._used]
 
     def fingerprint_child_end(self, child: ChildResult) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import AskPerson
+from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
 from stepengine.journal.encoding import questions_of
@@ -30,6 +31,12 @@ def limit_to_one_call(answer: Any) -> Any:
     # A journal of somebody else may hold "always allow"; believed as that it would let calls run which its reader never
     # saw. The yes counts for the one recorded call.
     return attrs.evolve(answer, text="yes" if answer.agrees else answer.text, remember=None, covers="")
+
+
+def list_answers(outcome: Value | Failure) -> list[Answer]:
+    """Return the answers in a recorded outcome, of whatever effect."""
+    value = getattr(outcome, "value", None)
+    return [each for each in value if isinstance(each, Answer)] if isinstance(value, list | tuple) else []
 
 
 def is_permission(item: Item) -> bool:
@@ -55,21 +62,21 @@ class RecordedPermissions:
         self._writer = writer
         self._answers = answers
 
-    def has_wider_approval(self, address: Address, item: Item) -> bool:
+    def has_wider_approval(self, item: Item) -> bool:
         """
         Return whether a recorded approval would cover a call with another input.
 
         Where the call has run already, or nobody has agreed, nothing runs.
         """
         # "Keep what is recorded" must not mean that a yes to `rm a` is one to `rm b` (reliability:R8).
-        effect = item.effect
+        effect, address = item.effect, item.address
         if not isinstance(effect, AskPerson) or effect.purpose != "permission":
             return False
         if self._past.result(address) is None:
             return any(map(self._answers.has, effect.questions))
         return bool(self._find_approval(address)) and not self._has_call_result(item.path, effect.tool_call_id)
 
-    def must_ask_again(self, address: Address, item: Item) -> bool:
+    def must_ask_again(self, item: Item) -> bool:
         """
         Return whether a recorded permission is untrusted here and has to be asked for again.
 
@@ -78,7 +85,8 @@ class RecordedPermissions:
         """
         if not is_permission(item):
             return False
-        if self._leeway.asks_about_calls and self._find_approval(address) and not self._is_of_same_call(address, item):
+        address = item.address
+        if self._leeway.asks_about_calls and self._find_approval(address) and not self._is_of_same_call(item):
             if self._mode.cuts_off:
                 return True
             msg = (
@@ -123,23 +131,22 @@ class RecordedPermissions:
                 )
                 raise self._writer.fail(JournalError(msg))
 
-    def _is_of_same_call(self, address: Address, item: Item) -> bool:
+    def _is_of_same_call(self, item: Item) -> bool:
         """Return whether the record asks for permission there, too, and for the same call: no fingerprint covers its id."""
         effect: Any = item.effect
-        form = self._past.history.form(self._past.history.intents[address])
+        form = self._past.history.form(self._past.history.intents[item.address])
         is_permission_there = form["type"] == "ask" and form["purpose"] == "permission"
         return bool(is_permission_there and form.get("tool_call_id", "") == effect.tool_call_id)
 
     def _find_approval(self, address: Address) -> Sequence[Answer]:
         """Return the recorded answers of a permission if one of them agrees, else nothing."""
         known = self._past.result(address)
-        value = None if known is None else getattr(self._past.history.outcome(known), "value", None)
-        answers = [each for each in value if isinstance(each, Answer)] if isinstance(value, list | tuple) else []
+        answers = [] if known is None else list_answers(self._past.history.outcome(known))
         return answers if any(answer.agrees for answer in answers) else ()
 
     def _has_call_result(self, path: str, tool_call_id: str) -> bool:
         """Return whether the record has a result of a tool call of the run at *path*."""
-        calls = self._past.history.find_effects_of_call("tool_call", path, tool_call_id)
+        calls = self._past.calls.find_effects("tool_call", path, tool_call_id)
         return any((path, call.seq) in self._past.history.results for call in calls)
 
     def _has_approved_result(self, asked: Address, answer: Answer) -> bool:
@@ -147,6 +154,6 @@ class RecordedPermissions:
         form = self._past.history.form(self._past.history.intents[asked])
         (question,) = questions_of(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input
-        calls = self._past.history.find_effects_of_call("tool_call", asked[0], form.get("tool_call_id"))
+        calls = self._past.calls.find_effects("tool_call", asked[0], form.get("tool_call_id"))
         forms = [self._past.history.form(call) for call in calls if call.address in self._past.history.results]
         return any((call["tool_name"], call["input"]) == (question.tool_name, wanted) for call in forms)

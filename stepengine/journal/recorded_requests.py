@@ -50,7 +50,7 @@ class RecordedRequests:
         self._built: dict[Address, Transcript] = {}
         self._extended: set[Address] = set()
         self._order: dict[Address, int] = {}
-        self._limit = history.limit.renew()
+        self._limit = history.blobs.limit.renew()
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """

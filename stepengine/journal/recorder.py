@@ -56,7 +56,6 @@ from stepengine.runtime.innermost import has_deferred_results
 from stepengine.runtime.performer import IO, Item, Performer, RetryWait
 
 if TYPE_CHECKING:
-    from stepengine.journal.recorded_part import RecordedPart
     from stepengine.journal.replayer import Replayer
 
 
@@ -70,7 +69,6 @@ class RunToRecord(Protocol):
     writer: RunWriter
     answers: GivenAnswers
     timing: RunClock
-    recorded_part: RecordedPart | None
     replayer: Replayer | None
     mail: RunMailbox
     writes: CallWrites
@@ -162,7 +160,7 @@ class Recorder:
                 raise self._writer.fail(error) from error.__cause__
         self._next[path] = seq + 1
         if kind in RUNS:
-            run.mail.begins((path, seq))
+            run.mail.register_run((path, seq))
         if kind in WAITS and (is_new or self._is_recopied_intent((path, seq))):
             self._record_wake_time(item)
         return is_new, must
@@ -176,7 +174,7 @@ class Recorder:
         replayer = self._replayer
         mode = self._run.mode
         # A replay takes over what was recorded when the wait began, with its time.
-        return replayer is not None and mode.copies and not mode.takes_over and replayer.was_begun(address)
+        return replayer is not None and mode.copies and not mode.takes_over and replayer.has_recorded_start(address)
 
     def _record_wake_time(self, item: Item) -> None:
         """Record the wake time of a wait."""

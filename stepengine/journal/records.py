@@ -606,6 +606,14 @@ def format_address(path: str, seq: int) -> str:
     return f"{path}#{seq}"
 
 
+def get_start_address(path: str) -> Address:
+    """Return the address of the Spawn or tool call that started the run at *path*; the root's is ``("", -1)``."""
+    if not path:
+        return ROOT
+    parent, _, seq = path.rpartition(".")
+    return parent, int(seq)
+
+
 def to_compact_json(value: object) -> str:
     """Return a JSON value as compact, unsorted text without line separators."""
     return escape_separators(compact(value))

@@ -18,7 +18,6 @@ from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence, UnknownModel
 from stepengine.journal.divergence import DivergenceErrors
-from stepengine.journal.history import get_start_address
 from stepengine.journal.modes import Mode
 from stepengine.journal.questions import GivenAnswers
 from stepengine.journal.record_ends import RecordEnds
@@ -26,7 +25,15 @@ from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.recorded_permissions import RecordedPermissions, is_permission, limit_to_one_call
-from stepengine.journal.records import ROOT, Address, Input, Intent, Result, make_computed_record
+from stepengine.journal.records import (
+    ROOT,
+    Address,
+    Input,
+    Intent,
+    Result,
+    get_start_address,
+    make_computed_record,
+)
 from stepengine.journal.run_writer import RunWriter
 from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import Item, child_path
@@ -145,13 +152,13 @@ class Replayer:
             if over:
                 raise self._writer.fail(self._errors.make_extra_effect_error(asked, item))
             ends = self._closed or ended is not None
-            past.grew = past.grew or not ends
+            past.has_new_effects = past.has_new_effects or not ends
             return ends
         is_equal = past.equals(known, asked)
         # The comparison is by fingerprint of what the outside world would see (replay:D2). Compared by all fields, each
         # new default of ours would break every journal.
         if (not is_equal and not self._accepts_difference(known, asked, item)) or self._permissions.must_ask_again(
-            address, item
+            item
         ):
             self._cut_off_record(address)
             return False
@@ -174,8 +181,8 @@ class Replayer:
         if self._mode.cuts_off:
             return False
         is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
-        keeps = is_kept_kind and known.type == asked.type and not self._permissions.has_wider_approval(address, item)
-        self.acceptance.require(self._errors.changed(known, asked, item), address, asked.fp, keeps=keeps)
+        keeps = is_kept_kind and known.type == asked.type and not self._permissions.has_wider_approval(item)
+        self.acceptance.require(self._errors.make_changed_error(known, asked, item), address, asked.fp, keeps=keeps)
         return True
 
     def starts_alike(self, asked: Intent) -> None:
@@ -205,7 +212,7 @@ class Replayer:
         """Return whether the run stops before an effect without result."""
         return not self.ends.is_live(item.path)
 
-    def until_cut(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
@@ -219,8 +226,8 @@ class Replayer:
         if error is not None and not self._mode.may_leave(self._past):
             raise error
 
-    def was_begun(self, address: Address) -> bool:
-        """Return whether an effect was started by a process that ended before its result."""
+    def has_recorded_start(self, address: Address) -> bool:
+        """Return whether the start of an effect is recorded; without a result, nobody knows whether it happened."""
         return self._past.intent(address) is not None
 
     def answer(self, known: Result, item: Item) -> Value | Failure:
@@ -290,9 +297,9 @@ class Replayer:
             refused = (child_path(*address), 0) not in self._past.history.intents
         return self.answer(known, item) if refused else None
 
-    def halts_before_run(self, address: Address, item: Item) -> bool:
+    def halts_before_run(self, item: Item) -> bool:
         """Return whether the run stops before starting another one that has no record."""
-        return type(item.effect) in RUNS and self._past.intent(address) is None and self.halts(item)
+        return type(item.effect) in RUNS and self._past.intent(item.address) is None and self.halts(item)
 
     def has_begun(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
@@ -325,7 +332,7 @@ class Replayer:
             self._count_and_copy_result(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
         if self._mode.cuts_off:
-            told = past.history.first_told_address(item.path) if item.effect.seq == -1 else None
+            told = past.history.tree.find_first_report(item.path) if item.effect.seq == -1 else None
             self._cut_off_record(told or (item.path, item.effect.seq + 1))
             return None
         return self._resolve_child_difference(known, recorded, outcome, item)
@@ -400,12 +407,12 @@ class Replayer:
 
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""
-        return self._past.history.find_lost_usage(item.address)
+        return self._past.history.facts.find_lost_usage(item.address)
 
     def computed(self, path: str, number: int) -> Any:
         """Return the recorded result of a ``Compute`` of the body at *path*; see ``Body.recalled``."""
         call = get_start_address(path)
-        values = self._past.history.computed.get(call)
+        values = self._past.history.facts.computed.get(call)
         # Where the record was cut in the body, or after it, what was worked out is worked out again.
         if values is None or self._past.result(call) is None:
             return None

@@ -125,7 +125,7 @@ class _HistoryComparison:
         yield from self._compare_outcomes(ROOT, ROOT, "end", "the run")
 
     def _compare_runs(self, a: str, b: str) -> Iterator[RunChange]:
-        ours, theirs = _list_effects(self._a, a), _list_effects(self._b, b)
+        ours, theirs = self._a.tree.list_effects(a), self._b.tree.list_effects(b)
         matcher = BoundedMatcher([i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
             for offset in range(max(i2 - i1, j2 - j1)):
@@ -173,13 +173,6 @@ class _HistoryComparison:
 
 def _make_presence_field(ours: object, theirs: object, words: tuple[str, str]) -> FieldDifference:
     return FieldDifference("/", words[ours is not None], words[theirs is not None])
-
-
-def _list_effects(history: History, path: str) -> list[Intent]:
-    found: list[Intent] = []
-    while (path, len(found)) in history.intents:
-        found.append(history.intents[path, len(found)])
-    return found
 
 
 def _compare_effect_fields(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from stepengine.data.questions import Question, answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.encoding import bare, questions_of
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.mailbox import Letter, Mailbox
 from stepengine.journal.modes import Mode
 from stepengine.journal.pending_items import (
@@ -26,7 +26,7 @@ from stepengine.journal.pending_items import (
 )
 from stepengine.journal.questions import GivenAnswers
 from stepengine.journal.recorded_clock import RunClock
-from stepengine.journal.records import Address, Input
+from stepengine.journal.records import Address, Input, get_start_address
 from stepengine.journal.run_writer import RunWriter
 from stepengine.runtime.mail import Message, parse_answer
 
@@ -108,10 +108,10 @@ class RunMailbox:
         return True
 
     def _has_started(self, path: str) -> bool:
-        known = self._run.recorded_part is not None and self._run.recorded_part.history.has_run(path)
+        known = self._run.recorded_part is not None and self._run.recorded_part.history.tree.has_run(path)
         return not path or known or get_start_address(path) in self._begun
 
-    def begins(self, address: Address) -> None:
+    def register_run(self, address: Address) -> None:
         """Register a started run, so that its letters are delivered."""
         self._begun.add(address)
 

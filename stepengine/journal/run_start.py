@@ -122,7 +122,7 @@ def _start_recorded(
     assert past is not None  # noqa: S101 - asked for a recorded run
     history, head = past.history, past.history.head
     assert head is not None  # noqa: S101 - an opening was read from it
-    run.writer.warnings += past.changes(plan)
+    run.writer.warnings += past.describe_changes(plan)
     machines.seed = head.seed
     # As the engine made it, the plan is created now, by the engine's clock.
     created, now = parse_created(head), plan.created

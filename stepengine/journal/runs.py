@@ -110,8 +110,8 @@ async def resume(
         )
         raise JournalError(msg)
     taken = as_journal(journal)
-    asks_again = taken.is_there() and not _has_trusted_permissions(taken, trust=trust)
-    asks_about_calls = asks_again or (taken.is_there() and not (is_resumed_as_own(taken) if trust is None else trust))
+    asks_again = taken.is_there() and not has_trusted_permissions(taken, trust=trust)
+    asks_about_calls = asks_again or (taken.is_there() and not is_resumed_as_own(taken, trust=trust))
     if asks_again:
         from stepengine.journal.permission_reset import remove_approvals
 
@@ -205,14 +205,14 @@ async def replay(
         return await _replay_calling_models(source, launch, stops=on_divergence == "stop")
     accepts = on_divergence if callable(on_divergence) else None
     # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
-    doubts = bool(kinds) and not _has_trusted_permissions(source, trust=trust)
+    doubts = bool(kinds) and not has_trusted_permissions(source, trust=trust)
     leeway = AllowedDifferences(
         live=kinds,
         may_leave=not complete,
         keeps=on_divergence == "keep",
         accepts=accepts,
         doubts_yes=doubts,
-        asks_about_calls=bool(kinds) and not (is_resumed_as_own(source) if trust is None else trust),
+        asks_about_calls=bool(kinds) and not is_resumed_as_own(source, trust=trust),
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
@@ -259,8 +259,8 @@ async def fork(
 
     given, _ = split_answers(answers)
     source = as_journal(journal)
-    asks_again = not _has_trusted_permissions(source, trust=trust)
-    asks_about_calls = asks_again or not (is_resumed_as_own(source) if trust is None else trust)
+    asks_again = not has_trusted_permissions(source, trust=trust)
+    asks_about_calls = asks_again or not is_resumed_as_own(source, trust=trust)
     made = branch(
         source, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
     )
@@ -290,10 +290,6 @@ def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
     if find_effective_questions(history):
         keep = None if edited is None else parse_result_address(history, edited)
         replace_with_derived(made, list(drop_approvals(history, keep=keep)), made)
-
-
-def _has_trusted_permissions(journal: Journal, *, trust: bool | None) -> bool:
-    return has_trusted_permissions(journal) if trust is None else trust
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

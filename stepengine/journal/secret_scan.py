@@ -19,6 +19,8 @@ SKIPPED_FOLDERS = frozenset({
 })  # fmt: skip
 MAX_SCANNED_BYTES = 256 * 1024 * 1024
 """The file is held in memory, decoded and searched. No journal of an ordinary run is as large, and a small machine has room for it."""
+TEXT_TEST_BYTES = 8 * 1024
+"""A file without a NUL character in its first bytes is text. Pictures and archives have one there."""
 
 
 @frozen
@@ -100,7 +102,7 @@ def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]
     if len(data) > MAX_SCANNED_BYTES:
         msg = f"{str(file)!r} has more than {MAX_SCANNED_BYTES} bytes, which is the most that is scanned"
         raise DataError(msg)
-    is_text = b"\0" not in data[:8192]
+    is_text = b"\0" not in data[:TEXT_TEST_BYTES]
     text = data.decode("utf-8" if is_text else "latin-1", errors="replace")
     line, counted = int(is_text), 0
     for start, end, rule in (texts if is_text else others).spans(text):

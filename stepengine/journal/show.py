@@ -50,10 +50,10 @@ from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Spending, Usage, known_costs
 from stepengine.data.visible import visible
 from stepengine.journal.encoding import restored
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.programs import get_program
-from stepengine.journal.records import ROOT, Address, Intent, Result, format_address
+from stepengine.journal.records import ROOT, Address, Result, format_address, get_start_address
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.redaction import make_redactor
 from stepengine.runtime.performer import child_path
@@ -221,7 +221,7 @@ def _add_up(spent: Sequence[Spending]) -> Spending:
 def _find_usage_without_reply(history: History, address: Address, result: Result | None) -> PartialUsage | None:
     """Return what a model call without a reply used: one that failed, or one that was cut off."""
     if result is None:
-        return history.find_lost_usage(address)
+        return history.facts.find_lost_usage(address)
     return find_failure_usage(getattr(history.outcome(result), "error", None))
 
 
@@ -273,22 +273,18 @@ class _RunEffects:
         return _drop_empty(steps=_drop_repeated_programs(list(self._entries())))
 
     def _entries(self) -> Iterator[Tree]:
-        seq = 0
-        while (intent := self._history.intents.get((self._path, seq))) is not None:
-            result = self._history.results.get((self._path, seq))
+        for intent in self._history.tree.list_effects(self._path):
+            result = self._history.results.get(intent.address)
             form = self._history.form(intent)
-            tree: Tree = {"address": format_address(self._path, seq)}
+            tree: Tree = {"address": format_address(*intent.address)}
             if intent.program_line:
                 tree["program_line"] = intent.program_line
-            tree |= (
-                self._model_call_tree(intent, form) if form["type"] == "model_call" else self._effect_tree(form, seq)
-            )
+            tree |= self._model_call_tree(form) if form["type"] == "model_call" else self._effect_tree(form, intent.seq)
             if result is not None:
                 tree |= _drop_empty(
                     retries=[_describe_attempt(a) for a in result.attempts], outcome=self._outcome_lines(result)
                 )
             yield tree
-            seq += 1
 
     def _effect_tree(self, form: Mapping[str, Any], seq: int) -> Tree:
         if form["type"] == "ask":
@@ -324,7 +320,7 @@ class _RunEffects:
             tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome_lines(ended))
         return tree | _RunEffects(self._history, path).to_steps_tree()
 
-    def _model_call_tree(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
+    def _model_call_tree(self, form: Mapping[str, Any]) -> Tree:
         self._step += 1
         request = form["request"]
         items = request["messages"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ from stepengine.journal.store import Journal
 JournalLike: TypeAlias = "Journal | str | Path"
 """A journal, or the path of its file; ``RUNS.db`` holds many runs, ``RUNS.db#RUN`` is one of them."""
 
+PARENT_ID_CHARS = 40
+"""Enough to recognize the parent; with the rest, the id of a fork of forks stays short enough for every store."""
 DATABASES = (".db", ".sqlite", ".sqlite3")
 
 
@@ -33,6 +36,25 @@ def as_journal(journal: JournalLike) -> Journal:
         return SqliteJournal(database[0], database[1] or None)
     msg = f"a journal is a MemoryJournal, FileJournal or SqliteJournal, or the path of a file, not a {type(journal).__name__}"
     raise JournalError(msg)
+
+
+def make_fork_id(parent: str) -> str:
+    """Return a new id for a fork of the run with the id *parent*."""
+    return f"{parent[:PARENT_ID_CHARS]}-{secrets.token_hex(4)}"
+
+
+def bind_fork_journal(journal: Journal, run: str) -> Journal:
+    """
+    Return the journal of a fork with this run id.
+
+    Raises:
+        JournalError: when it holds a run.
+    """
+    target = journal.bound(run)
+    if target.records():
+        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
+        raise JournalError(msg)
+    return target
 
 
 def parse_database_path(text: str) -> tuple[str, str] | None:

@@ -22,7 +22,7 @@ from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.follower import OffsetTail, Tail
 from stepengine.journal.held import HeldFile, open_closing_idle_files
-from stepengine.journal.line_journal import LineJournal, LineWriter
+from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
 from stepengine.journal.line_reader import Reading, read_lines
 from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.places import (
@@ -216,7 +216,7 @@ class SqliteJournal(LineJournal):
 
     def writer(self) -> Writer:
         """Lock the run for writing; a missing file is created."""
-        return SqliteWriter(self)
+        return SqliteWriter(LockedRun(self))
 
     def set_aside(self) -> Journal:
         """Copy the run to a new one in the same file, such as ``RUN-before-1``."""
@@ -246,21 +246,13 @@ class SqliteJournal(LineJournal):
         return known[0]
 
 
-class SqliteWriter(LineWriter):
-    """
-    The writer of one run. It has the run's lock, and shares the connection of this process with the other runs.
+class LockedRun(LockedStore):
+    """One locked run of an SQLite file. All runs of this process share a connection."""
 
-    Whoever gets the connection stores what all of them have announced, in one transaction.
-    """
-
-    _journal: SqliteJournal
-
-    def __init__(self, journal: SqliteJournal) -> None:
-        self._is_announced = self._is_under_way = False
-        super().__init__(journal)
+    journal: SqliteJournal
 
     def _lock(self) -> Callable[[], None]:
-        self._run, self._database, unlock = self._journal.lock_run()
+        self._run, self.database, unlock = self.journal.lock_run()
         return unlock
 
     def _read(self) -> tuple[Reading, int]:
@@ -268,17 +260,53 @@ class SqliteWriter(LineWriter):
 
         try:
             # By the connection that all runs share, and not by one for each.
-            with self._database.reading() as connection:
+            with self.database.reading() as connection:
                 data, size = _read_run_bytes(connection, self._run), _find_run_size(connection, self._run)
         except (OSError, sqlite3.Error) as error:
-            raise _make_unusable_error(self._journal.path, error) from error
-        return read_lines(data, self._journal.name), size
+            raise _make_unusable_error(self.journal.path, error) from error
+        return read_lines(data, self.journal.name), size
+
+    def append_bytes(self, data: bytes) -> None:
+        """Append lines in a transaction of their own; raises ``OSError`` when that is impossible."""
+        import sqlite3
+
+        try:
+            self.insert_rows(self.rows(data))
+        except sqlite3.Error as error:
+            is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+            raise OSError(
+                errno.ENOSPC if is_full else errno.EIO, describe_error(error, self.database.seconds)
+            ) from error
+
+    def rows(self, data: bytes) -> list[Row]:
+        """Return the table rows for the next lines."""
+        return _make_rows(self._run, self.size, data)
+
+    def insert_rows(self, rows: Sequence[Row]) -> None:
+        """Insert rows, which may be those of several runs, in one transaction."""
+        with self.database.writing() as connection:
+            connection.executemany(INSERT, rows)
+
+
+class SqliteWriter(LineWriter):
+    """
+    The writer of one run. Whoever gets the connection stores what all runs have announced, in one transaction.
+
+    Args:
+        store: The locked run.
+    """
+
+    store: LockedRun
+
+    def __init__(self, store: LockedRun) -> None:
+        self._is_announced = self._is_under_way = False
+        super().__init__(store)
 
     def announce(self) -> None:
         """Register the appended lines for the next commit of any writer."""
         if not self._is_announced:
             self._is_announced = True
-            self._database.waiting.append(self)
+            self.store.database.waiting.append(self)
 
     def commit(self) -> None:
         """
@@ -289,7 +317,7 @@ class SqliteWriter(LineWriter):
         """
         self._check_usable()
         self.announce()
-        with self._database.lock:
+        with self.store.database.lock:
             if self._lines and self._broken is None:
                 self._store_announced_lines()
         self._check_usable()
@@ -300,18 +328,19 @@ class SqliteWriter(LineWriter):
         was_lost = self._is_lost
         # Nobody waits for the commits of others who has nothing in them.
         if self._lines or self._is_under_way:
-            with self._database.lock:
+            with self.store.database.lock:
                 self._store_announced_lines()
         if self._is_lost and not was_lost and self._broken is not None:
             raise self._broken
 
     def _store_announced_lines(self) -> None:
         """Store the waiting lines of this and all announced writers; errors are per writer."""
+        database = self.store.database
         writers = {self: None}
-        while self._database.waiting:
-            writers[self._database.waiting.popleft()] = None
+        while database.waiting:
+            writers[database.waiting.popleft()] = None
         try:
-            batches = [(one, lines) for one in writers if (lines := one.begin())]
+            batches = [(one, b"".join(lines)) for one in writers if (lines := one.begin())]
             if len(batches) > 1:
                 self._store_in_one_transaction(batches)
             else:
@@ -327,16 +356,17 @@ class SqliteWriter(LineWriter):
         # too long does not end a hundred others.
         apart = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG)
         try:
-            self._insert_rows([row for one, lines in batches for row in one.rows(lines)])
+            self.store.insert_rows([row for one, data in batches for row in one.store.rows(data)])
         except (OSError, sqlite3.Error) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in apart:
                 _store_each(batches)
                 return
+            why = describe_error(error, self.store.database.seconds)
             for one, _ in batches:
-                one.mark_broken(one.failure(error))
+                one.mark_broken(one.store.make_write_error(why, error))
         else:
-            for one, lines in batches:
-                one.count(lines)
+            for one, data in batches:
+                one.store.count(data)
 
     def begin(self) -> list[bytes]:
         """Return the lines to be stored now; the caller has to call ``end`` afterwards."""
@@ -349,50 +379,22 @@ class SqliteWriter(LineWriter):
         """Record that no store is running any more."""
         self._is_under_way = False
 
-    def rows(self, lines: list[bytes]) -> list[Row]:
-        """Return the table rows for the next lines."""
-        return _make_rows(self._run, self._size, b"".join(lines))
-
-    def count(self, lines: list[bytes]) -> None:
-        """Count these lines as stored."""
-        self._size += sum(map(len, lines))
-        self._is_stored = True
-
-    def failure(self, error: Exception) -> JournalWriteFailed:
-        """Return the error of this run for a database error."""
-        return self._make_write_error(describe_error(error, self._database.seconds), error)
-
-    def store_own_lines(self, lines: list[bytes]) -> None:
+    def store_own_lines(self, data: bytes) -> None:
         """Store lines in a transaction of their own; on failure they are lost."""
         try:
-            self._store(lines)
+            self.store.append(data)
         except JournalError as error:
             self.mark_broken(error)
 
-    def _append_bytes(self, data: bytes) -> None:
-        import sqlite3
 
-        try:
-            self._insert_rows(_make_rows(self._run, self._size, data))
-        except sqlite3.Error as error:
-            is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
-            raise OSError(
-                errno.ENOSPC if is_full else errno.EIO, describe_error(error, self._database.seconds)
-            ) from error
-
-    def _insert_rows(self, rows: Sequence[Row]) -> None:
-        with self._database.writing() as connection:
-            connection.executemany(INSERT, rows)
-
-
-Batches: TypeAlias = "list[tuple[SqliteWriter, list[bytes]]]"
+Batches: TypeAlias = "list[tuple[SqliteWriter, bytes]]"
 """Writers, each with the lines that it has to store."""
 
 
 def _store_each(batches: Batches) -> None:
     """Store the lines of each writer in a transaction of its own."""
-    for one, lines in batches:
-        one.store_own_lines(lines)
+    for one, data in batches:
+        one.store_own_lines(data)
 
 
 def _lock_file_path(database: Path, status: os.stat_result, run: str) -> Path:

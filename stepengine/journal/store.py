@@ -235,7 +235,7 @@ class Journal(abc.ABC):
         self.replace([])
 
     def set_aside(self) -> Journal | None:
-        """Copy the records next to the journal before they are replaced; return the copy or ``None``."""
+        """Copy the records next to the journal before they are replaced, and return the copy; ``None`` (default) for no copy."""
         return None
 
     def bound(self, run: str) -> Journal:

@@ -14,12 +14,12 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError, PermissionDenied
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History
 from stepengine.journal.permission_reset import find_effective_questions
 from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
-from stepengine.journal.records import Address, Intent, format_address
+from stepengine.journal.records import Address, Intent, format_address, get_start_address
 from stepengine.journal.store import Journal
 from stepengine.runtime.effect_events import make_end_events, started
 from stepengine.runtime.performer import IO, Item, Performer, child_path
@@ -51,10 +51,10 @@ def find_unknown_calls(history: History) -> list[Address]:
         is_call = intent.type in ("tool_call", "perform") or (
             intent.type == "agent_call" and "tool_call_id" in history.form(intent)
         )
-        if is_call and intent.address not in history.results and not _has_ended(history, intent.path):
+        if is_call and intent.address not in history.results and not history.tree.has_ended(intent.path):
             found.append(intent.address)
     for path, asked in last.items():
-        ended = None if _has_ended(history, path) else _list_ended_calls(history, path)
+        ended = None if history.tree.has_ended(path) else _list_ended_calls(history, path)
         found += [each.address for each in asked if ended is not None and _asks_for_open_call(history, each, ended)]
     return found
 
@@ -67,24 +67,15 @@ def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None
         JournalError: it names the effects, and says what helps.
     """
     history = journal.history()
-    is_own, has_approvals = (
-        (is_resumed_as_own(journal), has_trusted_permissions(journal)) if trust is None else (trust, trust)
-    )
-    calls = [] if is_own else [format_address(*each) for each in find_unknown_calls(history)]
-    found = [*calls, *([] if has_approvals else find_effective_questions(history))]
+    is_own = is_resumed_as_own(journal, trust=trust)
+    found = [] if is_own else [format_address(*each) for each in find_unknown_calls(history)]
+    found += [] if has_trusted_permissions(journal, trust=trust) else find_effective_questions(history)
     if found:
         msg = (
             f"{journal.name} was written or changed by others, and its {', '.join(found)} would run calls that only it asks for or approves; "
             "`stepengine resume` asks you first, and trust=True (--trust-journal) accepts them"
         )
         raise JournalError(msg)
-
-
-def _has_ended(history: History, path: str) -> bool:
-    """Return whether a run below the root, or one around it, has ended."""
-    while path and history.end_of(path) is None:
-        path = get_start_address(path)[0]
-    return bool(path)
 
 
 def _list_ended_calls(history: History, path: str) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.journal.altered import JournalScan, listed, parse_head_line
+from stepengine.journal.altered import JournalScan, parse_head_line, shorten_list
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
@@ -90,15 +90,15 @@ def verify(
     if not source.is_there():
         raise source.missing()
     content = source.content()
-    look = JournalScan(trusted)
-    look.scan_lines(content)
-    problems = look.problems + _find_read_problem(content, source.name, look)
-    if not look.last:
+    scan = JournalScan(trusted)
+    scan.scan_lines(content)
+    problems, last = scan.problems + _find_read_problem(content, source.name, scan), scan.signature
+    if last is None:
         names = ", ".join([key_fingerprint(key) for key in trusted])
-        others = sorted({key_fingerprint(key) for key in look.others})
+        others = sorted({key_fingerprint(key) for key in scan.others})
         by = f"; its signatures are by {', '.join(others)}" if others else "; it holds no signature"
         problems.append(f"nothing in it is signed by {names}{by}")
-    if seen and seen not in look.digests:
+    if seen and seen not in scan.digests:
         problems.append(
             f"it does not begin with what was seen before ({seen[:12]}...): it was cut off, or is another journal"
         )
@@ -107,14 +107,14 @@ def verify(
         name=source.name,
         run="" if head is None else head.run,
         agent="" if head is None else head.agent,
-        records=look.count,
-        signatures=look.signatures,
-        signed=look.last,
-        key=look.key,
-        time=look.time,
-        digest=look.digest,
-        problems=tuple(listed(problems)),
-        unsigned=tuple(look.unsigned()),
+        records=scan.count,
+        signatures=len(scan.digests),
+        signed=scan.last,
+        key="" if last is None else key_fingerprint(last.key),
+        time="" if last is None else last.time,
+        digest="" if last is None else scan.digests[-1],
+        problems=tuple(shorten_list(problems)),
+        unsigned=tuple(scan.describe_unsigned()),
     )
 
 
@@ -159,9 +159,9 @@ def _decode_base64(text: str) -> bytes:
         return b""
 
 
-def _find_read_problem(content: bytes, name: str, look: JournalScan) -> list[str]:
+def _find_read_problem(content: bytes, name: str, scan: JournalScan) -> list[str]:
     """Return the reason why a journal cannot be read, unless another problem explains it."""
-    if look.problems or look.count != look.last:
+    if scan.problems or scan.count != scan.last:
         return []
     try:
         History(read_lines(content, name).records, name)

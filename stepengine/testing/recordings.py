@@ -492,7 +492,7 @@ class JournalFixture(SelfOpeningJournal):
             )
             raise self._note_problem(msg)
         self.begun = run = self._make_run(answers)
-        run.raises = run.tells = True
+        run.raises = run.notifies_providers = True
         return run
 
     def _make_run(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
@@ -501,7 +501,7 @@ class JournalFixture(SelfOpeningJournal):
             # Whoever records a test anew wants what it does to happen, as when it was recorded first.
             return JournaledRun.rerecord(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
         if self.existed and self.mode == "new":
-            return JournaledRun.new(self, answers, leeway=leeway)
+            return JournaledRun.record_missing(self, answers, leeway=leeway)
         if self.replaying:
             return JournaledRun.replay(self, leeway=leeway)
         return JournaledRun.record(self, answers)

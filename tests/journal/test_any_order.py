@@ -60,8 +60,8 @@ class FileOwners(RuleBasedStateMachine):
     def drop(self) -> None:
         """The process ends: its descriptors are closed, and nothing else is done."""
         [*HeldFile._all][-1].release()
-        if self.writer._reserve is not None:
-            self.writer._reserve.close()
+        if self.writer.store.reserve is not None:
+            self.writer.store.reserve.close()
 
     @initialize(link=st.booleans())
     def begin(self, link: bool) -> None:
@@ -180,10 +180,10 @@ class SqliteOwners(FileOwners):
         return self.journal().content()
 
     def drop(self) -> None:
-        self.writer._database.close()
+        self.writer.store.database.close()
         [*HeldFile._all][-1].release()
-        if self.writer._reserve is not None:
-            self.writer._reserve.close()
+        if self.writer.store.reserve is not None:
+            self.writer.store.reserve.close()
 
     die_in_a_commit = one_bit_turns = None  # type: ignore[assignment]  # those are of files
 

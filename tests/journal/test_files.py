@@ -23,7 +23,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
 from stepengine.journal.held import HeldFile
-from stepengine.journal.line_journal import LineWriter
+from stepengine.journal.line_journal import LockedStore
 from stepengine.journal.places import DiskReserve
 from stepengine.journal.records import Input
 from stepengine.testing import text, tool_call
@@ -456,14 +456,14 @@ def test_unstored_reply_is_reported_and_calls_no_tool(path, rig, monkeypatch):
 @pytest.mark.spec("reliability:R1")
 def test_event_loop_runs_while_a_journal_syncs(path, world, monkeypatch):
     threads, ticks = set(), []
-    store = LineWriter._store
+    append = LockedStore.append
 
-    def slow(self, lines):
+    def slow(self, data):
         threads.add(threading.get_ident())
         before = len(ticks)
         # On the thread of the loop this would never end: nobody else ticks.
         assert wait_for(lambda: len(ticks) > before + 1), "the event loop stood still"
-        store(self, lines)
+        append(self, data)
 
     async def tick():
         while True:
@@ -477,7 +477,7 @@ def test_event_loop_runs_while_a_journal_syncs(path, world, monkeypatch):
         finally:
             ticking.cancel()
 
-    monkeypatch.setattr(LineWriter, "_store", slow)
+    monkeypatch.setattr(LockedStore, "append", slow)
     journal = FileJournal(path)
     result = asyncio.run(go(world.rig()))
     assert result.status is RunStatus.COMPLETED

@@ -183,15 +183,15 @@ def test_fork_writes_to_its_own_file_or_store(recorded, fresh_world, tmp_path):
 
 
 class Together:
-    """As much of a history as a cut asks for: effects 3 and 4 of the root began together, 3 in the background."""
+    """As much of a tree as a cut asks for: effects 3 and 4 of the root began together, 3 in the background."""
 
-    def last_together(self, address):
+    def find_group_end(self, address):
         return 4 if address in {("", 3), ("", 4)} else address[1]
 
     def is_background(self, path):
         return path == "3"
 
-    def first_told_address(self, path):
+    def find_first_report(self, path):
         return ("", 8) if path == "3" else None
 
 

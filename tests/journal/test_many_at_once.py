@@ -26,7 +26,7 @@ from stepengine.errors import JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check, held
 from stepengine.journal.held import HeldFile
 from stepengine.journal.records import Record
-from stepengine.journal.sqlite import SqliteWriter
+from stepengine.journal.sqlite import LockedRun
 from stepengine.workspace.write_ahead import Database
 from tests.journal.forked import FORKS, in_child
 
@@ -223,16 +223,16 @@ def test_failed_run_does_not_affect_shared_commits(tmp_path: Path) -> None:
 
 @pytest.mark.spec("reliability:R1")
 def test_commit_returns_only_after_its_lines_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    insert, may_go, begun = SqliteWriter._insert_rows, threading.Event(), threading.Event()
+    insert, may_go, begun = LockedRun.insert_rows, threading.Event(), threading.Event()
     records, journal = records_of_a_run(), SqliteJournal(tmp_path / "runs.db", "along")
     leader, other = SqliteJournal(tmp_path / "runs.db", "leader").writer(), journal.writer()
 
-    def slow(self: SqliteWriter, rows: list[Any]) -> None:
+    def slow(self: LockedRun, rows: list[Any]) -> None:
         begun.set()
         assert may_go.wait(50)
         insert(self, rows)
 
-    monkeypatch.setattr(SqliteWriter, "_insert_rows", slow)
+    monkeypatch.setattr(LockedRun, "insert_rows", slow)
     for writer in (leader, other):
         writer.append(records[0])
         writer.announce()
@@ -265,7 +265,7 @@ def test_forked_process_opens_its_own_connection(tmp_path: Path) -> None:
     writer.commit()
 
     def work() -> None:
-        assert writer._database._writer is None, "the child has the parent's connection"
+        assert writer.store.database._writer is None, "the child has the parent's connection"
         for name in ("child", "second"):
             mine = SqliteJournal(path, name).writer()
             for record in records:

@@ -18,7 +18,7 @@ from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, 
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, check
 from stepengine.journal.mailbox import Letter
-from stepengine.journal.sqlite import SqliteWriter
+from stepengine.journal.sqlite import LockedRun
 from tests.journal.test_crash import facts
 from tests.power import Power
 
@@ -207,18 +207,18 @@ def commits(folder: Path, note: Callable[[], Any]) -> Iterator[list[tuple[Any, d
     Note the files of a database after each commit, and before the first.
     """
     found: list[tuple[Any, dict[str, bytes]]] = []
-    store = SqliteWriter._store
+    append = LockedRun.append
 
-    def noting(self: SqliteWriter, lines: list[bytes]) -> None:
+    def noting(self: LockedRun, data: bytes) -> None:
         assert ("wal", 2) == tuple(
-            self._database.connection().execute(f"PRAGMA {name}").fetchone()[0]
+            self.database.connection().execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         ), "a commit is not durable"
         found.append((note(), files(folder)))
-        store(self, lines)
+        append(self, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SqliteWriter, "_store", noting)
+        patch.setattr(LockedRun, "append", noting)
         yield found
 
 
@@ -264,13 +264,13 @@ def test_run_continues_after_the_database_is_full_at_any_page(
     name: str, case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = case(name).record(SqliteJournal(tmp_path / "undisturbed.db", "one"))
-    store, failed = SqliteWriter._store, 0
+    append, failed = LockedRun.append, 0
     for pages in range(2, 1_000):
         monkeypatch.setattr(
-            SqliteWriter,
-            "_store",
-            lambda self, lines, most=pages: (
-                self._database.connection().execute(f"PRAGMA max_page_count={most}") and store(self, lines)
+            LockedRun,
+            "append",
+            lambda self, data, most=pages: (
+                self.database.connection().execute(f"PRAGMA max_page_count={most}") and append(self, data)
             ),
         )
         journal, first = SqliteJournal(tmp_path / f"{pages}.db", "one"), case(name)
@@ -280,7 +280,7 @@ def test_run_continues_after_the_database_is_full_at_any_page(
         failed += 1
         assert isinstance(result.error, JournalWriteFailed)
         assert "full" in str(result.error)
-        monkeypatch.setattr(SqliteWriter, "_store", store)
+        monkeypatch.setattr(LockedRun, "append", append)
         goes_on(case, name, journal, (first.done, first.seen), expected)
 
     assert (told(expected), True) == (told(result), failed > 1)

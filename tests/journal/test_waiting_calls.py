@@ -117,7 +117,7 @@ async def test_returned_body_is_not_run_again_after_any_cut() -> None:
         known = {
             history.form(i)["input"]["city"]
             for a, i in history.intents.items()
-            if i.type == "tool_call" and (a in history.results or a in history.waiting)
+            if i.type == "tool_call" and (a in history.results or a in history.facts.pending_results)
         }
         if make_doubt_questions(history):
             continue
@@ -244,7 +244,7 @@ async def test_mailed_result_is_used_once_by_the_resumed_run() -> None:
     for at in range(3, len(whole.lines())):
         journal = cut(whole, at)
         history = journal.history()
-        waiting = [a for a in history.open if a in history.waiting]
+        waiting = [a for a in history.open if a in history.facts.pending_results]
         if not waiting:
             continue
         tried += 1

@@ -188,7 +188,7 @@ async def test_deferred_result_given_to_another_server_survives_a_kill(
     async with holder.client("anna") as client:
         run = await client.start("ordering", 1)
         await client.until(run, lambda _: server_waits(holder, run))
-        call = next(iter(holder.journal(run).history().waiting))
+        call = next(iter(holder.journal(run).history().facts.pending_results))
         name = holder.journal(run).history().form(holder.journal(run).history().intents[call])["tool_call_id"]
         holder.signal(signal.SIGSTOP)
         client.urls = [other.url]
@@ -207,7 +207,7 @@ async def test_deferred_result_given_to_another_server_survives_a_kill(
 
 
 def server_waits(server: Served, run: str) -> bool:
-    return bool(server.journal(run).is_there() and server.journal(run).history().waiting)
+    return bool(server.journal(run).is_there() and server.journal(run).history().facts.pending_results)
 
 
 @pytest.mark.spec("studio:SV3")

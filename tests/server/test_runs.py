@@ -594,7 +594,7 @@ def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path)
     with first.running(), second.running():
         path = first.start("talking")
         journal = FileJournal(tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl")
-        until(lambda: journal.is_there() and journal.history().waiting)
+        until(lambda: journal.is_there() and journal.history().facts.pending_results)
         given = second.ask("POST", f"{path}/tool-results/c1", {"result": "from afar"})
         ended = second.look(path, until="completed")
         late = first.ask("POST", f"{path}/tool-results/c1", {"result": "from afar"})
@@ -615,7 +615,7 @@ def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatc
     with server.running():
         path = server.start("talking")
         journal = FileJournal(tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl")
-        until(lambda: journal.is_there() and journal.history().waiting)
+        until(lambda: journal.is_there() and journal.history().facts.pending_results)
         monkeypatch.setattr(RunHandle, "post_tool_result", not_yet)
         unknown, said = server.ask("POST", f"{path}/tool-results/c9", {"result": 1})
         given, _ = server.ask("POST", f"{path}/tool-results/c1", {"result": "at last"})

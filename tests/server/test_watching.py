@@ -186,7 +186,7 @@ def test_watcher_after_restart_sees_earlier_events_and_one_end(tmp_path: Path) -
         run = started(client, "booker")
         before = read(client, run, None, "tool_started")
         # What had only begun would be in doubt.
-        until(lambda: FileJournal(tmp_path / "runs" / f"{run}.jsonl").history().waiting)
+        until(lambda: FileJournal(tmp_path / "runs" / f"{run}.jsonl").history().facts.pending_results)
     with house.open(), house.client() as client:
         until(lambda: client.get(f"/runs/{run}").json()["epoch"])
         first = read(client, run, None, "phase_changed")

@@ -587,7 +587,7 @@ class RunPayload:
         """
         start = min(self._changed[since:], default=len(self._totals)) if since else 0
         told: Form = {name: values[start:] for name, values in self._series.items()}
-        return told | ({"from": start} if since else {}) | {"windows": dict(self._history.windows)}
+        return told | ({"from": start} if since else {}) | {"windows": dict(self._history.facts.context_windows)}
 
     def changed(self, since: int) -> list[tuple[int, Form]]:
         """Return the rows that were added or changed since call number *since* of ``take``, with their numbers."""
