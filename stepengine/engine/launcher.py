@@ -28,10 +28,12 @@ from stepengine.engine.handles import EngineRuns
 from stepengine.engine.options import AgentLike, ModelsLike, Overrides
 from stepengine.engine.overrides import Override, overrides
 from stepengine.engine.run import EngineRun, make_failing_machine
-from stepengine.engine.run_models import NOTHING_RECORDED, EngineModels, RecordedModels, read_recorded_models
+from stepengine.engine.run_models import EngineModels, read_recorded_models
 from stepengine.engine.run_plans import (
+    NOTHING_RECORDED,
     PlannedRun,
     Planner,
+    RecordedModels,
     RunRequest,
     new_run_id,
     pop_run_info,
@@ -246,7 +248,7 @@ class Launcher:
                     session,
                     limits=request.limits,
                     models=self.models.by_agent,
-                    own_models=self.models.choose_for_run(request.agent, request.agent_models, recorded),
+                    own_models=self.models.choose_for_run(request, recorded),
                     workspace="" if place is None or place.system is None else place.name,
                 ),
                 wrap=session.wrap,
@@ -273,7 +275,7 @@ class Launcher:
             return earlier.replan(request, self.services.clock.now())
         # Read once, here, where the caller's context still holds: the run itself may begin in another task.
         override = self.override
-        models = self.models.for_run(request.agent, request.agent_models, recorded, override)
+        models = self.models.for_run(request, recorded, override)
         hub = request.hub or Hub(self.watchers, self.logger)
         planner = Planner(
             self.catalog,

@@ -40,8 +40,7 @@ from stepengine.engine.tape import Tape
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.journal.divergence import find_waiting_location, make_divergence_error
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.history import get_start_address
-from stepengine.journal.records import Address, Intent, Result, format_address
+from stepengine.journal.records import Address, Intent, Result, format_address, get_start_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.run import Machine
 from stepengine.machine.signals import belongs_to_caller

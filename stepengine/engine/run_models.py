@@ -1,52 +1,29 @@
 """
 The model of each run: as the engine, the caller of the run, or its record chooses it.
 
-``EngineModels`` has the choices of an engine, and makes the ``RunModels`` of one root run and its children.
+``EngineModels`` has the choices of an engine, and makes the ``RunModels`` of one root run and its children. What a run does with them is
+in ``run_plans``.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import attrs
-from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.definition import AgentDefinition, normalised_id
-from stepengine.engine.catalog import Agent
+from stepengine.data.definition import normalised_id
 from stepengine.engine.overrides import Override
+from stepengine.engine.run_plans import RecordedModels, RunModels, RunRequest, format_model
 from stepengine.errors import InputError, UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.models import Models
-
-
-class RecordedModels(NamedTuple):
-    """
-    The models in the record of a run, so that it can be repeated without any.
-
-    Attributes:
-        models: The model strings of its requests; they stay as they are.
-        default: The model of the root, where neither its agent nor the engine names one.
-        chosen: The models that the engine had in place of those that agents name, by agent id; that of ``""`` for all others.
-        own: Those that were chosen for this run alone, which go before these.
-        is_whole: Whether nothing will be performed, so that no provider and no key is needed.
-    """
-
-    models: frozenset[str] = frozenset()
-    default: str | None = None
-    chosen: Mapping[str, str] = MappingProxyType({})
-    own: Mapping[str, str] = MappingProxyType({})
-    is_whole: bool = False
-
-
-NOTHING_RECORDED = RecordedModels()
 
 
 def read_recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedModels:
@@ -65,65 +42,6 @@ def read_recorded_models(session: JournaledRun, forked: Journal | None) -> Recor
     is_whole = session.mode.is_closed(session.recorded_part.history)
     chosen, own = history.root.get("models") or {}, history.root.get("run_models") or {}
     return RecordedModels(frozenset([*models, *chosen.values(), *own.values()]), root, chosen, own, is_whole)
-
-
-@frozen(kw_only=True)
-class RunModels:
-    """
-    The models of one root run and its children.
-
-    Attributes:
-        registry: The registry in force.
-        default: The model of roots that name none.
-        chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
-        recorded: The models in the record of the run.
-        keep_names: Whether model strings stay as written, because one provider serves them all.
-        window: Gives a model's context length, if it is known.
-    """
-
-    registry: Models
-    default: str | None
-    chosen: Mapping[str, str]
-    recorded: RecordedModels = NOTHING_RECORDED
-    keep_names: bool
-    window: Callable[[str], int | None]
-
-    def find_for(self, agent: AgentDefinition) -> str | None:
-        """
-        Return the model of an agent: the one chosen for its id, else the one chosen for all, else its own.
-
-        Raises:
-            UnknownModel: when the model names no provider.
-            MissingKey: when its provider has no key.
-        """
-        model = agent.model
-        if chosen := self.chosen:
-            model = chosen.get(normalised_id(agent.id)) or chosen.get("") or model
-        return self._check(model) if model else None
-
-    def find_default(self) -> str | None:
-        """Return the model of a root that names none; raises as ``find_for``."""
-        return None if self.default is None else self._check(self.default)
-
-    def _check(self, model: str) -> str:
-        """Return a model string as requests have it; raise if its provider cannot be used."""
-        recorded = self.recorded
-        # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
-        # can be looked at without being set up as they were.
-        if recorded.is_whole:
-            return model if self.keep_names or model in recorded.models else format_model(self.registry, model)
-        # A string that is in the record stays as it was written there, also when this version would spell it in another
-        # way: the request has to be equal to the recorded one, byte for byte.
-        canonical = self.registry.check(model)
-        return model if self.keep_names or model in recorded.models else canonical
-
-
-def format_model(models: Models, model: str) -> str:
-    """Return *model* as requests name it; unchanged if no provider serves it, which is reported when a run asks for it."""
-    try:
-        return str(models.parse(model))
-    except UnknownModel:
-        return model
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -161,38 +79,33 @@ class EngineModels:
             for agent, model in models.items()
         }
 
-    def for_run(
-        self, agent: Agent, asked: Mapping[str, str] | None, recorded: RecordedModels, override: Override
-    ) -> RunModels:
-        """Return the models of a root run of *agent*; see ``choose_for_run`` for the arguments and errors."""
+    def for_run(self, request: RunRequest, recorded: RecordedModels, override: Override) -> RunModels:
+        """Return the models of a root run; see ``choose_for_run`` for arguments and errors."""
         registry = (override.models or self.registry).for_run()
         return RunModels(
             registry=registry,
             default=self._default_of_root(registry, recorded),
-            chosen={**(self.by_agent or recorded.chosen), **self.choose_for_run(agent, asked, recorded)},
+            chosen={**(self.by_agent or recorded.chosen), **self.choose_for_run(request, recorded)},
             recorded=recorded,
             keep_names=override.keep_names if override.models else self.keep_names,
             window=partial(self._context_window, registry, offline=recorded.is_whole),
         )
 
-    def choose_for_run(
-        self, agent: Agent, asked: Mapping[str, str] | None, recorded: RecordedModels
-    ) -> Mapping[str, str]:
+    def choose_for_run(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
         """
         Return the models that were chosen for a run alone, by agent id: now, or when it was recorded.
 
         Args:
-            agent: The agent of the run.
-            asked: The choice of the caller; ``None`` for none.
+            request: The request of the caller, with its agent and choice.
             recorded: The models in the record of the run.
 
         Raises:
-            InputError: when *asked* names an agent that does not run here.
+            InputError: when the choice names an agent that does not run here.
         """
-        if not asked:
+        if not request.agent_models:
             return recorded.own
-        own = self._canonical_choice(asked)
-        known = {"", *[normalised_id(one.definition.id) for one in (agent, *agent.family)]}
+        own = self._canonical_choice(request.agent_models)
+        known = {"", *[normalised_id(one.definition.id) for one in (request.agent, *request.agent.family)]}
         for agent_id in own:
             if agent_id not in known:
                 msg = f"agent_models names {agent_id!r}, which does not run here; {list_names(sorted(known - {''}), agent_id)} would"

@@ -13,7 +13,8 @@ from datetime import datetime
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
-from typing import Any, NamedTuple, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import attrs
 from attrs import frozen
@@ -31,7 +32,6 @@ from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_notes
-from stepengine.engine.run_models import RunModels
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -40,6 +40,7 @@ from stepengine.errors import (
     InputError,
     LimitExceeded,
     StepEngineError,
+    UnknownModel,
 )
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
@@ -47,6 +48,9 @@ from stepengine.machine.plan import RunPlan, ToolBody
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.services import Services
+
+if TYPE_CHECKING:
+    from stepengine.models import Models
 
 KEPT_LIMITS = 256
 """Results of two functions of limits: more than the agents of most engines, and each is a small value."""
@@ -187,6 +191,87 @@ def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str 
     if find_suspended_reply(state.message_history) is None:
         return "the state holds no call that waits for an answer"
     return None
+
+
+class RecordedModels(NamedTuple):
+    """
+    The models in the record of a run, so that it can be repeated without any.
+
+    Attributes:
+        models: The model strings of its requests; they stay as they are.
+        default: The model of the root, where neither its agent nor the engine names one.
+        chosen: The models that the engine had in place of those that agents name, by agent id; that of ``""`` for all others.
+        own: Those that were chosen for this run alone, which go before these.
+        is_whole: Whether nothing will be performed, so that no provider and no key is needed.
+    """
+
+    models: frozenset[str] = frozenset()
+    default: str | None = None
+    chosen: Mapping[str, str] = MappingProxyType({})
+    own: Mapping[str, str] = MappingProxyType({})
+    is_whole: bool = False
+
+
+NOTHING_RECORDED = RecordedModels()
+
+
+@frozen(kw_only=True)
+class RunModels:
+    """
+    The models of one root run and its children.
+
+    Attributes:
+        registry: The registry in force.
+        default: The model of roots that name none.
+        chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
+        recorded: The models in the record of the run.
+        keep_names: Whether model strings stay as written, because one provider serves them all.
+        window: Gives a model's context length, if it is known.
+    """
+
+    registry: Models
+    default: str | None
+    chosen: Mapping[str, str]
+    recorded: RecordedModels = NOTHING_RECORDED
+    keep_names: bool
+    window: Callable[[str], int | None]
+
+    def find_for(self, agent: AgentDefinition) -> str | None:
+        """
+        Return the model of an agent: the one chosen for its id, else the one chosen for all, else its own.
+
+        Raises:
+            UnknownModel: when the model names no provider.
+            MissingKey: when its provider has no key.
+        """
+        model = agent.model
+        if chosen := self.chosen:
+            model = chosen.get(normalised_id(agent.id)) or chosen.get("") or model
+        return self._check(model) if model else None
+
+    def find_default(self) -> str | None:
+        """Return the model of a root that names none; raises as ``find_for``."""
+        return None if self.default is None else self._check(self.default)
+
+    def _check(self, model: str) -> str:
+        """Return a model string as requests have it; raise if its provider cannot be used."""
+        recorded = self.recorded
+        # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
+        # can be looked at without being set up as they were.
+        if recorded.is_whole:
+            return model if self.keep_names or model in recorded.models else format_model(self.registry, model)
+        # A string that is in the record stays as it was written there, also when this version would spell it in another
+        # way: the request has to be equal to the recorded one, byte for byte.
+        canonical = self.registry.check(model)
+        return model if self.keep_names or model in recorded.models else canonical
+
+
+def format_model(models: Models, model: str) -> str:
+    """Return *model* as requests name it; unchanged if no provider serves it, which is reported when a run asks for it."""
+    try:
+        return str(models.parse(model))
+    except UnknownModel:
+        return model
 
 
 NOTHING_USED = ToolUses((), {})

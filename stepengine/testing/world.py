@@ -411,8 +411,7 @@ class World:
         return ended
 
     def _start(self, run: JournaledRun) -> Finished:
-        from stepengine.engine.run_models import RunModels
-        from stepengine.engine.run_plans import Planner, RunRequest, resolve_system_prompt
+        from stepengine.engine.run_plans import Planner, RunModels, RunRequest, resolve_system_prompt
         from stepengine.models import Models
 
         setting, opening, models = self._setting, run.opening, Models.from_value(_draw_any())
