@@ -390,8 +390,7 @@ def _read_records(
         body = line[:-1] if line.endswith(b"\n") else line
         crc = verify_checksum(body, previous)
         if crc is None:
-            if not offset and _is_other_text(line):
-                raise _make_no_journal_error(source.name)
+            _check_starts_journal(line, offset, source)
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and verify_checksum(body, 0) is not None)
@@ -440,6 +439,11 @@ def _is_other_text(line: bytes) -> bool:
         return False
     is_text = text.strip() == "" or text.strip().isprintable()
     return is_text and not (text.startswith('{"') or '{"'.startswith(text) or '"crc":"' in text)
+
+
+def _check_starts_journal(line: bytes, offset: int, source: JournalBytes) -> None:
+    if not offset and _is_other_text(line):
+        raise _make_no_journal_error(source.name)
 
 
 def _make_no_journal_error(name: str) -> JournalCorrupt:

@@ -158,9 +158,8 @@ class _HistoryComparison:
         ours, theirs = _encode_outcome(self._a, a), _encode_outcome(self._b, b)
         if (ours is None) != (theirs is None):
             known = ("no result", "a result") if kind == "outcome" else ("not ended", "ended")
-            yield RunChange(
-                kind, format_address(*a), format_address(*b), what, (_make_presence_field(ours, theirs, known),)
-            )
+            field = FieldDifference("/", known[ours is not None], known[theirs is not None])
+            yield RunChange(kind, format_address(*a), format_address(*b), what, (field,))
             return
         fields = tuple(compare_values(ours, theirs))
         if fields:
@@ -169,10 +168,6 @@ class _HistoryComparison:
     def totals(self) -> dict[str, tuple[Any, Any]]:
         a, b = _compute_numbers(self._a), _compute_numbers(self._b)
         return {name: (a[name], b[name]) for name in a}
-
-
-def _make_presence_field(ours: object, theirs: object, words: tuple[str, str]) -> FieldDifference:
-    return FieldDifference("/", words[ours is not None], words[theirs is not None])
 
 
 def _compare_effect_fields(
