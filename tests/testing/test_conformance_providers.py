@@ -267,6 +267,6 @@ class FailsAtOnce(Parrot):
         return await super().complete(request)
 
 
-def test_the_error_of_a_request_that_did_not_wait_is_shown() -> None:
+def test_error_of_a_request_that_does_not_wait_is_shown() -> None:
     with pytest.raises(AssertionError, match=r"broken promise 'cancel'.*\n.*has ended with .*the server is gone"):
         check_provider(FailsAtOnce, "small", only="cancel")
