@@ -150,7 +150,8 @@ class Launcher:
         live = self.make_engine_run(planned)
         live.turn = Turn(
             sessions,
-            attrs.evolve(request, planned=planned),
+            # The id and the events are the caller's already, also if another agent has the conversation by then.
+            attrs.evolve(request, planned=planned, hub=planned.hub, run_id=planned.plan.run_id),
             journal,
             start_new=self.create_new_run,
             start_recorded=self.create_recorded_run,

@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, Hooks, Limits, Perform, RunStatus, ToolCall, tool
+from stepengine.events import TextCompleted
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, simulate, text, thinking, tool_call, tool_calls
@@ -158,6 +159,21 @@ async def test_session_stays_with_the_other_agent_until_it_hands_back():
     assert ["What for?", "Anything else?", "Bye."] == said
     assert (3, 2) == (len(models["desk"].calls), len(models["billing"].calls))
     assert "You greet." == models["desk"].calls[1].system_prompt
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_observers_see_the_message_that_the_other_agent_answers():
+    desk, _ = agents()
+    engine, _ = engine_of(desk, [HANDS], [text("What for?"), text("Here it is.")], sessions=MemorySessions())
+    await engine.run(desk, "A bill.", session_id="s")
+    handle = engine.start(desk, "For tea.", session_id="s")
+    before = handle.run_id
+    events = [event async for event in handle.events()]
+    result = await handle.result()
+
+    assert (before, "Here it is.") == (result.state.run_id, result.output)
+    assert {before} == {event.run_id for event in events}
+    assert ["Here it is."] == [event.text for event in events if isinstance(event, TextCompleted)]
 
 
 @pytest.mark.spec("generator-contract:L41", "reliability:GN36")

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.phrases import NO_AGENT
 from tests.waits import until
 
 from .shop import CODE, HELPER, Shop, agreed, done, judged, looking, rests, save, variables
@@ -376,7 +377,7 @@ def test_broken_file_of_an_agent_folder_is_named_with_line(tmp_path: Path, code:
         failed = judged(client, kind="blame", runs=[run], check="output == 4")
 
     assert f"agents/todos.py: loading it failed with {said}" in problem
-    assert problem.index("todos.py") < problem.index("no agent has the id 'todos'")
+    assert problem.index("todos.py") < problem.index(f"{NO_AGENT} 'todos'")
     assert said in str(failed), failed
     if "Module" in said:
         assert "todos.py:2)" in problem
