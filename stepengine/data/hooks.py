@@ -12,7 +12,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.checks import with_keyword_hints
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, freeze_object_or_none
 from stepengine.data.messages import Message, RequestedChange, ToolResult, UserMessage, to_tuple
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
@@ -130,10 +130,6 @@ def _to_transcript(value: Any) -> Transcript | None:
     return value if value is None or isinstance(value, Transcript) else Transcript(value)
 
 
-def _freeze_object(value: object) -> Any:
-    return None if value is None else freeze_object(value)
-
-
 @with_keyword_hints
 @frozen(kw_only=True)
 class Change(RequestedChange):
@@ -160,11 +156,11 @@ class Change(RequestedChange):
     system_prompt: str | None = None
     messages: Transcript | None = attrs.field(default=None, converter=_to_transcript)
     view: Transcript | None = attrs.field(default=None, converter=_to_transcript)
-    context: JsonDict | None = attrs.field(default=None, converter=_freeze_object)
+    context: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none)
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
     tail: tuple[Message, ...] = attrs.field(default=(), converter=to_tuple)
     tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=to_tuple, metadata={"stored": False})
-    input: JsonDict | None = attrs.field(default=None, converter=_freeze_object)
+    input: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none)
     result: ToolResult | None = None
 
     def useless_at(self, point: str) -> str:

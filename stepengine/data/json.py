@@ -149,6 +149,11 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     return frozen
 
 
+def freeze_object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
+    """Return *value* as ``freeze_object`` does; ``None`` for ``None``."""
+    return None if value is None else freeze_object(value)
+
+
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Return whether an object holds only plain ASCII texts and numbers, so that a copy of it is frozen."""
     for key, item in value.items():

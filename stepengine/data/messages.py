@@ -8,7 +8,7 @@ that ``Transcript.memo`` fills, so that encoded blocks travel with the message t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, TypeAlias, overload
 
@@ -16,16 +16,21 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.checks import find_list_problem
-from stepengine.data.json import JsonDict, JsonValue, check_text, compact, freeze, freeze_object, mended
+from stepengine.data.json import (
+    JsonDict,
+    JsonValue,
+    check_text,
+    compact,
+    freeze,
+    freeze_object,
+    freeze_object_or_none,
+    mended,
+)
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.usage import Usage, validate_cost
 from stepengine.errors import DataError
-
-
-def _freeze_object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
-    return None if value is None else freeze_object(value)
 
 
 def _check_text_or_none(value: str | None) -> str | None:
@@ -37,7 +42,7 @@ class TextPart:
     """Plain text; *provider_data* is what goes back to the provider that said it, unchanged."""
 
     text: str = attrs.field(converter=check_text)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
 
 
 @frozen
@@ -51,7 +56,7 @@ class ThinkingPart:
     """
 
     text: str = attrs.field(converter=check_text)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
 
 
 @frozen
@@ -59,7 +64,7 @@ class RefusalPart:
     """The text with which a model refused."""
 
     text: str = attrs.field(converter=check_text)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
 
 
 @frozen(weakref_slot=False)
@@ -82,7 +87,7 @@ class ToolCallPart:
     input: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
     raw_input: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
     input_error: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
 
     def with_id(self, tool_call_id: str) -> ToolCallPart:
         """Return this call with another id."""
@@ -139,7 +144,7 @@ class ImagePart:
     url: str | None = attrs.field(default=None, converter=_check_text_or_none)
     data: bytes | None = None
     mime_type: str = "image/png"
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
     file_id: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
     provider: str = attrs.field(default="", converter=check_text, kw_only=True)
 
@@ -166,7 +171,7 @@ class DocumentPart:
     data: bytes | None = None
     mime_type: str = "application/pdf"
     name: str = ""
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
     file_id: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
     provider: str = attrs.field(default="", converter=check_text, kw_only=True)
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.json import JsonValue, canonical, compact, freeze
+from stepengine.data.json import ABSENT, JsonValue, canonical, compact, freeze
 from stepengine.errors import DataError
 
 REMEDY = (
@@ -207,9 +207,6 @@ def _parts_of(value: Any) -> Mapping[Any, object] | None:
     return members_of(value)
 
 
-_ABSENT = object()
-
-
 def find_secret(value: Any, path: str) -> str | None:
     """Return the place of a secret of pydantic in *value*, whose JSON is a row of asterisks; ``None`` without one."""
     if hasattr(value, "get_secret_value"):
@@ -232,14 +229,14 @@ def members_of(value: Any) -> Mapping[str, object] | None:
     kind = type(value)
     if hasattr(kind, "model_fields"):
         private = getattr(value, "__pydantic_private__", None)
-        fields = {name: getattr(value, name, _ABSENT) for name in kind.model_fields}
+        fields = {name: getattr(value, name, ABSENT) for name in kind.model_fields}
         return {**fields, **(value.model_extra or {}), **(private or {})}
     if hasattr(kind, "__dataclass_fields__"):
         import dataclasses  # noqa: PLC0415 - loading it is felt in `import stepengine`
 
-        return {field.name: getattr(value, field.name, _ABSENT) for field in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name, ABSENT) for field in dataclasses.fields(value)}
     if attrs.has(kind):
-        return {field.name: getattr(value, field.name, _ABSENT) for field in attrs.fields(kind)}
+        return {field.name: getattr(value, field.name, ABSENT) for field in attrs.fields(kind)}
     compared: Any = kind.__eq__
     is_opaque = compared is object.__eq__ and not isinstance(value, Enum | type) and hasattr(value, "__dict__")
     return vars(value) if is_opaque else None

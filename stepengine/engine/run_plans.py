@@ -549,7 +549,7 @@ class Planner:
             hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             if parent.body is not None:
                 # The name is cut because it comes from a model: the cost of comparing grows with its square.
-                near = find_nearest(effect.agent_id[:64], agents, n=1)
+                near = find_nearest(effect.agent_id, agents, n=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
             raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)

@@ -301,10 +301,7 @@ async def _collect(provider: Provider, request: ModelRequest) -> list[ModelDelta
 
 
 def _describe_end(task: asyncio.Future[Any]) -> str:
-    if task.cancelled():
-        return "CancelledError"
-    error = task.exception()
-    return f"a {type(task.result()).__name__}" if error is None else repr(error)
+    return "CancelledError" if task.cancelled() else repr(task.exception() or task.result())
 
 
 def _find_error(
