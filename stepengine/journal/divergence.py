@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.state import ChildResult
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.encoding import outcome_members, sandbox_of, to_comparable_form
-from stepengine.journal.fingerprints import Fingerprints, select_fingerprinted_part
+from stepengine.journal.fingerprints import UNSEEN, Fingerprints, select_fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import (
@@ -175,7 +175,7 @@ def compare_requests(recorded: Mapping[str, object], now: Mapping[str, object]) 
 
 def _list_comparable_messages(request: Mapping[str, Any]) -> list[object]:
     messages = [*request.get("messages", ()), *request.get("tail", ())]
-    return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
+    return [{k: v for k, v in message.items() if k not in UNSEEN} for message in messages]
 
 
 def _compare_messages(recorded: list[object], now: list[object]) -> Iterator[FieldDifference]:

@@ -596,3 +596,18 @@ def test_inserted_message_is_shown_as_one_insertion(rig):
     assert field.recorded.startswith("...")
     assert field.recorded.endswith('g a"')
     assert len(str(changed)) < 1_500
+
+
+@pytest.mark.spec("replay:D7")
+def test_what_does_not_identify_a_request_is_no_difference(rig):
+    def agent(unseen, tail):
+        def handle_steps(ctx):
+            messages = [{"role": "user", "content": "hello", **unseen}, {"role": "user", "content": tail}]
+            yield from ToolCall("set_messages", {"messages": messages})
+            yield STEP
+
+        return AgentDefinition("m", model="t/m", handle_steps=handle_steps)
+
+    journal = recorded(rig, agent({}, "a"), ["ok"])
+    changed = divergence(rig, agent({"ttl": "user_prompt", "tags": ["x"]}, "b"), journal)
+    assert ["/messages/1/content/0/text"] == [field.pointer for field in changed.diff]
