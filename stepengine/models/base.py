@@ -227,7 +227,7 @@ class Provider(ABC):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked.
+        Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
 
         Raises:
             ModelError: when the question fails.
@@ -236,7 +236,7 @@ class Provider(ABC):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Return what the provider itself states of *model*; ``None`` when it cannot be asked.
+        Query the provider for the limits and options of *model*; ``None`` if it does not report them.
 
         Raises:
             ModelError: when the question fails.

@@ -150,11 +150,11 @@ class Batched(Provider):
         self._inner.batch_member(ModelRequest(model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """Return how many tokens the provider counts in *request*, at once."""
+        """Query the provider for the number of tokens in *request*, without a batch."""
         return await self._inner.count_tokens(request)
 
     async def describe(self, model: str) -> ModelInfo | None:
-        """Return what the provider states of *model*, at once."""
+        """Query the provider for the limits and options of *model*, without a batch."""
         return await self._inner.describe(model)
 
     def output_limit(self, request: ModelRequest) -> int | None:
@@ -162,11 +162,11 @@ class Batched(Provider):
         return self._inner.output_limit(request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
-        """Upload a file, at once, and return its id."""
+        """Upload a file without a batch, and return its id."""
         return await self._inner.upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
 
     async def delete_file(self, file_id: str) -> None:
-        """Delete an uploaded file, at once."""
+        """Delete an uploaded file without a batch."""
         await self._inner.delete_file(file_id)
 
     async def complete(self, request: ModelRequest) -> ModelReply:

@@ -254,8 +254,12 @@ class _Live:
 
         return types.ListRootsResult.model_validate(make_roots(self._options.roots or ()), by_name=False)
 
-    async def _request_notifications(self) -> None:
-        """Request notifications from the server: its log, and changes of lists and resources."""
+    async def _watch_server(self) -> None:
+        """
+        Request change notifications; newer protocols listen until the connection ends, older ones also request the log.
+
+        Errors of the server are not raised. They are logged if the options name resources to watch.
+        """
         from mcp import MCPError
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
         from pydantic import ValidationError
@@ -316,7 +320,7 @@ class _Live:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._options.start_timeout):
                     await stack.enter_async_context(self.client)
-                attending = asyncio.create_task(self._request_notifications())
+                attending = asyncio.create_task(self._watch_server())
                 stack.push_async_callback(_cancel_and_wait, attending)
                 if not self._ready.done():
                     self._ready.set_result(None)

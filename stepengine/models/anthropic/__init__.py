@@ -224,12 +224,12 @@ class AnthropicProvider(HttpProvider):
 
     async def describe(self, model: str) -> ModelInfo:
         """
-        Return what the API states of *model*: window, largest output, kinds of thinking, efforts. It is asked once.
+        Query the API once for the limits, thinking kinds and efforts of *model*, and use them for later requests to it.
 
-        From then on requests for that model are made by what it said, and not by the table of names.
+        Until then, requests use the table of model names.
 
         Raises:
-            ModelError: when it does not say so, such as for a model that it does not have.
+            ModelError: when the query fails, such as for an unknown model.
         """
         model = self.bare(model)
         if model not in self._described:
@@ -261,7 +261,7 @@ class AnthropicProvider(HttpProvider):
         return find_family(model) if known is None else known[1]
 
     async def _describe_if_new(self, model: str) -> None:
-        """Ask once what a model takes whose name is newer than the table, where that is wished for."""
+        """Describe a model that the table does not know, at most once and only if enabled; a failure is logged."""
         if not self._asks or model in self._asked_for or not find_family(model).is_guess:
             return
         self._asked_for.add(model)

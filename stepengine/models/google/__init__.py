@@ -122,10 +122,10 @@ class GoogleProvider(HttpProvider):
 
     async def describe(self, model: str) -> ModelInfo:
         """
-        Return what the API states of *model*, asked once: window, largest output, and its word for thinking if it thinks.
+        Query the API once for the window and largest output of *model*, and whether it thinks.
 
         Raises:
-            ModelError: when it does not say so, such as for a model that it does not have.
+            ModelError: when the query fails, such as for an unknown model.
         """
         model = self.bare(model)
         if model not in self._described:
