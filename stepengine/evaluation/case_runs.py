@@ -755,12 +755,12 @@ class _EvaluationRun:
         if note.key != self.key_of(slot.case, before):
             return None
         try:
-            return await self._read_again(slot, old, note)
+            return await self._reuse_run(slot, old, note)
         except JournalError:
             return None
 
-    async def _read_again(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
-        """Return an earlier run of the case: unchanged, continued from a change, or ``None`` if neither is possible."""
+    async def _reuse_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
+        """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
         journal = FileJournal(old.place)
         history = journal.history()
         if not history.is_complete or _find_interruption(history):
