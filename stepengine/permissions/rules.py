@@ -1013,7 +1013,7 @@ class Untrusted:
         if request.provenance is not None and not request.provenance.saw_untrusted:
             return []
         if request.commands:
-            return _find_acting_commands(request)
+            return _find_commands_with_effects(request)
         return [] if _is_harmless_tool(request.tool) else list(request.input.items())
 
     def __str__(self) -> str:
@@ -1033,8 +1033,8 @@ def _is_harmless_tool(tool: ToolSpec) -> bool:
     return only_reads or tool.category in WITHOUT_DESTINATIONS
 
 
-def _find_acting_commands(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return the commands of a call that may do more than look, as they are typed in a shell."""
+def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]:
+    """Return the input name and command line of each command of a call that is not read-only."""
     given = [name for name in COMMANDS if request.input.get(name) is not None]
     return [
         (name, shell_text({name: request.input[name]}) or str(request.input[name]))

@@ -145,7 +145,11 @@ class RunMessenger:
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to the receiver of *topic*; errors are those of ``Engine.post``, and ``Problem`` over a quota."""
+        """
+        Send a message to the receiver of *topic*; return False if *id* was sent before.
+
+        Errors are those of ``Engine.post``, and ``Problem`` over a quota.
+        """
         check_not_ended(row)
         journal = self._store.journal(row.run)
         handle = self._live.handles.get(row.run)
