@@ -554,7 +554,7 @@ class Terminal:
         """Remove and return the lines typed before a read, and discard an unfinished one; an empty list without a terminal."""
         return self.lines.drain_typed_lines()
 
-    async def asked(
+    async def ask_question(
         self, question: Question, answer: Callable[[Any], object], other: Callable[[str], Awaitable[object]]
     ) -> bool:
         """
@@ -982,7 +982,7 @@ class _ConsoleInput:
         if question.id in self._settled:
             return True
         self._screen.mark_asked(question)
-        asking = asyncio.create_task(self._terminal.asked(question, answer, self._send_line))
+        asking = asyncio.create_task(self._terminal.ask_question(question, answer, self._send_line))
         self._asking = question.id, asking
         try:
             await asyncio.wait((asking,))
@@ -1035,7 +1035,7 @@ class TerminalInteractor:
         held = contextlib.nullcontext() if self._progress is None else self._progress.pause()
         async with self._one_at_a_time:
             with held:
-                await self._terminal.asked(question, answer, self._report_unsent)
+                await self._terminal.ask_question(question, answer, self._report_unsent)
         if self._progress is not None:
             self._progress.mark_asked(question)
         return answers[0] if answers else None
