@@ -70,7 +70,7 @@ class SettingDefinition(NamedTuple):
     parse: Callable[[str], Any] = str
 
     def matches(self, name: str) -> bool:
-        """Return whether a dotted name belongs to this key."""
+        """Return whether this is the definition of the setting with this dotted name."""
         mine, theirs = self.name.split("."), name.split(".")
         return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
 
@@ -234,11 +234,11 @@ class Settings:
     notes: tuple[str, ...] = ()
 
     def get(self, name: str) -> Any:
-        """Return the value of a key, else its default; ``None`` when there is neither."""
+        """Return the value of a setting, else its default; ``None`` without one. Raise for an unknown name."""
         return self.values.get(name, get_setting_definition(name).default)
 
     def origin(self, name: str) -> SettingOrigin:
-        """Return the source of the value of a key."""
+        """Return the source of the value of a setting."""
         return self.origins.get(name, SettingOrigin("default"))
 
     def table(self, name: str) -> dict[str, Any]:

@@ -239,7 +239,11 @@ class RunMessenger:
 def _give_result(
     handle: RunHandle | None, journal: JournalLike, call_id: str, result: object, path: str | None
 ) -> bool:
-    """Store the result of a call, by the run where it is live; before a resumed run has reached the call again only its journal has it."""
+    """
+    Store the result of a call; return False if the same result was sent before.
+
+    A live run stores it. If a resumed run has not reached the call again, the result is sent to its journal.
+    """
     if handle is not None:
         with contextlib.suppress(ToolError):
             return handle.post_tool_result(call_id, result, path=path)

@@ -595,7 +595,7 @@ class WebhookSender:
         return _WebhookMessage(id_, KNOWN.redact_for_run(told))
 
     async def _send_message(self, one: _RunWithWebhooks, message: _WebhookMessage) -> bool:
-        """Send a message once, and record its receipt."""
+        """Try once to send a message, and record its receipt; return whether it was accepted."""
         body = json.dumps(message.content, ensure_ascii=True, separators=(",", ":")).encode()
         now = int(time.time())
         headers = {
