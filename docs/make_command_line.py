@@ -17,7 +17,7 @@ import typer.main
 from rich.text import Text
 
 from stepengine.cli.app import app
-from stepengine.engine.settings import KEYS, PREFIX, SettingKey
+from stepengine.engine.settings import KEYS, PREFIX, SettingDefinition
 
 FOLDER = Path(__file__).parent / "reference"
 NAME = "command-line"
@@ -156,7 +156,7 @@ def command_page(command: Any, name: str) -> Iterator[str]:
         yield ""
 
 
-def setting(key: SettingKey) -> str:
+def setting(key: SettingDefinition) -> str:
     """Return the row of one setting."""
     name = PREFIX + key.name.upper().translate(str.maketrans({".": "__", "<": "", ">": ""}))
     variable = "" if key.kind in ONLY_IN_FILES else f"`{name}`"

@@ -171,13 +171,13 @@ class ChatConversation:
         """The permission mode of the next turn."""
         return self.wanted_mode or self.policy.mode
 
-    def select_next_mode(self) -> str:
-        """Let the next mode hold from the next turn on, and return it."""
+    def schedule_next_mode(self) -> str:
+        """Select the following permission mode for the next turn, and return it."""
         self.wanted_mode = self.modes[(self.modes.index(self.mode) + 1) % len(self.modes)]
         return self.wanted_mode
 
     async def apply_mode(self, mode: str) -> None:
-        """Use a permission mode from now on."""
+        """Set the permission mode, and forget a scheduled one."""
         self.wanted_mode = ""
         await self.change_policy(attrs.evolve(self.policy, mode=cast("Any", mode)))
 

@@ -308,10 +308,10 @@ class Chat:
                 answers[question.id] = check_answer(said, question)
 
         async def other(typed: str) -> None:
-            if typed.strip() and not await self.terminal.takes(typed):
+            if typed.strip() and not await self.terminal.handle_chat_command(typed):
                 self.terminal.queue_first([self.terminal.message_from_line(typed)])
 
-        return await self.terminal.asked(question, answer, other)
+        return await self.terminal.ask_question(question, answer, other)
 
     async def _watch_turn(
         self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
@@ -412,7 +412,7 @@ class Chat:
         return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
 
     def _switch_mode(self) -> None:
-        self.say(f"mode {self.conversation.select_next_mode()}, from the next turn on")
+        self.say(f"mode {self.conversation.schedule_next_mode()}, from the next turn on")
 
     def _print_last_full_output(self) -> None:
         """Print the last thoughts or the last tool result in full."""

@@ -65,15 +65,15 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         return self._debugger.place(text)
 
-    def next(self, rest: str, sign: int = 1) -> None:
-        """Move forward or back by a count of positions."""
+    def move_positions(self, rest: str, sign: int = 1) -> None:
+        """Move *sign* times the count of positions in *rest* (1 if empty) and show the new one; raise at either end."""
         target = self._debugger.position_after(sign * parse_count(rest))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
         self.go(target, jumps=False)
 
-    def step(self, rest: str, sign: int = 1) -> None:
-        """Move forward or back by a count of steps."""
+    def move_steps(self, rest: str, sign: int = 1) -> None:
+        """Move *sign* times the count of steps in *rest* (1 if empty) and show the new position; raise at either end."""
         target = self._debugger.position_of_step_after(sign * parse_count(rest))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()

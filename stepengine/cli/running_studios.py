@@ -24,13 +24,13 @@ SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def announce_studio(folder: Path) -> Iterator[_Announcement]:
-    """Yield an announcement for a studio of *folder*; its file is removed at the end."""
+def studio_announcement(folder: Path) -> Iterator[_Announcement]:
+    """Yield an announcement of a studio, not published yet; remove its file at the end."""
     announcement = _Announcement(folder)
     try:
         yield announcement
     finally:
-        announcement.remove_announcement()
+        announcement.remove()
 
 
 class _Announcement:
@@ -40,8 +40,8 @@ class _Announcement:
         self._folder = folder
         self._file: Path | None = None
 
-    def announce(self, url: str, host: str, token: str) -> None:
-        """Write the announcement of a studio at *url* with the host name *host*; do nothing without a state folder."""
+    def publish(self, url: str, host: str, token: str) -> None:
+        """Write the file, which only its owner can read; do nothing without a state folder, and ignore errors."""
         runs = runs_folder()
         if runs is None:
             return
@@ -52,8 +52,7 @@ class _Announcement:
             self._file = place / f"{secrets.token_hex(8)}.json"
             replace_path(self._file, json.dumps(told).encode(), mode=0o600)
 
-    def remove_announcement(self) -> None:
-        """Remove the announcement."""
+    def remove(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)

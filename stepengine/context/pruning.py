@@ -510,7 +510,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         at = ctx.state.context.get(LAST_REQUEST)
         last_request = datetime.fromisoformat(at) if isinstance(at, str) else None
         reason = self.reason(source, limits, ctx.now, last_request)
-        shorter = None if reason is None else self.summarised(source, limits)
+        shorter = None if reason is None else self.summarize_turns(source, limits)
         if shorter is not None:
             ctx.logger.info("pruned the history to a summary", reason=reason)
         if self.cold_after is None:
@@ -533,7 +533,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         """
         if self.reason(transcript, limits, now, last_request) is None:
             return None
-        return self.summarised(transcript, limits)
+        return self.summarize_turns(transcript, limits)
 
     def reason(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
@@ -559,7 +559,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
             return False
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
-    def summarised(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
+    def summarize_turns(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
         """Return *transcript* pruned whatever its size, or ``None`` when that would not make it smaller."""
         scene = _split_history(transcript)
         ending = scene.ending

@@ -343,7 +343,7 @@ class _WalkerProcess:
             differs = error
         # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
         changed = tuple(dict.fromkeys(stepper.kept))
-        ends = _compare_ends(debugger) if differs is None else ()
+        ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
             debugger.move_to(stepper.position - 1)
             found = _make_preview(debugger, is_before=True, whole=whole)
@@ -405,8 +405,8 @@ def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> M
     return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
-def _compare_ends(debugger: Debugger) -> tuple[str, ...]:
-    """Return how the run ended in its record and how it ends now; an empty tuple if both are equal."""
+def _describe_changed_end(debugger: Debugger) -> tuple[str, ...]:
+    """Return the recorded and the current end as two texts; an empty tuple if they are equal or one is missing."""
     stepper, texts = debugger.stepper, debugger.texts
     known = stepper.tape.history.results.get(ROOT)
     if known is None or stepper.finished is None:

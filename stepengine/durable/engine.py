@@ -417,7 +417,7 @@ class DurableEngine:
         await self.operator.answer(run, answers)
 
     async def post(self, run: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
-        """Send a message to a run that goes on; see ``Operator.post``."""
+        """Send a message to a running run; see ``Operator.post``."""
         await self.operator.post(run, topic, value, id=id, path=path)
 
     async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
@@ -609,7 +609,7 @@ class DurableHandle:
         await self._engine.operator.say(await self.id(), text)
 
     async def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
-        """Send it a message; see ``Operator.post``."""
+        """Send a message to the run; see ``Operator.post``."""
         await self._engine.post(await self.id(), topic, value, id=id, path=path)
 
     async def cancel(self) -> None:

@@ -96,7 +96,7 @@ class ReceivedMessages:
         return ()
 
     def keep(self, message: Message) -> bool:
-        """Store nothing: the message is in the database."""
+        """Return True without storing: the message is in the database."""
         return True
 
     def refuse(self, message: Message, why: str) -> None:
@@ -109,7 +109,7 @@ class ReceivedMessages:
         return [] if key is None else [key]
 
     def post(self, message: Message) -> bool:
-        """Refuse: messages to a durable run are sent through the database."""
+        """Raise ``StepEngineError``: messages to a durable run are sent through the database."""
         msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.post, and not by its tree"
         raise StepEngineError(msg)
 

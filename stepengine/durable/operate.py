@@ -255,9 +255,7 @@ class Operator:
 
     async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
-        Send a message to a running run, for its next ``Receive`` on that topic.
-
-        Returns whether no message with its *id* was there before.
+        Send a message to a running run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
         Args:
             root: A root run.

@@ -374,7 +374,7 @@ class Sessions:
             await asyncio.sleep(pause)
 
     async def _advance_or_log(self, session: str) -> bool:
-        """Advance a session; log an error, so that it does not stop other sessions."""
+        """Advance a session as ``advance`` does; log an error and return ``False``, so that it does not stop other sessions."""
         try:
             return await self.advance(session)
         except DatabaseAway:

@@ -579,7 +579,7 @@ class Engine:
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
     ) -> bool:
         """
-        Send a message to a run: what its ``Receive`` on that topic gets next.
+        Send a message to a run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
         It is on the disk when this returns, in the mailbox beside the journal, whoever holds the run. One that sleeps and waits
         for it is due at once for `stepengine resume --due`; one that is under way, here or elsewhere, gets it within moments.
@@ -610,7 +610,7 @@ class Engine:
     def post_sync(
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
     ) -> bool:
-        """Do what ``post`` does for synchronous code."""
+        """Send a message as ``post`` does, from synchronous code."""
         return self._loop_thread.run(lambda: self.post(run, topic, value, id=id, path=path))
 
     # --- beside runs --------------------------------------------------------------------------------------------------

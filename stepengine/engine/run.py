@@ -160,9 +160,9 @@ class EngineRun:
                 machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
                 tree.services = attrs.evolve(tree.services, machine=machine)
                 return attrs.evolve(self._result(await self._drive(begins=False)), session_saved=False)
-            await turn.open(self)
+            await turn.start_run(self)
             result = self._result(await self._drive())
-            return await self._await_despite_cancel(turn.close(result, tree.root.plan, began=self.began))
+            return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, began=self.began))
         finally:
             turn.access.leave()
 

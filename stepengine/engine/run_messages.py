@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def post(
     runs: EngineRuns, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None, path: str
 ) -> bool:
-    """Send a message to a run of this process, else to the journal; see ``Engine.post``."""
+    """Send a message to a run of this process, else to the journal; return False if *id* was sent before."""
     if isinstance(run, RunHandle):
         return await asyncio.to_thread(run.post, topic, value, id=id, path=path)
     message = Message(secrets.token_hex(16) if id is None else id, path, check_topic(topic), value)

@@ -329,9 +329,11 @@ class Turn:
         self._name: str | None = None
         self._continues = False
 
-    async def open(self, live: RunInSession) -> None:
+    async def start_run(self, live: RunInSession) -> None:
         """
-        Let *live* start from the session, to which it has access now.
+        Load the session, and start *live* as a new run or resume the session's waiting run in it.
+
+        Earlier runs that ended but were not saved, such as after a crash, are saved first.
 
         Raises:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
@@ -356,8 +358,8 @@ class Turn:
         else:
             self._context.run(self._start_new, *self._make_new_request(), live)
 
-    async def close(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
-        """Save the session as *result* leaves it; return the result, which says whether it was saved."""
+    async def save_result(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
+        """Save the run in the session; return *result* with ``session_saved`` and the session's warnings."""
         session, is_saved = self._session, False
         if (began or self._continues) and not isinstance(result.error, ReplayDivergence):
             metadata = self._request.info.metadata

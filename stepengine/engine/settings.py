@@ -47,7 +47,7 @@ KEYLIKE = re.compile(r"(?:key|token|secret|password)s?", re.IGNORECASE)
 LOGS = ("debug", "info", "warning", "error", "off")
 
 
-class SettingKey(NamedTuple):
+class SettingDefinition(NamedTuple):
     """
     One setting: its name, type, default and checks.
 
@@ -70,7 +70,7 @@ class SettingKey(NamedTuple):
     parse: Callable[[str], Any] = str
 
     def matches(self, name: str) -> bool:
-        """Return whether a dotted name belongs to this key."""
+        """Return whether this is the definition of the setting with this dotted name."""
         mine, theirs = self.name.split("."), name.split(".")
         return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
 
@@ -152,42 +152,42 @@ LIMIT_VALUES: Mapping[FieldCheck, dict[str, Any]] = {
 """The members of a setting for each kind of limit."""
 
 
-def _make_limit_keys() -> Iterator[SettingKey]:
+def _make_limit_keys() -> Iterator[SettingDefinition]:
     """Yield the keys of the limits that are settings."""
     for field in attrs.fields(Limits):
         if field.metadata["setting"]:
-            yield SettingKey(
+            yield SettingDefinition(
                 name=f"limits.{field.name}", help=field.metadata["setting"], **LIMIT_VALUES[field.metadata["check"]]
             )
 
 
-KEYS: tuple[SettingKey, ...] = (
-    SettingKey(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_check_text),
-    SettingKey(name="models.<agent>", kind="text", help="The model of one agent.", read=_check_text),
-    SettingKey(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_check_text),
+KEYS: tuple[SettingDefinition, ...] = (
+    SettingDefinition(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_check_text),
+    SettingDefinition(name="models.<agent>", kind="text", help="The model of one agent.", read=_check_text),
+    SettingDefinition(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_check_text),
     *_make_limit_keys(),
-    SettingKey(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
+    SettingDefinition(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
         read=_make_choice_check("auto", "always", "never")),
-    SettingKey(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
+    SettingDefinition(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
         project="yes", read=_check_bool, parse=_parse_bool),
-    SettingKey(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
+    SettingDefinition(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
         project="yes", read=_make_choice_check("fold", "show", "hide")),
-    SettingKey(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
+    SettingDefinition(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
         project="yes", read=_make_choice_check(*LOGS)),
-    SettingKey(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
+    SettingDefinition(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
         project="yes", read=_check_bool, parse=_parse_bool),
-    SettingKey(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
+    SettingDefinition(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
         read=_check_whole_number, parse=_parse_number),
-    SettingKey(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
+    SettingDefinition(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
         read=_check_whole_number, parse=_parse_number),
-    SettingKey(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_check_text),
-    SettingKey(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_check_key_variable),
-    SettingKey(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
+    SettingDefinition(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_check_text),
+    SettingDefinition(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_check_key_variable),
+    SettingDefinition(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
         read=_check_paths, parse=lambda text: text.split(os.pathsep)),
-    SettingKey(name="sandboxed", kind="a list of files, folders and packages",
+    SettingDefinition(name="sandboxed", kind="a list of files, folders and packages",
         help="Agent files, folders of them, and installed packages, whose code runs in the sandbox alone.",
         read=_check_paths, parse=lambda text: text.split(os.pathsep)),
-    SettingKey(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_check_policy),
+    SettingDefinition(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_check_policy),
 )  # fmt: skip
 """Everything that can be set."""
 FOREIGN = ("permissions", "mcp", "agents", "sandboxed", "hooks", "tools", "web", "memory", "base_urls", "providers")
@@ -234,11 +234,11 @@ class Settings:
     notes: tuple[str, ...] = ()
 
     def get(self, name: str) -> Any:
-        """Return the value of a key, else its default; ``None`` when there is neither."""
-        return self.values.get(name, get_setting_key(name).default)
+        """Return the value of a setting, else its default; ``None`` without one. Raise for an unknown name."""
+        return self.values.get(name, get_setting_definition(name).default)
 
     def origin(self, name: str) -> SettingOrigin:
-        """Return the source of the value of a key."""
+        """Return the source of the value of a setting."""
         return self.origins.get(name, SettingOrigin("default"))
 
     def table(self, name: str) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _merge_values(given: Sequence[_GivenValue]) -> Settings:
             file = one.origin.place.rpartition(":")[0]
             notes.append(f"{one.origin}: {one.name} may not be set by a project; pass --config {file} if you trust it")
             continue
-        key = get_setting_key(one.name, one.origin)
+        key = get_setting_definition(one.name, one.origin)
         value = _check_value(key, one)
         if one.origin.source == "project" and key.project == "no":
             notes.append(
@@ -348,12 +348,12 @@ def _merge_values(given: Sequence[_GivenValue]) -> Settings:
     return Settings(values=values, origins=origins, notes=tuple(notes))
 
 
-def get_setting_key(name: str, origin: SettingOrigin | None = None) -> SettingKey:
+def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> SettingDefinition:
     """
-    Return the key that a dotted name belongs to.
+    Return the definition of the setting with this dotted name; the message of the error names *origin*.
 
     Raises:
-        DefinitionError: when there is none; with *origin*, it says where the name stands.
+        DefinitionError: when there is no such setting.
     """
     for key in KEYS:
         if key.matches(name):
@@ -368,7 +368,7 @@ def get_setting_key(name: str, origin: SettingOrigin | None = None) -> SettingKe
     raise DefinitionError(msg)
 
 
-def _check_value(key: SettingKey, given: _GivenValue) -> object:
+def _check_value(key: SettingDefinition, given: _GivenValue) -> object:
     try:
         return key.read(given.value)
     except DefinitionError as error:

@@ -606,8 +606,8 @@ class _SampleSlot:
         for path in self.place.parent.glob(f"{self.number}.*"):
             path.unlink(missing_ok=True)
 
-    def take(self, other: _SampleSlot) -> None:
-        """Copy the journals and notes of another slot."""
+    def copy_from(self, other: _SampleSlot) -> None:
+        """Replace the files of this slot by copies of those of another one."""
         if other.place != self.place:
             self.make_room()
             for path in other.place.parent.glob(f"{self.number}.*"):
@@ -641,7 +641,7 @@ class _EvaluationRun:
     readers: dict[str, Engine] = attrs.field(factory=dict)
 
     async def add(self, slot: _SampleSlot) -> None:
-        """Run or read one sample, unless the budget is spent."""
+        """Judge one sample, whose run is recorded or new; add none if the budget is spent or only records count."""
         made = await self._find_recorded(slot)
         if made is not None:
             sample = await self._judge(slot, made)
@@ -741,7 +741,7 @@ class _EvaluationRun:
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
     async def _find_recorded(self, slot: _SampleSlot) -> _EndedSample | None:
-        """Return the recorded run of a sample if it is what a run would be now; else ``None``."""
+        """Return the earlier run of a sample if its case is unchanged, replayed or continued from a change; else ``None``."""
         if self.mode.earlier is None:
             return None
         old = slot.with_folder(self.mode.earlier)
@@ -755,12 +755,12 @@ class _EvaluationRun:
         if note.key != self.key_of(slot.case, before):
             return None
         try:
-            return await self._read_again(slot, old, note)
+            return await self._reuse_run(slot, old, note)
         except JournalError:
             return None
 
-    async def _read_again(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
-        """Return an earlier run of the case: unchanged, continued from a change, or ``None`` if neither is possible."""
+    async def _reuse_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
+        """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
         journal = FileJournal(old.place)
         history = journal.history()
         if not history.is_complete or _find_interruption(history):
@@ -772,7 +772,7 @@ class _EvaluationRun:
             differs = error.address
         else:
             if not changed and result.status is not RunStatus.CANCELLED and _run_status(result) != ERROR:
-                slot.take(old)
+                slot.copy_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
         # Calls that are served leave no files, and a journal is not replaced by what is read from it.
         if note.files.changed or self.ledger.budget is not None or old.place == slot.place:
@@ -856,7 +856,7 @@ async def _score_check(
 ) -> Score:
     """Return the verdict of a check; an earlier verdict if the check is unchanged and its data are gone."""
     of, is_judge = hash_function(check), _is_judge(check)
-    judges.asked_by(name)
+    judges.set_check(name)
     try:
         verdict = await apply_check(check, run)
     except (FilesGone, JudgeNeeded) as gone:
@@ -948,7 +948,7 @@ class _Judges:
         self._place, self._load, self._bench, self._models, self._ledger = place, load, bench, models, ledger
         self._name = ""
 
-    def asked_by(self, check: str) -> None:
+    def set_check(self, check: str) -> None:
         """Set the name of the check that asks next."""
         self._name = check
 

@@ -352,19 +352,19 @@ class _NoFiles:
         return bool(self.root)
 
 
-def _is_passing_result(said: object) -> bool:
+def _is_passing_result(result: object) -> bool:
     """
-    Return whether the result of a check means that the run passes; an asynchronous check raises.
+    Return whether a check's verdict or score passes; any other result raises.
 
     Raises:
-        DataError: for the result of an asynchronous check, such as that of a judge.
+        DataError: for any other result, such as the coroutine of an asynchronous check.
     """
-    if isinstance(said, Verdict):
-        return said.has_passed
-    if isinstance(said, int | float):
-        return said >= PASSES
-    if inspect.iscoroutine(said):
-        said.close()
+    if isinstance(result, Verdict):
+        return result.has_passed
+    if isinstance(result, int | float):
+        return result >= PASSES
+    if inspect.iscoroutine(result):
+        result.close()
     msg = "it does not say at once whether a run passes"
     raise DataError(msg)
 

@@ -240,7 +240,7 @@ class _RecordPair(NamedTuple):
 
 def describe_changes(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
     """Return a sentence for each removed, added, altered or moved signed record; *actual* starts at record *first*."""
-    pairs = _pair_records(expected, actual)
+    pairs = _match_positions(expected, actual)
     stayed = [pair for pair in pairs if pair[0] == pair[1]]
     if len(stayed) < len(pairs):
         longest = _find_longest_in_order(pairs)
@@ -264,8 +264,8 @@ def describe_changes(expected: Sequence[str], actual: Sequence[str], first: int)
     return told
 
 
-def _pair_records(expected: Sequence[str], actual: Sequence[str]) -> list[_RecordPair]:
-    """Return the pairs of equal records, in their present order."""
+def _match_positions(expected: Sequence[str], actual: Sequence[str]) -> list[_RecordPair]:
+    """Return the positions of equal records, in present order; moved records match, too."""
     places: dict[str, list[int]] = {}
     for place, mark in reversed(list(enumerate(expected))):
         places.setdefault(mark, []).append(place)

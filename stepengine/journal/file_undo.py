@@ -216,7 +216,7 @@ def undo_writes(
     with ExitStack() as held:
         files = _list_written_files(history, keeps, _open_roots(root, options, held), moved=options.moved)
         for file in files:
-            file.look()
+            file.inspect()
         stuck = tuple([(file.path, file.problem) for file in files if file.problem])
         if stuck and not options.partial:
             raise _make_refused_error(stuck)
@@ -388,8 +388,8 @@ class _WrittenFile:
     def _old_hash(self) -> str | None:
         return None if self._before is None else self._before.hash
 
-    def look(self) -> None:
-        """Inspect the file and set its fate, or the problem that prevents undoing."""
+    def inspect(self) -> None:
+        """Read the file, and set its ``fate`` or the ``problem`` that prevents undoing; nothing is changed."""
         if self.problem or self.root is None:
             return
         try:

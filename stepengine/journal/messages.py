@@ -34,7 +34,7 @@ SHOWN_CHARS = 200
 
 def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None = None, path: str = "") -> bool:
     """
-    Send the run of a journal a message: what its ``Receive`` on that topic gets next.
+    Send a message to the run of a journal, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
     Args:
         journal: The journal; its run may be in any process, or in none.
@@ -110,7 +110,7 @@ def match_answers(
 
 def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> bool:
     """
-    Send the run of a journal a user message, which its next model call sees.
+    Send a user message to the run of a journal, for its next model call; return False if *id* was sent before.
 
     Args:
         journal: The journal; its run may be in any process, or in none.

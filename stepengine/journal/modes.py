@@ -120,7 +120,7 @@ class Recording(Mode):
         writer = run.writer
         if writer.source.stable:
             writer.close()
-            writer.copy_records_to(writer.journal)
+            writer.replace_records_of(writer.journal)
 
 
 class Resuming(Mode):

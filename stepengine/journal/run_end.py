@@ -32,12 +32,14 @@ LISTED_EFFECTS = 10
 
 async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Waits] = ()) -> Finished:
     """
-    Record the end of a run, release its journal, and return the data for its result.
+    Record a run's end, update its wake entry and close the journal; return *finished* with write errors and warnings.
+
+    A stopped run gets no end, and a failed write makes the run fail. Without an opened journal, nothing is done.
 
     Args:
         run: The run.
         finished: How it ended.
-        waits: What it waits for, where it is suspended.
+        waits: What a suspended run waits for, which the wake index stores.
     """
     if not run.writer.has_opened:
         return finished

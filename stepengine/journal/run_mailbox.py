@@ -99,7 +99,7 @@ class RunMailbox:
         return [*self._cancels.values(), *self._record_letters([*early, *letters])]
 
     def keep(self, message: Message) -> bool:
-        """Record a message of this process, unless its run has not started."""
+        """Record a message of this process; return ``False`` if its run has not started."""
         if not self._has_started(message.path):
             return False
         self._known.add(message.id)

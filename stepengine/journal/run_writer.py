@@ -175,12 +175,12 @@ class RunWriter:
             self._release()
 
     def replace_source(self) -> None:
-        """Replace the records of the journal that was given by the new ones."""
-        self.copy_records_to(self.source)
+        """Replace the records of the source journal by this run's, and return to that journal."""
+        self.replace_records_of(self.source)
         self.journal = self.source
 
-    def copy_records_to(self, target: Journal) -> None:
-        """Write the new records into *target*, in address order if the journal is stable."""
+    def replace_records_of(self, target: Journal) -> None:
+        """Replace the records of *target* by this run's, in address order if *target* is stable."""
         records = self.journal.records()
         # Whose they are was looked up when the copy was opened: the file may be another one by now.
         replace_with_derived(target, sort_by_address(records) if target.stable else records, self.journal)

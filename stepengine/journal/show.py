@@ -732,8 +732,8 @@ def _omission_text(count: int, last: int) -> str:
 def _program_effect_lines(effect: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for an effect of a program, in one line if it fits."""
     came = list(_outcome_lines(effect["outcome"])) if "outcome" in effect else ["(no result yet)"]
-    asks = _request_as_one_line(effect)
-    text = _outcome_as_one_line(effect.get("outcome"))
+    asks = _format_request_if_single_line(effect)
+    text = _format_outcome_if_single_line(effect.get("outcome"))
     brief = came if text is None else [text]
     if asks is None or len(brief) != 1 or len(brief[0]) > MAX_INLINE_CHARS:
         yield from _effect_lines(effect)
@@ -741,7 +741,7 @@ def _program_effect_lines(effect: Mapping[str, Any]) -> Iterator[str]:
         yield f"{asks} -> {brief[0]}"
 
 
-def _request_as_one_line(effect: Mapping[str, Any]) -> str | None:
+def _format_request_if_single_line(effect: Mapping[str, Any]) -> str | None:
     """Return the request of a program's effect in one line, or ``None`` if it needs more."""
     if any(name in effect for name in ("steps", "retries", "prompt", "params", "program")):
         return None
@@ -756,8 +756,8 @@ def _request_as_one_line(effect: Mapping[str, Any]) -> str | None:
     return said if len(said) <= MAX_INLINE_CHARS and "\n" not in said else None
 
 
-def _outcome_as_one_line(outcome: object) -> str | None:
-    """Return the status and text of an outcome in one line, or ``None`` if it needs more."""
+def _format_outcome_if_single_line(outcome: object) -> str | None:
+    """Return the status and text of an outcome in one line; ``None`` if it is more than one text."""
     if not isinstance(outcome, Mapping) or not outcome.keys() <= {"parts", "status"}:
         return None
     parts = _get_list(outcome, "parts")

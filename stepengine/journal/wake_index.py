@@ -183,10 +183,9 @@ class WakeIndex:
 
     def post_arrived(self, run_name: str, kind: LetterKind = "message") -> bool:
         """
-        Make a run due at once if it waits for a letter of this kind; ending or steering wakes any run.
+        Make a sleeping run due at once if it waits for a letter of this kind; return whether it does.
 
-        Returns:
-            Whether it sleeps and is due now.
+        Letters that end or steer a run make any sleeping run due.
         """
 
         def arrive(database: sqlite3.Connection) -> bool:

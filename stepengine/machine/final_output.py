@@ -24,7 +24,7 @@ from stepengine.data.yields import StepWith
 from stepengine.errors import DataError, HandlerError, ModelError
 from stepengine.machine.protocol import Flow
 from stepengine.machine.state import RunState
-from stepengine.machine.step import run_budgeted_step
+from stepengine.machine.step import TurnComplete, run_step_within_budget
 
 REMEDY = ". Return a value from the handler that fits output_schema, or pass one to set_output"
 MAX_REFUSED_CHARS = 20_000
@@ -204,9 +204,9 @@ def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[No
     run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
     plain = StepWith(tools=tuple(dict.fromkeys([*run.tools.offered, "set_output"])))
     try:
-        ended = yield from _force_output_step(run, plain) if is_last else run_budgeted_step(run, plain)
+        ended = yield from _force_output_step(run, plain) if is_last else run_step_within_budget(run, plain)
         while run.budget.steps_left > 0 and not (ended or output.is_given):
-            ended = yield from run_budgeted_step(run, plain)
+            ended = yield from run_step_within_budget(run, plain)
     except ModelError as error:
         raise output.missing(remedy) from error
 
@@ -220,11 +220,11 @@ def _format_refused_output(value: object) -> str:
     return f" It was: {text if len(text) <= MAX_REFUSED_CHARS else f'{text[:MAX_REFUSED_CHARS]}...'}"
 
 
-def _force_output_step(run: RunState, plain: StepWith) -> Flow[bool]:
-    """Run a step that forces ``set_output``; where a provider cannot enforce that, a message requests it."""
+def _force_output_step(run: RunState, plain: StepWith) -> Flow[TurnComplete]:
+    """Run a step that forces ``set_output``, or an ordinary step if the provider refuses to; return whether the turn is complete."""
     try:
-        return (yield from run_budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))
+        return (yield from run_step_within_budget(run, attrs.evolve(plain, tool_choice="set_output")))
     except ModelError as error:
         if error.status not in REFUSED:
             raise
-    return (yield from run_budgeted_step(run, plain))
+    return (yield from run_step_within_budget(run, plain))

@@ -55,7 +55,7 @@ from stepengine.machine.step import (
     make_step_prompt,
     make_step_request,
     record_end_turn_message,
-    run_budgeted_step,
+    run_step_within_budget,
     run_turn,
 )
 
@@ -246,12 +246,12 @@ def _make_step_result(
 def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
     try:
         if asked is y.STEP:
-            yield from run_budgeted_step(run, PLAIN)
+            yield from run_step_within_budget(run, PLAIN)
         elif asked is y.STEP_ALL:
             yield from run_turn(run)
         else:
             _check_step_tools(run, asked)
-            yield from run_budgeted_step(run, asked)
+            yield from run_step_within_budget(run, asked)
     except StepEngineError:
         # A handler that swallows every error and asks again must end, too (generator-contract:G47).
         run.budget.count_actions(1)

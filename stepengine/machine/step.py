@@ -62,6 +62,7 @@ UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
 MAX_CUT_CONTINUATIONS = 3
 CONTINUE_TEXT = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
+TurnComplete: TypeAlias = bool
 OF_A_STEP = ("step", "final_answer")
 CUT_OFF_TEXT = "Not executed: the reply was cut off at the output limit."
 
@@ -87,18 +88,18 @@ def run_turn(run: RunState) -> Flow[None]:
     """Run steps until the turn ends or the budget is spent; reports of background children continue it."""
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
     # which the model has to answer, so the turn goes on when they have ended.
-    while not (yield from run_budgeted_step(run, PLAIN)) or (
+    while not (yield from run_step_within_budget(run, PLAIN)) or (
         run.children.background is not NO_CHILDREN and (yield from wait_for_children(run))
     ):
         pass
 
 
-def run_budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
+def run_step_within_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
     """
     Run one step and return whether the turn is complete.
 
-    If the budget is spent, a person may be asked for more steps. Without more, the first request does what ``on_max_steps`` says, and
-    later ones are refused.
+    If the budget is spent, a person may be asked for more steps. Without more, the first request follows ``on_max_steps``: it requests a
+    final answer, ends the turn or raises. Later requests raise.
 
     Raises:
         LimitReached: when the budget is spent.
@@ -108,8 +109,8 @@ def run_budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     return _run_step(run, over) if run.progress.request_step() else _step_on_spent_budget(run, over)
 
 
-def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
-    """Ask for more steps; without them, end the turn as ``on_max_steps`` says: with a final answer, at once or by raising."""
+def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
+    """Ask for more steps and run one; without more, follow ``on_max_steps``. Return whether the turn is complete."""
     budget = run.budget
     if (yield from ask_for_more_steps(run)):
         return (yield from _run_step(run, over))
@@ -161,7 +162,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
     run.progress.replace_stop_reason(model.stop_reason)
 
 
-def _run_step(run: RunState, over: StepWith) -> Flow[bool]:
+def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
     """Run one step and return whether the turn is complete."""
     plan, spent = run.plan, None
     points, watched = plan.hooks, plan.watched
@@ -227,7 +228,7 @@ def _prepare_step(run: RunState) -> None:
         run.history.append_inbox()
 
 
-def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None, *, ended: bool) -> bool:
+def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None, *, ended: bool) -> TurnComplete:
     """Record the end of a step; return whether the turn is complete, or raise if a limit was spent in it."""
     if ended:
         run.progress.reset_refused_stops()
@@ -265,7 +266,7 @@ def _make_end_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event: 
     )
 
 
-def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
+def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[TurnComplete]:
     """
     Finish the step in which the continued run was suspended; return whether the turn is complete.
 

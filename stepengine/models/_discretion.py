@@ -21,10 +21,10 @@ PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"me
 
 
 class SecretFilter(logging.Filter):
-    """Lets every record through, without secrets."""
+    """A filter that redacts secrets in log records and drops none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take the secrets out of *record*: its message, what it was made with, its traceback and what was added to it."""
+        """Redact message, arguments, traceback and extras of *record* in place; return True."""
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001 - its arguments do not fit; logging would show them raw

@@ -109,7 +109,7 @@ def make_strict_schema(schema: Mapping[str, object], wire: Literal["anthropic", 
     """
     walk = _AnthropicConverter() if wire == "anthropic" else _OpenAIConverter()
     try:
-        return walk.whole(schema)
+        return walk.convert_root(schema)
     except _UnsupportedSchema:
         return None
 
@@ -121,7 +121,7 @@ def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropi
         return known[1]
     walk = _AnthropicConverter() if wire == "anthropic" else _OpenAIConverter()
     try:
-        walk.whole(schema)
+        walk.convert_root(schema)
         found: int | None = walk.optional
     except _UnsupportedSchema:
         found = None
@@ -147,7 +147,7 @@ class _StrictConverter(ABC):
     def __init__(self) -> None:
         self.optional = self.fields = self.values = 0
 
-    def whole(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+    def convert_root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """Return the converted root schema; raise if it is no object or above the limits."""
         if schema.get("type") != "object" or any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref")):
             raise _UnsupportedSchema
@@ -160,20 +160,20 @@ class _StrictConverter(ABC):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
         """Return the converted form of a part of the schema at depth *level*."""
 
-    def each(self, schemas: Any, level: int) -> dict[str, Any]:
-        """Return the converted schemas by name."""
+    def convert_each(self, schemas: Any, level: int) -> dict[str, Any]:
+        """Return the converted schemas by name; raise if *schemas* is no mapping."""
         if not isinstance(schemas, Mapping):
             raise _UnsupportedSchema
         return {name: self.convert(schema, level) for name, schema in schemas.items()}
 
-    def all(self, schemas: Any, level: int) -> list[Any]:
-        """Return the converted schemas of a list."""
+    def convert_list(self, schemas: Any, level: int) -> list[Any]:
+        """Return the converted schemas of a list; raise if *schemas* is none."""
         if not isinstance(schemas, list):
             raise _UnsupportedSchema
         return [self.convert(schema, level) for schema in schemas]
 
-    def members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
-        """Return the members of a closed object, and count them."""
+    def convert_members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
+        """Return the converted members of a closed object; count them, and raise if the object is open."""
         if schema.get("additionalProperties", False) is not False:
             raise _UnsupportedSchema
         properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -181,20 +181,20 @@ class _StrictConverter(ABC):
             raise _UnsupportedSchema
         self.fields += len(properties)
         self.optional += len(properties.keys() - {name for name in required if isinstance(name, str)})
-        return {"properties": self.each(properties, level + 1), "additionalProperties": False}
+        return {"properties": self.convert_each(properties, level + 1), "additionalProperties": False}
 
 
 class _AnthropicConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
         if not isinstance(schema, Mapping) or level > MAX_DEPTH:
             raise _UnsupportedSchema
-        defined = {"$defs": self.each(schema["$defs"], level + 1)} if "$defs" in schema else {}
+        defined = {"$defs": self.convert_each(schema["$defs"], level + 1)} if "$defs" in schema else {}
         if "$ref" in schema:
             return {**defined, "$ref": schema["$ref"]}
         rest = {name: value for name, value in schema.items() if name != "$defs"}
         found = {**defined, **{name: rest.pop(name) for name in schema if name in KEPT}}
         if found.get("type") == "object":
-            found |= self.members(schema, level)
+            found |= self.convert_members(schema, level)
             rest = {name: value for name, value in rest.items() if name not in found}
         found |= self._convert_subschemas(rest, level)
         if "enum" in found or "const" in found:
@@ -211,7 +211,7 @@ class _AnthropicConverter(_StrictConverter):
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:
-                found["anyOf" if word == "oneOf" else word] = self.all(rest.pop(word), level + 1)
+                found["anyOf" if word == "oneOf" else word] = self.convert_list(rest.pop(word), level + 1)
         if "items" in rest:
             found["items"] = self.convert(rest.pop("items"), level + 1)
         if rest.get("minItems") in (0, 1):
@@ -233,17 +233,17 @@ class _OpenAIConverter(_StrictConverter):
         self.values += len(values) if isinstance(values, list) else 0
         found = dict(schema)
         if found.get("type") == "object" or "properties" in found:
-            found |= self.members(schema, level)
+            found |= self.convert_members(schema, level)
         if "$defs" in found:
-            found["$defs"] = self.each(found["$defs"], 1)
+            found["$defs"] = self.convert_each(found["$defs"], 1)
         if "anyOf" in found:
-            found["anyOf"] = self.all(found["anyOf"], level)
+            found["anyOf"] = self.convert_list(found["anyOf"], level)
         if found.get("type") == "array" or "items" in found:
             found["items"] = self.convert(found.get("items"), level + 1)
         return found
 
-    def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
-        found = super().members(schema, level)
+    def convert_members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+        found = super().convert_members(schema, level)
         names = list(found["properties"])
         if set(schema.get("required", ())) != set(names):
             raise _UnsupportedSchema

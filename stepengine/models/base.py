@@ -170,15 +170,14 @@ class Provider(ABC):
         return any(re.fullmatch(pattern, self.bare(model)) for pattern in self.model_patterns)
 
     def settings(self) -> ProviderSettings:
-        """Return where its key and address come from; by default nothing is known of that."""
+        """Return the sources of its key and address; by default unknown ones."""
         return ProviderSettings()
 
     def account(self) -> str:
         """
-        Return what its requests are counted against where several processes share limits.
+        Return the account by which processes share limits; ``""`` if key and address are unknown.
 
-        Those with the same key, or without one the same address, give the same text, which gives away neither. ``""`` when
-        nothing is known of them.
+        It is a hash, equal for the same key or, without a key, the same address.
 
         Raises:
             ModelError: when there is no key, or no address.
@@ -190,7 +189,7 @@ class Provider(ABC):
 
     def check(self, model: str) -> None:
         """
-        Raise what can be known to fail before any request, by looking at arguments and environment only.
+        Raise an error if requests for *model* cannot succeed, judged by arguments and environment only.
 
         Raises:
             MissingKey: when there is no key for *model*.
@@ -209,9 +208,9 @@ class Provider(ABC):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole.
+        Yield the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole reply.
 
-        The default asks ``complete`` and takes its reply apart.
+        The default calls ``complete`` and splits its reply.
         """
         reply = await self.complete(request)
         for delta in split_reply_into_deltas(reply):
@@ -219,7 +218,7 @@ class Provider(ABC):
         yield ReplyDone(reply)
 
     def for_run(self) -> Provider:
-        """Return what answers one run; asked for each that begins or goes on, and by default the provider itself for all of them."""
+        """Return the provider for one run, called when the run starts or resumes; by default this one."""
         return self
 
     def answered(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
@@ -227,7 +226,7 @@ class Provider(ABC):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked.
+        Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
 
         Raises:
             ModelError: when the question fails.
@@ -236,7 +235,7 @@ class Provider(ABC):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Return what the provider itself states of *model*; ``None`` when it cannot be asked.
+        Query the provider for the limits and options of *model*; ``None`` if it does not report them.
 
         Raises:
             ModelError: when the question fails.
@@ -249,13 +248,13 @@ class Provider(ABC):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file and return its id at this provider; ``engine.files`` asks this.
+        Upload a file and return its id at this provider; ``engine.files`` calls this.
 
         Args:
             data: The bytes of the file.
             mime_type: Its type.
             name: Its name; ``""`` for none.
-            expires_in: Seconds until the provider deletes it; ``None`` for its own way.
+            expires_in: Seconds until the provider deletes it; ``None`` for its default.
 
         Raises:
             ModelError: when the provider holds no files, as by default, or the upload fails.
@@ -277,7 +276,7 @@ class Provider(ABC):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* as it stands in a batch; ``Batched`` asks this, once for a call, and the three methods that follow.
+        Return *request* encoded for a batch; ``Batched`` calls this once for each call, and the three methods below.
 
         Raises:
             ModelError: when the provider takes no batches, as by default, or the request by itself cannot be sent: what
@@ -294,26 +293,26 @@ class Provider(ABC):
             members: At most 10,000 requests, as ``batch_member`` made them, each by a name of at most 64 letters, digits and hyphens.
 
         Raises:
-            ModelError: when they are not taken.
+            ModelError: when the provider refuses them.
         """
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return what came of each request of a batch by its name, as ``batch_reply`` takes it; ``None`` while it is not done.
+        Return the result of each request of a batch by name, for ``batch_reply``; ``None`` while the batch is not done.
 
-        Under ``""`` stands what came of all that are not named.
+        The member ``""`` is the result of all requests that are not named.
 
         Raises:
-            ModelError: when it cannot be asked for.
+            ModelError: when the query fails.
         """
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
     def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
-        Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
+        Return the reply in *result*; ``None`` stands for a request that the batch lost.
 
         Raises:
             ModelError: when it holds none.
@@ -327,7 +326,7 @@ class Provider(ABC):
 
 
 def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
-    """Return the stream items that a finished *reply* would have come in, without the final ``ReplyDone``."""
+    """Return the stream items of a complete *reply*, without the final ``ReplyDone``."""
     calls, deltas = 0, list[ModelDelta]()
     for part in reply.content:
         deltas += split_part_into_deltas(part, calls)
@@ -336,7 +335,7 @@ def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
 
 
 def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
-    """Return the stream items of one part of a reply; a call is the one with this *index* in it."""
+    """Return the stream items of one part of a reply; *index* is that of a call among the calls."""
     match part:
         case TextPart() | RefusalPart():
             return (TextChunk(part.text),) if part.text else ()

@@ -125,16 +125,16 @@ class Batched(Provider):
         self._waiting, self._over = {}, set()
 
     def known_as(self, prefix: str) -> None:
-        """Let the provider be known under another name, too."""
+        """Let ``bare`` strip *prefix* too, as in ``Provider``."""
         super().known_as(prefix)
         self._inner.known_as(prefix)
 
     def settings(self) -> ProviderSettings:
-        """Return where key and address come from."""
+        """Return the provider's sources of key and address."""
         return self._inner.settings()
 
     def account(self) -> str:
-        """Return what its requests are counted against where several processes share limits."""
+        """Return the account of the provider, by which processes share limits."""
         return self._inner.account()
 
     def check(self, model: str) -> None:
@@ -150,11 +150,11 @@ class Batched(Provider):
         self._inner.batch_member(ModelRequest(model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """Return how many tokens the provider counts in *request*, at once."""
+        """Query the provider for the number of tokens in *request*, without a batch."""
         return await self._inner.count_tokens(request)
 
     async def describe(self, model: str) -> ModelInfo | None:
-        """Return what the provider states of *model*, at once."""
+        """Query the provider for the limits and options of *model*, without a batch."""
         return await self._inner.describe(model)
 
     def output_limit(self, request: ModelRequest) -> int | None:
@@ -162,11 +162,11 @@ class Batched(Provider):
         return self._inner.output_limit(request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
-        """Upload a file, at once, and return its id."""
+        """Upload a file without a batch, and return its id."""
         return await self._inner.upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
 
     async def delete_file(self, file_id: str) -> None:
-        """Delete an uploaded file, at once."""
+        """Delete an uploaded file without a batch."""
         await self._inner.delete_file(file_id)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -265,7 +265,7 @@ class Batched(Provider):
     # --- sending and asking -------------------------------------------------------------------------------------------
 
     async def _run(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
-        """Send what is due and fetch what is done, while anybody waits."""
+        """Send due batches and fetch finished ones while calls wait; an error fails them all."""
         try:
             await self._serve(waiting, came)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for ever
@@ -293,7 +293,7 @@ class Batched(Provider):
                     await asyncio.sleep(0)
 
     def _collect_due_batches(self, waiting: Mapping[str, _WaitingCall], now: float) -> list[dict[str, _WaitingCall]]:
-        """Return the calls that go out now, a batch each."""
+        """Return the calls of each batch to send now."""
         groups: dict[str, dict[str, _WaitingCall]] = {}
         for name, each in waiting.items():
             if each.member is not None and not each.reply.done():
@@ -375,7 +375,7 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
 
 
 def _is_awaited(call: _WaitingCall | None) -> bool:
-    """Return whether somebody waits for a call or is about to take its reply."""
+    """Return whether a caller waits for a call or is about to receive its reply."""
     return call is not None and not call.reply.cancelled()
 
 
@@ -387,7 +387,7 @@ def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stay: bo
 
 
 def _copy_error(error: Exception) -> Exception:
-    """Return an error for each who waits: what one adds to it on its way is nothing of the others."""
+    """Return a copy of an error for one caller, or the error itself if its class cannot be copied."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001 - what it takes to make one is for its class to say
@@ -448,19 +448,19 @@ class _SentCalls:
                     self._db.execute("ROLLBACK")
 
     def note(self, batch: str, calls: Mapping[str, str]) -> None:
-        """Write down that these calls are in a batch, before anything else happens."""
+        """Store durably that these calls are in a batch."""
         with self._writing():
             rows = [(name, print_, batch) for name, print_ in calls.items()]
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
     def find_unclaimed_call(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
-        """Return a call that asked the same and that nobody waits for, with its batch."""
+        """Return the id and batch of an equal call that no caller waits for, or ``None``."""
         with self._convert_errors():
             rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
     def forget(self, names: Collection[str]) -> None:
-        """Forget calls whose replies somebody has."""
+        """Delete calls whose replies were received."""
         with self._writing():
             self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 

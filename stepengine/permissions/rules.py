@@ -134,7 +134,7 @@ class Request:
         )
 
     def texts(self, names: Sequence[str]) -> Iterator[str]:
-        """Give the texts that stand in the input under one of *names*, in lists and objects of it too."""
+        """Yield the texts under one of *names* in the input, at any depth."""
         yield from [text for _, text in find_named_texts(self.input, frozenset(names))]
 
     @property
@@ -215,7 +215,7 @@ def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | 
 
 
 def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
-    """Give the texts in a value that are not under one of *names*."""
+    """Yield the texts in a value that are not under one of *names*."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -228,7 +228,7 @@ def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
 
 
 def _find_member_names(value: object) -> Iterator[str]:
-    """Give the names in the objects in a value."""
+    """Yield the names of the members of all objects in a value."""
     if isinstance(value, Mapping):
         yield from value
     for member in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
@@ -236,7 +236,7 @@ def _find_member_names(value: object) -> Iterator[str]:
 
 
 def _shorten_path(text: str) -> str:
-    """Return a text as it is, and a long one without steps such as ``./``, which programs take out before they open a path."""
+    """Return a text; if it is long, without steps such as ``./``, which programs remove before they open a path."""
     if len(text) <= MAX_PATH_CHARS:
         return text
     for _ in range(MAX_DECODINGS if "%" in text else 0):
@@ -272,7 +272,7 @@ def names_files(spec: ToolSpec) -> bool:
 
 
 def _schema_member_names(schema: object) -> Iterator[str]:
-    """Give the names of the members that a schema speaks of, at any depth."""
+    """Yield the names of the members in a schema, at any depth."""
     if isinstance(schema, Mapping):
         found = schema.get("properties")
         yield from found if isinstance(found, Mapping) else ()
@@ -294,7 +294,7 @@ def _parse_input_command(given: object) -> Argv | Script:
 
 
 def find_named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
-    """Give the texts that stand under one of *names*, in lists and objects of it too, each with the nearest of these names."""
+    """Yield (name, text) of the texts and numbers under one of *names* at any depth, each with the nearest of these names."""
     if isinstance(value, str):
         if under is not None:
             yield under, value
@@ -721,7 +721,7 @@ class When:
 
 
 def _remove_dot_steps(path: str) -> str:
-    """Return a path without what says nothing, such as ``./``; one with ``..`` stays as it is."""
+    """Return a path without steps such as ``./``; one with ``..`` is unchanged."""
     return (
         path if not _is_contained_path(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
     )
@@ -860,7 +860,7 @@ def _named_urls(request: Request) -> list[tuple[str, str]]:
 
 
 def _find_other_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Give the texts of an input that stand under no name of places, each with the name of its member."""
+    """Yield (name, text) of the texts of an input that are under no name of places."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
@@ -1013,7 +1013,7 @@ class Untrusted:
         if request.provenance is not None and not request.provenance.saw_untrusted:
             return []
         if request.commands:
-            return _find_acting_commands(request)
+            return _find_commands_with_effects(request)
         return [] if _is_harmless_tool(request.tool) else list(request.input.items())
 
     def __str__(self) -> str:
@@ -1033,8 +1033,8 @@ def _is_harmless_tool(tool: ToolSpec) -> bool:
     return only_reads or tool.category in WITHOUT_DESTINATIONS
 
 
-def _find_acting_commands(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return the commands of a call that may do more than look, as they are typed in a shell."""
+def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]:
+    """Return the input name and command line of each command of a call that is not read-only."""
     given = [name for name in COMMANDS if request.input.get(name) is not None]
     return [
         (name, shell_text({name: request.input[name]}) or str(request.input[name]))

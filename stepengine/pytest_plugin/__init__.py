@@ -268,7 +268,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _add_failure_notes(item, recordings, error)
         raise
     finally:
-        told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.accounts()]
+        told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.list_accounts()]
     return result
 
 

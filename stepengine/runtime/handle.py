@@ -391,7 +391,7 @@ class RunHandle(Generic[Out]):
 
     def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
-        Send a message to the run, for its next ``Receive`` on that topic.
+        Send a message to the run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
         To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
         returns. ``await engine.post(handle, ...)`` does not wait for that in the event loop.
@@ -424,7 +424,7 @@ class RunHandle(Generic[Out]):
 
     def post_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
         """
-        Store the result of a deferred tool call durably, once per call.
+        Store the result of a deferred tool call durably; return False if the same result was sent before.
 
         As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
         returns: whoever resumes the run has it, too.

@@ -1080,7 +1080,7 @@ class Subscription:
             waiter.set_result(None)
 
     def _join_to_last(self, event: Event) -> bool:
-        """Append a delta to the last waiting one if it continues that."""
+        """Join a delta to the last waiting event if it continues that; return whether it does."""
         last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if isinstance(last, _WaitingDeltas):

@@ -180,7 +180,7 @@ class RunTree:
         return self.background.ends(item, paths, cut)
 
     def note_suspension(self, item: Item) -> None:
-        """Record that the tree is suspended for this wait."""
+        """Store the waits of *item*, for which the tree is suspended."""
         self.standstill.waits[item.address] = list_waits(item)
 
     def post(self, message: Message) -> bool:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import PAGE, page_answers, page_tool_of
+from stepengine.adapters.ag_ui.asked import PAGE, find_page_answers, page_tool_of
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
@@ -92,7 +92,7 @@ def _check_may_answer(request: Request, thread: CallerConversation, given: Any) 
 
 def _choose_answerer(thread: CallerConversation, asked: Asked) -> str | None:
     """Return ``Answer.by`` for the answers of a page: the page's name for results of its own tools, ``None`` for the caller."""
-    return PAGE if page_answers(thread.state, asked.results).keys() & asked.answers.keys() else None
+    return PAGE if find_page_answers(thread.state, asked.results).keys() & asked.answers.keys() else None
 
 
 async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
@@ -102,7 +102,9 @@ async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> A
         try:
             async for event in taken.events:
                 if isinstance(event, RunFinished) and not event.path:
-                    results = page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+                    results = (
+                        find_page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+                    )
                 if not results:
                     yield event
         finally:

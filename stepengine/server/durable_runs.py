@@ -491,7 +491,11 @@ class DurableMessenger:
         await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to the receiver of *topic*; errors are those of ``DurableEngine.post``, and ``Problem`` over a quota."""
+        """
+        Send a message to the receiver of *topic*; return False if *id* was sent before.
+
+        Errors are those of ``DurableEngine.post``, and ``Problem`` over a quota.
+        """
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
         size = json_size(value)

@@ -145,7 +145,11 @@ class RunMessenger:
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to the receiver of *topic*; errors are those of ``Engine.post``, and ``Problem`` over a quota."""
+        """
+        Send a message to the receiver of *topic*; return False if *id* was sent before.
+
+        Errors are those of ``Engine.post``, and ``Problem`` over a quota.
+        """
         check_not_ended(row)
         journal = self._store.journal(row.run)
         handle = self._live.handles.get(row.run)
@@ -235,7 +239,11 @@ class RunMessenger:
 def _give_result(
     handle: RunHandle | None, journal: JournalLike, call_id: str, result: object, path: str | None
 ) -> bool:
-    """Store the result of a call, by the run where it is live; before a resumed run has reached the call again only its journal has it."""
+    """
+    Store the result of a call; return False if the same result was sent before.
+
+    A live run stores it. If a resumed run has not reached the call again, the result is sent to its journal.
+    """
     if handle is not None:
         with contextlib.suppress(ToolError):
             return handle.post_tool_result(call_id, result, path=path)

@@ -178,8 +178,7 @@ class _SecretsModel(_WebhookModel):
     secrets: Annotated[Secrets, Field(description="Of 16 characters and more; several while one is being changed.")]
 
     @property
-    def known(self) -> tuple[str, ...]:
-        """The secrets as plain text."""
+    def secret_texts(self) -> tuple[str, ...]:
         return tuple([one.get_secret_value() for one in self.secrets])
 
 
@@ -201,12 +200,12 @@ class Topic(_SecretsModel):
         for name in ("stepengine-signature", "stripe-signature"):
             found = headers.get(name, [])
             if len(found) == 1:
-                return "" if verify(self.known, body, found[0], now) else None
+                return "" if verify(self.secret_texts, body, found[0], now) else None
         id_, said, given = [(headers.get(f"webhook-{name}") or [""]) for name in ("id", "timestamp", "signature")]
         if [len(id_), len(said), len(given)] != [1, 1, 1] or len(given[0]) > MAX_HEADER or not id_[0]:
             return None
         signatures = [one.removeprefix("v1,") for one in given[0].split(" ") if one.startswith("v1,")]
-        keys = [key for key in map(_parse_standard_key, self.known) if key]
+        keys = [key for key in map(_parse_standard_key, self.secret_texts) if key]
         is_right = _has_matching_signature(
             [_compute_standard_signature(key, body, id_[0], said[0]) for key in keys], signatures
         )
@@ -596,12 +595,12 @@ class WebhookSender:
         return _WebhookMessage(id_, KNOWN.redact_for_run(told))
 
     async def _send_message(self, one: _RunWithWebhooks, message: _WebhookMessage) -> bool:
-        """Send a message once, and record its receipt."""
+        """Try once to send a message, and record its receipt; return whether it was accepted."""
         body = json.dumps(message.content, ensure_ascii=True, separators=(",", ":")).encode()
         now = int(time.time())
         headers = {
             "content-type": "application/json",
-            **_make_signature_headers(self._target.known, message.id, body, now),
+            **_make_signature_headers(self._target.secret_texts, message.id, body, now),
         }
         try:
             # No look at what is answered but its status: nothing that is sent back costs anything.

@@ -818,10 +818,9 @@ class DocumentSessions(Store):
     @abstractmethod
     def write_document(self, key: str, text: str | None, replaces: str | None) -> bool:
         """
-        Store *text* durably if *replaces* is what is stored; ``None`` means no document. Comparing and storing are one step.
+        Store *text* durably if *replaces* is what is stored; return whether it was. ``None`` means no document.
 
-        Returns:
-            Whether it was stored.
+        Comparing and storing are one step.
         """
 
     @abstractmethod

@@ -86,10 +86,10 @@ def _make_unused(message: str, unused: tuple[int, ...]) -> CassetteUnused:
 class OpenExchange(Protocol):
     """A request that is being recorded."""
 
-    def end(self, *, read_to_end: bool) -> None:
+    def finish(self, *, read_to_end: bool) -> None:
         """Store the exchange with the part of its reply that was read."""
 
-    def end_if_complete(self) -> None:
+    def finish_if_complete(self) -> None:
         """Store the exchange if its reply is complete."""
 
 
@@ -357,7 +357,7 @@ class Cassette:
             raise DataError(msg)
         CASSETTE_FILE.check(target)
         for exchange in [*self.open_exchanges]:
-            exchange.end_if_complete()
+            exchange.finish_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_kept or allow_partial]
         data = dump_cassette(kept, self.extras)

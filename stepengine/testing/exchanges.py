@@ -120,7 +120,7 @@ class Exchange:
         """Store a piece of the body as it arrived."""
         self.pieces.append(piece)
 
-    def end(self, *, read_to_end: bool, error: BaseException | None = None) -> None:
+    def finish(self, *, read_to_end: bool, error: BaseException | None = None) -> None:
         """
         Store the exchange. Only the first call counts, since clients read to the end and close then.
 
@@ -158,10 +158,10 @@ class Exchange:
             extras = JsonDict({**self._about, "error": error_form})
             self._cassette.finish(slot, Interaction(self._request, self._head, extras))
 
-    def end_if_complete(self) -> None:
+    def finish_if_complete(self) -> None:
         """Store the exchange if nothing is missing, although the client has not closed the reply yet."""
         if self._read_reply(read_to_end=False)[1]:
-            self.end(read_to_end=False)
+            self.finish(read_to_end=False)
 
     def _read_reply(self, *, read_to_end: bool) -> tuple[RecordedResponse, bool]:
         """Return the reply as far as it has arrived, and whether that is all of it."""

@@ -123,9 +123,9 @@ def _store_end(exchange: Exchange) -> Iterator[None]:
     try:
         yield
     except (Exception, asyncio.CancelledError) as error:
-        exchange.end(read_to_end=False, error=error)
+        exchange.finish(read_to_end=False, error=error)
         raise
-    exchange.end(read_to_end=True)
+    exchange.finish(read_to_end=True)
 
 
 class WatchedBody:
@@ -149,10 +149,10 @@ class WatchedBody:
 
     def close(self) -> None:
         """Close the live body."""
-        self._exchange.end(read_to_end=False)
+        self._exchange.finish(read_to_end=False)
         self._stream.close()
 
     async def aclose(self) -> None:
         """Close the live body."""
-        self._exchange.end(read_to_end=False)
+        self._exchange.finish(read_to_end=False)
         await self._stream.aclose()

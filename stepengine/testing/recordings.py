@@ -264,7 +264,7 @@ class CassetteFixture(Cassette):
         for exchange in [
             *self.fresh.open_exchanges
         ]:  # an async client may leave a stream open when it has what it wants
-            exchange.end(read_to_end=False)
+            exchange.finish(read_to_end=False)
         if self.misses:
             raise self.misses[0]
         if self.replaying and not self.allow_unused:
@@ -357,10 +357,10 @@ class CassetteFixture(Cassette):
     def _source_name(self) -> str:
         return display_path(self.path) if self.path else super()._source_name
 
-    def accounts(self) -> list[Account]:
+    def list_accounts(self) -> list[Account]:
         """Return a summary for each cassette of the test of what was replayed and recorded."""
         own = [self.account()] if len(self) or self.fresh.complete else []
-        return [*own, *(account for shared in self._shared.values() for account in shared.accounts())]
+        return [*own, *(account for shared in self._shared.values() for account in shared.list_accounts())]
 
     def account(self) -> Account:
         """Return the summary of what was replayed from and recorded into this cassette."""
@@ -609,7 +609,7 @@ class JournalFixture(SelfOpeningJournal):
         file.with_rules_of(self).replace(self._fresh.records())
         return True
 
-    def accounts(self) -> list[Account]:
+    def list_accounts(self) -> list[Account]:
         """Return a summary for each journal of the test of what was replayed and recorded."""
         used = [one for one in (self, *self._others.values()) if one.begun is not None or one.existed]
         return [one.account() for one in used]

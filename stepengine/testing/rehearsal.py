@@ -126,7 +126,7 @@ def _send_answer(walk: Walk, line: _ScriptLine) -> None:
 
 
 def _is_value(asked: object, reply: BaseException) -> bool:
-    """A failed ``Perform`` is a value at a bare yield; every other error arrives at the yield itself."""
+    """Return whether a bare yield gets *reply* as a value, as for a failed ``Perform``; it raises every other error."""
     return isinstance(asked, Perform) and isinstance(reply, PerformError)
 
 

@@ -393,7 +393,7 @@ def _check_same(name: str, index: int, before: object, walk: Walk) -> None:
 
 
 def is_same_yield(a: object, b: object) -> bool:
-    """Compare two yields; functions of ``Perform`` are compared by name, since lambdas differ in every run."""
+    """Return whether two yields are equal; functions of ``Perform`` are compared by name, since lambdas differ in every run."""
     if isinstance(a, Perform) and isinstance(b, Perform):
         return (a.name, a.args, a.kwargs, a.is_idempotent) == (b.name, b.args, b.kwargs, b.is_idempotent)
     if isinstance(a, Parallel) and isinstance(b, Parallel):

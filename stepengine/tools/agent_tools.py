@@ -163,7 +163,7 @@ def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
         _input_schema(definition),
         entries,
         result_from_children,
-        shorten_json=shorten_outputs,
+        shorten_json=shorten_child_outputs,
     )
 
 
@@ -352,23 +352,27 @@ def output_as_json(output: object) -> JsonValue:
     return frozen
 
 
-def shorten_outputs(value: JsonValue, limit: int, rest: str) -> JsonValue:
-    """Return the entries of children for the parent's model: of each output at most *limit* characters, with its end."""
+def shorten_child_outputs(value: JsonValue, limit: int, note_suffix: str) -> JsonValue:
+    """Return entries of children with each long output as text of *limit* characters: its start, a note with *note_suffix* and its end."""
     if isinstance(value, list):
-        return [shorten_outputs(entry, limit, rest) for entry in value]
+        return [shorten_child_outputs(entry, limit, note_suffix) for entry in value]
     if not isinstance(value, Mapping):
         return value
-    found = {"done": shorten_outputs(value["done"], limit, rest)} if "done" in value else {}
-    return {**value, **found, **({"output": _cut_output(value["output"], limit, rest)} if "output" in value else {})}
+    found = {"done": shorten_child_outputs(value["done"], limit, note_suffix)} if "done" in value else {}
+    return {
+        **value,
+        **found,
+        **({"output": _cut_output(value["output"], limit, note_suffix)} if "output" in value else {}),
+    }
 
 
-def _cut_output(output: JsonValue, limit: int, rest: str) -> JsonValue:
+def _cut_output(output: JsonValue, limit: int, note_suffix: str) -> JsonValue:
     text = output if isinstance(output, str) else compact(output)
     # With room for the note, so that what was cut once is not cut again.
     if len(text) <= limit + NOTE_CHARS:
         return output
     tail = limit // TAIL_DIVISOR
-    note = f"[... {len(text) - limit} characters of this output are not shown{rest} ...]"
+    note = f"[... {len(text) - limit} characters of this output are not shown{note_suffix} ...]"
     return f"{text[: limit - tail]}\n{note}\n{text[len(text) - tail :]}"
 
 
@@ -426,7 +430,7 @@ def _make_spawn_agents_tool() -> Tool:
 
     mend = make_repairer(spec.input_schema, ALIASES)
     runs = Spawning(_make_child_requests, result_from_children)
-    return Tool.of_run(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_outputs))
+    return Tool.of_run(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_child_outputs))
 
 
 def _make_spawn_inline_tool() -> Tool:

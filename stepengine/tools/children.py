@@ -19,7 +19,7 @@ from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
 from stepengine.data.waits import ChildRef
 from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
 from stepengine.errors import StepEngineError
-from stepengine.tools.agent_tools import child_as_json, shorten_outputs
+from stepengine.tools.agent_tools import child_as_json, shorten_child_outputs
 from stepengine.tools.control import make_checked_tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.schemas import STRING, object_schema, with_description
@@ -126,7 +126,7 @@ def _make_tool(
 ) -> Tool:
     notes = ToolAnnotations(read_only=is_harmless, idempotent=is_harmless)
     spec = ToolSpec(name, description, schema, category="agent", requires_permission=False, annotations=notes)
-    return make_checked_tool(spec, Driving(steps, reports), shorten_json=shorten_outputs)
+    return make_checked_tool(spec, Driving(steps, reports), shorten_json=shorten_child_outputs)
 
 
 def _start_agents(given: JsonDict, _: StartedChildren) -> Steps:

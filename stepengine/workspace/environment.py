@@ -100,7 +100,7 @@ class GitQuery:
     argv: Argv
     question: Argv
 
-    def variables(self, names: bytes) -> dict[str, str]:
+    def make_variables(self, names: bytes) -> dict[str, str]:
         """
         Return the environment variables for the command; *names* is git's list of configuration names.
 
@@ -359,7 +359,7 @@ class CommandEnvironment:
             return self.system.variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
-    def variables(self, private: Private) -> dict[str, str]:
+    def make_variables(self, private: Private) -> dict[str, str]:
         """Return the variables of one command, with its own marker."""
         given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}

@@ -199,13 +199,13 @@ def _read_git_status(folder: Path) -> dict[str, object]:
     try:
         private.make()
         place = tuple([part for part in str(folder).split("/") if part])
-        env = CommandEnvironment(names=(), real_home=False, root=place).variables(private)
+        env = CommandEnvironment(names=(), real_home=False, root=place).make_variables(private)
         look = parse_git_query(STATUS)
         program = find_program("git", env["PATH"], place)
         if look is None or program is None:
             return {}
         names = _run_git(program, look.question, folder, env, NAMES_BYTES)
-        status = _run_git(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES)
+        status = _run_git(program, look.argv, folder, {**env, **look.make_variables(names)}, STATUS_BYTES)
         return _parse_status(status, find_project_root(folder))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}

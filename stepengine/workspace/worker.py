@@ -407,7 +407,7 @@ class Worker:
         """Permit a program to send *size* more bytes of output."""
         found = self.children.get(child)
         if found is not None:
-            found.allow(size)
+            found.allow_output(size)
 
     def do_end_marked(self, mark: Any, data: bytes, number: Any) -> None:
         """Kill every process whose environment contains a text; repeat at most 40 times, until none is left."""
@@ -473,7 +473,7 @@ class ChildProcess:
             if not self.over:
                 os.write(self.wakes, b"x")
 
-    def allow(self, size: int) -> None:
+    def allow_output(self, size: int) -> None:
         """Permit *size* more bytes of output to be sent."""
         with self.lock:
             self.left += size

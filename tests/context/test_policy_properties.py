@@ -166,7 +166,7 @@ def test_truncate_drops_the_minimal_number_of_exchanges(transcript):
 @given(conversations(), limits, st.integers(0, 2_000), st.integers(0, 2_000))
 def test_live_request_survives_every_prune(transcript, within, users, others):
     policy = prune_to_summary(user_budget=users, assistant_tool_budget=others)
-    pruned = policy.summarised(transcript, within)
+    pruned = policy.summarize_turns(transcript, within)
     if pruned is None:
         return
     live = [m for m in transcript if isinstance(m, UserMessage) and "USER_PROMPT" in m.tags][-1].text.strip()
@@ -176,8 +176,8 @@ def test_live_request_survives_every_prune(transcript, within, users, others):
     assert isinstance(pruned[-1], UserMessage)
     assert not calls_of(pruned)
     assert len(pruned) <= 3
-    assert policy.summarised(pruned, within) is None
-    again = policy.summarised(Transcript([*pruned, AssistantMessage("x " * 2_000)]), within)
+    assert policy.summarize_turns(pruned, within) is None
+    again = policy.summarize_turns(Transcript([*pruned, AssistantMessage("x " * 2_000)]), within)
     assert again is not None
     assert live in "".join(m.text for m in again)
 
@@ -186,7 +186,7 @@ def test_live_request_survives_every_prune(transcript, within, users, others):
 def test_newest_note_is_cut_to_a_small_window():
     asked, note = UserMessage("Go.", tags=("USER_PROMPT",)), AssistantMessage("x " * 2_000)
     within = ContextLimits(max_tokens=205)
-    pruned = prune_to_summary(user_budget=0, assistant_tool_budget=0).summarised(Transcript([asked, note]), within)
+    pruned = prune_to_summary(user_budget=0, assistant_tool_budget=0).summarize_turns(Transcript([asked, note]), within)
 
     assert pruned is not None
     assert transcript_tokens(pruned) <= within.max_tokens
@@ -198,7 +198,7 @@ def test_newest_note_is_cut_to_a_small_window():
 @given(conversations(), st.integers(600, 4_000))
 def test_a_pruned_history_fits_when_request_and_instructions_leave_room(transcript, size):
     within = ContextLimits(max_tokens=size)
-    pruned = prune_to_summary().summarised(transcript, within) or transcript
+    pruned = prune_to_summary().summarize_turns(transcript, within) or transcript
     live = [m for m in transcript if isinstance(m, UserMessage) and "USER_PROMPT" in m.tags][-1]
     images = sum(isinstance(part, ImagePart) for part in pruned[0].content)
     whole = sum(map(message_tokens, pruned[1:])) + message_tokens(live) + 1_600 * images

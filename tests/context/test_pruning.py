@@ -33,7 +33,7 @@ ANOTHER = ImagePart(data=b"other")
 
 
 def pruned(*messages: Any, limits: ContextLimits = WIDE, **options: Any) -> Transcript:
-    result = prune_to_summary(**options).summarised(Transcript(messages), limits)
+    result = prune_to_summary(**options).summarize_turns(Transcript(messages), limits)
     assert result is not None
     return result
 

@@ -80,13 +80,13 @@ def left_open(monkeypatch):
 
 
 def beyond(monkeypatch):
-    budgeted = step.run_budgeted_step
+    budgeted = step.run_step_within_budget
 
     def mutant(state, over):
         state.budget.steps_left = max(1, state.budget.steps_left)
         return budgeted(state, over)
 
-    monkeypatch.setattr(handler, "run_budgeted_step", mutant)
+    monkeypatch.setattr(handler, "run_step_within_budget", mutant)
 
 
 def renumbered(monkeypatch):

@@ -579,7 +579,7 @@ class EditorAgent:
         return True
 
     async def _wake_run(self, session: _OpenSession, said: prompts.EditorPrompt) -> bool:
-        """Resume a sleeping run if its wait is over or the prompt requests it; else show when the run resumes."""
+        """Resume a sleeping run and return True if its wait is over or the prompt requests it; else show when the run resumes."""
         from stepengine.journal import FileJournal
         from stepengine.journal.sleepers import is_due
 

@@ -55,14 +55,14 @@ class PromptRun:
         """The file with the images and documents of the prompt."""
         return self.journal.with_suffix(".media.json")
 
-    def form(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the turn as JSON."""
         chosen, told = self.chosen, {"prompt": self.prompt, "journal": self.journal.name, "kept": self.is_kept}
         return {**told, "mode": chosen.mode, "model": chosen.model, "servers": list(self.servers)}
 
     @classmethod
-    def of_form(cls, form: Any, folder: Path) -> PromptRun:
-        """Return a turn from the JSON that ``form`` returned; *folder* is that of its session."""
+    def from_dict(cls, form: Any, folder: Path) -> PromptRun:
+        """Return a turn from the JSON that ``to_dict`` returned; *folder* is that of its session."""
         chosen = _read_choice(form)
         servers = tuple([str(name) for name in form.get("servers", ())])
         return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
@@ -128,7 +128,7 @@ class KeptSession:
             "updated": self.updated,
             "mode": self.chosen.mode,
             "model": self.chosen.model,
-            "turns": [turn.form() for turn in self.turns],
+            "turns": [turn.to_dict() for turn in self.turns],
         }
         _write_file(self.folder / ABOUT, json.dumps(about))
 
@@ -166,7 +166,7 @@ class KeptSessions:
         try:
             self._check_owner()
             about = _read_json(folder / ABOUT)
-            turns = [PromptRun.of_form(turn, folder) for turn in about["turns"]]
+            turns = [PromptRun.from_dict(turn, folder) for turn in about["turns"]]
             return KeptSession(
                 session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _read_choice(about)
             )

@@ -103,7 +103,7 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
     """
     waiting = {message.tool_call_id for message in waiting_calls(session.state)}
     results = dict(_iter_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
-    answers = {**page_answers(session.state, results), **answers_of(given)}
+    answers = {**find_page_answers(session.state, results), **answers_of(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else prompt_of(given)
     metadata = _make_metadata(given, session.state, tuple(shares))
@@ -224,7 +224,7 @@ def page_calls(state: AgentState | None) -> list[str]:
     return [m.tool_call_id for m in waiting if m.tool_name in specs and specs[m.tool_name].category == PAGE]
 
 
-def page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
+def find_page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
     """Return the answer to the question for a page tool call, if its result is known."""
     names = {call.tool_call_id: call.tool_name for call in waiting_calls(state)}
     for question in state.pending if state is not None else ():
@@ -285,7 +285,7 @@ async def run_turns(
         prompt = ""
         async for event in handle.events():
             if isinstance(event, RunFinished) and not event.path:
-                answers = page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+                answers = find_page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
             if not answers:
                 yield event
 

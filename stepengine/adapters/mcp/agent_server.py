@@ -141,7 +141,7 @@ class OwnRuns:
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and call *tell* with its events."""
         call = self._make_call(offered)
-        return call, await _await_in_task(self._run(call, prompt, params, tell))
+        return call, await _run_shielded(self._run(call, prompt, params, tell))
 
     def _make_call(self, offered: Offered) -> OfferedCall:
         """Return a call whose run has a new journal."""
@@ -176,7 +176,7 @@ class OwnRuns:
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Resume a waiting run until it ends or waits again."""
-        return await _await_in_task(call.offered.engine.resume(call.run, answers=answers))
+        return await _run_shielded(call.offered.engine.resume(call.run, answers=answers))
 
     def may_answer(self, ctx: Any) -> bool:
         """Return True: every caller may answer."""
@@ -448,8 +448,8 @@ def _require_token(app: Any, token: str) -> Any:
     return guard
 
 
-async def _await_in_task(work: Coroutine[object, Any, RunResult]) -> RunResult:
-    """Await a run in its own task. It is cancelled only once, however often the request is cancelled."""
+async def _run_shielded(work: Coroutine[object, Any, RunResult]) -> RunResult:
+    """Run *work* in its own task. Cancelling the caller cancels the task without waiting for its end."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

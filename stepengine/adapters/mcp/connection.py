@@ -254,8 +254,12 @@ class _Live:
 
         return types.ListRootsResult.model_validate(make_roots(self._options.roots or ()), by_name=False)
 
-    async def _request_notifications(self) -> None:
-        """Request notifications from the server: its log, and changes of lists and resources."""
+    async def _watch_server(self) -> None:
+        """
+        Request change notifications; newer protocols listen until the connection ends, older ones also request the log.
+
+        Errors of the server are not raised. They are logged if the options name resources to watch.
+        """
         from mcp import MCPError
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
         from pydantic import ValidationError
@@ -316,7 +320,7 @@ class _Live:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._options.start_timeout):
                     await stack.enter_async_context(self.client)
-                attending = asyncio.create_task(self._request_notifications())
+                attending = asyncio.create_task(self._watch_server())
                 stack.push_async_callback(_cancel_and_wait, attending)
                 if not self._ready.done():
                     self._ready.set_result(None)
@@ -363,7 +367,7 @@ class _Live:
         why = f"; {word} fetches what is not there yet" if word in FETCHERS else ""
         return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
 
-    async def entered(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until the client is ready; raise ``ToolError`` if it cannot start."""
         await asyncio.shield(self._ready)
 
@@ -371,7 +375,7 @@ class _Live:
         """Leave the client. It may be called twice."""
         self._over.set()
 
-    async def ended(self) -> None:
+    async def end_and_wait(self) -> None:
         self.end()
         await asyncio.wait((self.task,))
 
@@ -420,7 +424,7 @@ class ServerConnection:
 
     # --- who has it ---------------------------------------------------------------------------------------------------
 
-    def taken_by(self, user: object) -> None:
+    def add_user(self, user: object) -> None:
         """Register *user*; the connection stays open until its last user is removed."""
         self._users.add(user)
 
@@ -446,11 +450,11 @@ class ServerConnection:
     async def _start(self, run: str) -> None:
         before = self._live
         if before is not None:
-            await before.ended()
+            await before.end_and_wait()
             await self._wait_to_restart(run, before.why)
         self._live = live = _Live(self._options, self._answer_server, self._mark_stale)
         try:
-            await live.entered()
+            await live.wait_until_ready()
             self._was_up = True
         except ToolError as error:
             causes = FileNotFoundError | PermissionError | NotADirectoryError
@@ -483,7 +487,7 @@ class ServerConnection:
             await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
         live, self._live = self._live, None
         if live is not None:
-            await live.ended()
+            await live.end_and_wait()
 
     def abandon(self) -> None:
         """End everything without waiting."""
@@ -495,7 +499,7 @@ class ServerConnection:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def listed(self, *, prompts: bool = True) -> dict[str, Any]:
+    async def fetch_lists(self, *, prompts: bool = True) -> dict[str, Any]:
         """
         Fetch all tools and, with *prompts*, all prompts; return them as sent, and whether tools may be tasks.
 
@@ -535,7 +539,9 @@ class ServerConnection:
         cursor: str | None = None
         for _ in range(PAGES):
             try:
-                page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)
+                page = await self.await_response(
+                    ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout
+                )
             except NoSuchMethod:
                 if optional:
                     break
@@ -549,7 +555,7 @@ class ServerConnection:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    async def guarded(self, request: Awaitable[T], seconds: float | None = None) -> T:
+    async def await_response(self, request: Awaitable[T], seconds: float | None = None) -> T:
         """
         Await a request to the server for at most *seconds*; convert the errors of the package to ``ToolError``.
 
@@ -617,7 +623,7 @@ class ServerConnection:
         # The session's own method checks what came with a validator whose expressions can take for ever.
         answer: Any = TypeAdapter(types.InputRequiredResult | types.CallToolResult)
         sent = session.send_request(types.CallToolRequest(params=params), answer, progress_callback=progress)
-        result = await self.guarded(sent)
+        result = await self.await_response(sent)
         task = (result.meta or {}).get(TASK)
         if task is not None:
             result = await self._await_task_result(session, task, progress)
@@ -646,30 +652,30 @@ class ServerConnection:
                     break  # it asks while its result is waited for
                 await asyncio.sleep(_poll_seconds(task.poll_interval))
                 get = types.GetTaskRequest(params=types.GetTaskRequestParams(task_id=number))
-                task = await self.guarded(session.send_request(get, types.GetTaskResult))
+                task = await self.await_response(session.send_request(get, types.GetTaskResult))
             payload = types.GetTaskPayloadRequest(params=types.GetTaskPayloadRequestParams(task_id=number))
-            return await self.guarded(session.send_request(payload, types.CallToolResult))
+            return await self.await_response(session.send_request(payload, types.CallToolResult))
         except asyncio.CancelledError:
             end = types.CancelTaskRequest(params=types.CancelTaskRequestParams(task_id=number))
             asking = _start_task(
-                self.guarded(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task"
+                self.await_response(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task"
             )
             asking.add_done_callback(_log_task_error)
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
             raise
 
-    def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
+    def start_call(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
         """Start a request during which the server may send requests; return its ticket and the call."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
         call = self._open[ticket] = OpenCall(request, self._lost_text("it was closed during the call"))
         return ticket, call
 
-    def open_call(self, ticket: str) -> OpenCall | None:
+    def find_call(self, ticket: str) -> OpenCall | None:
         """Return the open call with a ticket; ``None`` if it has ended."""
         return self._open.get(ticket)
 
-    def closed(self, ticket: str) -> None:
+    def remove_call(self, ticket: str) -> None:
         """Remove a call that has ended."""
         self._open.pop(ticket, None)
 

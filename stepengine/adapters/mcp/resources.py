@@ -50,7 +50,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
     async def read(input: dict[str, Any]) -> ToolResult:
         try:
             connection, client = await session()
-            result = await connection.guarded(client.read_resource(input["uri"]))
+            result = await connection.await_response(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
         found = as_list(recordable(result_as_sent(result)).get("contents"))
@@ -89,7 +89,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
     async def get(input: dict[str, Any]) -> ToolResult:
         try:
             connection, client = await session()
-            result = await connection.guarded(client.get_prompt(input["name"], input.get("arguments") or {}))
+            result = await connection.await_response(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)
         found = as_list(recordable(result_as_sent(result)).get("messages"))

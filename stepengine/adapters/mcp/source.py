@@ -380,7 +380,7 @@ class McpTools:
         """
         connection = self._connection(run)
         try:
-            raw = await connection.listed(prompts=self._prompts)
+            raw = await connection.fetch_lists(prompts=self._prompts)
         except ToolServerError:
             raise
         except ToolError as error:
@@ -443,12 +443,12 @@ class McpTools:
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
-        ticket, call = connection.opened(connection.request(session, listed.name, input, progress, **more))
+        ticket, call = connection.start_call(connection.request(session, listed.name, input, progress, **more))
         try:
             outcome = await call.outcome()
         finally:
             if call.task.done():
-                connection.closed(ticket)
+                connection.remove_call(ticket)
         if not call.task.done() and ctx.is_of_run:
             ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
         return self._result_or_wait(connection, listed, outcome, ticket)
@@ -562,17 +562,17 @@ class McpTools:
         """Send the answers to the server, and return the result, an error or more questions."""
         connection = self._connection(run)
         listed = ListedTool.from_json(tool)
-        call = connection.open_call(ticket)
+        call = connection.find_call(ticket)
         try:
             if call is None or call.task.done():
                 if state is None:
                     return {
                         "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
                     }
-                connection.closed(ticket)
+                connection.remove_call(ticket)
                 more = {"input_responses": self._asking.responses(answers), "request_state": state or None}
                 session = await connection.session()
-                ticket, call = connection.opened(connection.request(session, listed.name, input, None, **more))
+                ticket, call = connection.start_call(connection.request(session, listed.name, input, None, **more))
             else:
                 call.answer(self._asking.response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
@@ -587,7 +587,7 @@ class McpTools:
             return {"error": f"the MCP server {self.name!r} did not answer within {self._options.timeout:g} s"}
         finally:
             if call is not None and call.task.done():
-                connection.closed(ticket)
+                connection.remove_call(ticket)
         wrong = _find_schema_problem(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": recordable(outcome)}
 
@@ -613,7 +613,7 @@ def _make_open_check(connect: Callable[[], ServerConnection], waits: Mapping[str
         return None
 
     async def is_waiting(ticket: str) -> bool:
-        call = connect().open_call(ticket)
+        call = connect().find_call(ticket)
         return call is not None and not call.task.done()
 
     def check() -> Generator[Any, Any, bool]:

@@ -10,7 +10,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import in_force
-from stepengine.engine.settings import get_setting_key
+from stepengine.engine.settings import get_setting_definition
 
 
 def config(
@@ -38,7 +38,7 @@ def config(
     """
     settings = in_force(file)
     names = [key] if key else settings.names
-    rows = [(one, get_setting_key(one), settings.get(one), settings.origin(one)) for one in names]
+    rows = [(one, get_setting_definition(one), settings.get(one), settings.origin(one)) for one in names]
     if as_json:
         print(to_ascii_json({one: {"value": value, "source": o.source, "place": o.place} for one, _, value, o in rows}))
         return Exit.COMPLETED

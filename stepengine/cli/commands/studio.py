@@ -108,8 +108,6 @@ def studio(
 
 @frozen(kw_only=True)
 class _ProjectFolders:
-    """The agents, runs and reports of a folder."""
-
     agents: str
     runs: str
     reports: Path | None
@@ -119,29 +117,29 @@ def _find_project_folders(folder: Path, agents: str | None, runs: str | None, re
     if not folder.exists():
         msg = f"there is no {str(folder)!r}; pass a project, a folder of journals or RUNS.db"
         raise UsageProblem(msg)
-    is_place = folder.suffix == DATABASE or (folder.is_dir() and next(folder.glob("*.jsonl"), None) is not None)
-    if folder.is_file() and not is_place:
+    holds_journals = folder.suffix == DATABASE or (folder.is_dir() and next(folder.glob("*.jsonl"), None) is not None)
+    if folder.is_file() and not holds_journals:
         msg = f"{str(folder)!r} is not a folder; to name a file of agents, use --agents"
         raise UsageProblem(msg)
     base = Path() if folder.suffix == DATABASE else folder
     own = reports if reports is not None else (base / REPORTS if (base / REPORTS).is_dir() else None)
     return _ProjectFolders(
-        agents=agents or _find_agents_folder(base, is_place=is_place),
-        runs=runs or str(folder if is_place else folder / RUNS),
+        agents=agents or _get_trusted_agents_folder(base, holds_journals=holds_journals),
+        runs=runs or str(folder if holds_journals else folder / RUNS),
         reports=own,
     )
 
 
-def _find_agents_folder(folder: Path, *, is_place: bool) -> str:
+def _get_trusted_agents_folder(folder: Path, *, holds_journals: bool) -> str:
     """
-    Return the folder of agents next to the runs; raise if it is missing or not trusted.
+    Return the ``agents`` folder below *folder*; with *holds_journals* also next to it or in the working folder.
 
     Raises:
-        UsageProblem: when there are none, or they may not run.
+        UsageProblem: when there is none, or it is not trusted.
     """
     from stepengine.engine.trust import may_run_agent_files
 
-    places = [folder / AGENTS, *([folder.parent / AGENTS, Path(AGENTS)] if is_place else [])]
+    places = [folder / AGENTS, *([folder.parent / AGENTS, Path(AGENTS)] if holds_journals else [])]
     place = next((one for one in places if one.is_dir()), None)
     if place is None:
         msg = (

@@ -113,7 +113,7 @@ def _changes_files(plan: Undone) -> bool:
 
 
 def _confirm_changes(journal: Journal, plan: Undone) -> bool:
-    """Print all changes of an unknown journal with their content, and ask for approval."""
+    """Print all changes of an unknown journal with their content; return whether a person approves them in a terminal."""
     print_error(f"no run of yours is known to have written {journal_name(journal)}. It would change these files:")
     print_visible(str(plan))
     modes = dict(plan.modes)

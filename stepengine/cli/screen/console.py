@@ -143,8 +143,8 @@ class TypedLines:
             with contextlib.suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self._fd, termios.TCSANOW, before)
 
-    def typed_ahead(self) -> list[str]:
-        """Return the lines typed on a terminal before a read; discard an unfinished line."""
+    def drain_typed_lines(self) -> list[str]:
+        """Remove and return the lines typed on a terminal before a read; discard an unfinished line."""
         if self._fd is None or not self.is_terminal:
             return []
         while not self._ended and select.select([self._fd], [], [], 0)[0]:
@@ -519,8 +519,8 @@ class Terminal:
             self.say("")
         return typed
 
-    async def meanwhile(self) -> str | None:
-        """Read the next line that is typed while a run works; ``None`` at the end of the input."""
+    async def read_line_during_run(self) -> str | None:
+        """Read the next line typed during a run, without echo on a terminal; ``None`` at the end of the input."""
         if not (self.lines.is_terminal and self._console.is_terminal):
             return await self.lines.next()
         with self.lines.disable_echo():
@@ -542,19 +542,19 @@ class Terminal:
         """Return the message to the run in a line that was typed while it runs."""
         return text
 
-    async def takes(self, text: str) -> bool:
-        """Return whether a line typed during a run is for the chat, not for the run; always false outside of a chat."""
+    async def handle_chat_command(self, text: str) -> bool:
+        """Execute or queue a chat command typed during a run; return whether the line was one. Outside of a chat, none is."""
         return False
 
-    def unsent(self, text: str, error: StepEngineError) -> None:
+    def handle_unaccepted_line(self, text: str, error: StepEngineError) -> None:
         """Report that a run did not accept a typed line."""
         self.say(visible(error.message))
 
-    def typed_ahead(self) -> list[str]:
-        """Return the lines typed before a read, and discard unsent input."""
-        return self.lines.typed_ahead()
+    def drain_typed_lines(self) -> list[str]:
+        """Remove and return the lines typed before a read, and discard an unfinished one; an empty list without a terminal."""
+        return self.lines.drain_typed_lines()
 
-    async def asked(
+    async def ask_question(
         self, question: Question, answer: Callable[[Any], object], other: Callable[[str], Awaitable[object]]
     ) -> bool:
         """
@@ -563,7 +563,7 @@ class Terminal:
         A line that is no answer to a permission question is something else that the person says, and so is what they typed
         before they could see the question: *other* takes it (requirements:X47).
         """
-        for line in self.typed_ahead():
+        for line in self.drain_typed_lines():
             await other(line)
         is_whole = self._show(question, self._max_subject_lines())
         prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
@@ -945,20 +945,20 @@ class _ConsoleInput:
 
     async def _send_next_line(self) -> bool:
         """Read and send the next line; return ``False`` at the end of the input."""
-        text = await self._terminal.meanwhile()
+        text = await self._terminal.read_line_during_run()
         if text is not None:
             await self._send_line(text)
         return text is not None
 
     async def _send_line(self, text: str) -> None:
         """Send a typed line to the run; report it if the run has ended."""
-        if not text.strip() or await self._terminal.takes(text):
+        if not text.strip() or await self._terminal.handle_chat_command(text):
             return
         self._terminal.print_typed_line()
         try:
             self._handle.send_input(self._terminal.message_from_line(text))
         except StepEngineError as error:
-            self._terminal.unsent(text, error)
+            self._terminal.handle_unaccepted_line(text, error)
         else:
             self._terminal.note("(sent; the run reads it before its next model call)", "")
 
@@ -982,7 +982,7 @@ class _ConsoleInput:
         if question.id in self._settled:
             return True
         self._screen.mark_asked(question)
-        asking = asyncio.create_task(self._terminal.asked(question, answer, self._send_line))
+        asking = asyncio.create_task(self._terminal.ask_question(question, answer, self._send_line))
         self._asking = question.id, asking
         try:
             await asyncio.wait((asking,))
@@ -1035,7 +1035,7 @@ class TerminalInteractor:
         held = contextlib.nullcontext() if self._progress is None else self._progress.pause()
         async with self._one_at_a_time:
             with held:
-                await self._terminal.asked(question, answer, self._report_unsent)
+                await self._terminal.ask_question(question, answer, self._report_unsent)
         if self._progress is not None:
             self._progress.mark_asked(question)
         return answers[0] if answers else None

@@ -204,10 +204,10 @@ class PromptReader(Terminal):
                 last = now
                 self.say("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
 
-    async def meanwhile(self) -> str | None:
-        """Return the next line that is typed while a run works."""
+    async def read_line_during_run(self) -> str | None:
+        """Read the next line typed during a run; with prompt_toolkit, the end of the input raises ``EOFError``."""
         if self._session is None:
-            return await super().meanwhile()
+            return await super().read_line_during_run()
 
         def message() -> Any:
             from prompt_toolkit.formatted_text import ANSI
@@ -241,7 +241,7 @@ class PromptReader(Terminal):
         word = "".join(text.split(maxsplit=1)[:1])
         return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
 
-    async def takes(self, text: str) -> bool:
+    async def handle_chat_command(self, text: str) -> bool:
         """Execute a read-only chat command or queue another one; return whether the line was a command."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
@@ -278,14 +278,14 @@ class PromptReader(Terminal):
         """Queue messages that a run did not read, before lines typed later."""
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
-    def unsent(self, text: str, error: StepEngineError) -> None:
+    def handle_unaccepted_line(self, text: str, error: StepEngineError) -> None:
         """Queue a line that was typed when the run had just ended."""
         self._unsent.append(text)
 
-    def typed_ahead(self) -> list[str]:
-        """Discard keys typed before a read; text in the input line stays there and is no answer."""
+    def drain_typed_lines(self) -> list[str]:
+        """With prompt_toolkit, discard keys typed before a read and return no lines; the text of the input line stays."""
         if self._session is None:
-            return super().typed_ahead()
+            return super().drain_typed_lines()
         from prompt_toolkit.input.typeahead import clear_typeahead
 
         clear_typeahead(self._session.app.input)

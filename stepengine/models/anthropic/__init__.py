@@ -120,7 +120,7 @@ class AnthropicProvider(HttpProvider):
         self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return where its key and address come from."""
+        """Return the sources of its key and address."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
             base_url_variable="ANTHROPIC_BASE_URL",
@@ -224,12 +224,12 @@ class AnthropicProvider(HttpProvider):
 
     async def describe(self, model: str) -> ModelInfo:
         """
-        Return what the API states of *model*: window, largest output, kinds of thinking, efforts. It is asked once.
+        Query the API once for the limits, thinking kinds and efforts of *model*, and use them for later requests to it.
 
-        From then on requests for that model are made by what it said, and not by the table of names.
+        Until then, requests use the table of model names.
 
         Raises:
-            ModelError: when it does not say so, such as for a model that it does not have.
+            ModelError: when the query fails, such as for an unknown model.
         """
         model = self.bare(model)
         if model not in self._described:
@@ -261,7 +261,7 @@ class AnthropicProvider(HttpProvider):
         return find_family(model) if known is None else known[1]
 
     async def _describe_if_new(self, model: str) -> None:
-        """Ask once what a model takes whose name is newer than the table, where that is wished for."""
+        """Describe a model that the table does not know, at most once and only if enabled; a failure is logged."""
         if not self._asks or model in self._asked_for or not find_family(model).is_guess:
             return
         self._asked_for.add(model)
@@ -279,7 +279,7 @@ class AnthropicProvider(HttpProvider):
     def _encode_tools(
         self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
     ) -> bytes:
-        """Return the encoded tools, for each way of caching, and of programs, kept by itself."""
+        """Return the encoded tools, cached for each combination of cache settings and programs."""
         mark, programs = None if ways is None else ways.mark, merge_programs(settings)
         key = (None if ways is None else ways.cache, programs)
         if key not in self._tools:
@@ -290,7 +290,7 @@ class AnthropicProvider(HttpProvider):
         return self._tools[key](tools)
 
     def _limit_strict_tools(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
-        """Return the tools of *request* as strict as they can be together, the same objects for the same tools."""
+        """Return the tools of *request*, with as many strict as fit together; equal inputs give the same objects."""
         tools = choose_offered_tools(request, self._get_family(self.bare(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
@@ -350,11 +350,11 @@ class AnthropicProvider(HttpProvider):
         return RequestBody(content, headers, self._path_of(model, stream=stream))
 
     def _path_of(self, model: str, *, stream: bool) -> str:
-        """Return where requests for *model* go; ``""`` for where all go."""
+        """Return the URL path of requests for *model*; ``""`` for the common one."""
         return ""
 
     def _make_version_members(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a body says where the site has no headers for it: the version of the API, and betas."""
+        """Return the members with API version and betas for the body, if the site has no headers for them; else none."""
         if self.site.names_model:
             return {}
         given = merge_headers(self._headers, headers, extra_headers(request.settings))

@@ -92,7 +92,7 @@ class GoogleProvider(HttpProvider):
         self._described: dict[str, ModelInfo] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return where its key and address come from."""
+        """Return the sources of its key and address."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
             base_url_variable="GOOGLE_GEMINI_BASE_URL",
@@ -122,10 +122,10 @@ class GoogleProvider(HttpProvider):
 
     async def describe(self, model: str) -> ModelInfo:
         """
-        Return what the API states of *model*, asked once: window, largest output, and its word for thinking if it thinks.
+        Query the API once for the window and largest output of *model*, and whether it thinks.
 
         Raises:
-            ModelError: when it does not say so, such as for a model that it does not have.
+            ModelError: when the query fails, such as for an unknown model.
         """
         model = self.bare(model)
         if model not in self._described:

@@ -98,12 +98,12 @@ class OpenAIChatProvider(PresetProvider):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Return what the service states of *model*: window, largest output, and its words for thinking.
+        Return the limits and thinking options of *model* from OpenRouter's model list; ``None`` for other services.
 
-        OpenRouter does, in the list of its models, which is asked for once; ``None`` for all others.
+        The list is fetched once.
 
         Raises:
-            ModelError: when the question fails, and for a model that is not in the list.
+            ModelError: when the query fails, and for a model that is not in the list.
         """
         if not self._preset.describes:
             return None

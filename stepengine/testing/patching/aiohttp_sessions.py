@@ -168,7 +168,7 @@ def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
         error = met if isinstance(met, TimeoutError) else response.content.exception()
         if str(error) == DROPPED:
             error = None
-        exchange.end(read_to_end=response.content.is_eof(), error=error)
+        exchange.finish(read_to_end=response.content.is_eof(), error=error)
 
     traffic.at_end = end
     if traffic.ended:

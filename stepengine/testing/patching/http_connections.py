@@ -108,7 +108,7 @@ class _Connections:
         if not is_whole(request.sent):
             return
         if self._exchanges.plays:
-            self._look_up(connection, request)
+            self._find_or_send(connection, request)
         if request.error is not None:
             self._raise_while_sending(connection, request, request.error)
 
@@ -121,8 +121,8 @@ class _Connections:
             except Exception as error:  # noqa: BLE001 - it is raised later
                 request.error = error
 
-    def _look_up(self, connection: Any, request: _OutgoingRequest) -> None:
-        """Find the recorded reply, or send the request."""
+    def _find_or_send(self, connection: Any, request: _OutgoingRequest) -> None:
+        """Set the recorded reply or error of *request*, or send the request if none is recorded."""
         request.looked_up = True
         asked = self._read_request(connection, request)
         try:
@@ -152,7 +152,7 @@ class _Connections:
         if request is None:
             return self._getresponse(connection, *args, **kwargs)
         if self._exchanges.plays and not request.looked_up:
-            self._look_up(connection, request)
+            self._find_or_send(connection, request)
         del self._outgoing[connection]
         asked, found = self._read_request(connection, request), request.found
         if found is not None:
@@ -215,7 +215,7 @@ def _watch(response: Any, exchange: Exchange | None) -> None:
     if exchange is None or not exchange.start_reply(response.status, response.reason, headers):
         return
     if response.fp is None or response.length == 0:
-        exchange.end(read_to_end=True)
+        exchange.finish(read_to_end=True)
         return
     if is_chunked(headers):
         exchange.unframe = unchunk
@@ -236,11 +236,11 @@ class _Watched(io.RawIOBase):
         try:
             piece = self._live.read1(len(buffer))
         except Exception as error:
-            self._exchange.end(read_to_end=False, error=error)
+            self._exchange.finish(read_to_end=False, error=error)
             raise
         self._exchange.add(piece)
         if not piece:
-            self._exchange.end(read_to_end=True)
+            self._exchange.finish(read_to_end=True)
         buffer[: len(piece)] = piece
         return len(piece)
 
@@ -249,6 +249,6 @@ class _Watched(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._exchange.end(read_to_end=False)
+            self._exchange.finish(read_to_end=False)
             self._live.close()
         super().close()

@@ -38,7 +38,7 @@ def patch_process(before_request: Callable[[], object]) -> Any:
     _patches.enter_context(
         patch_clients(Exchanges(remote if replays else None, None if replays else remote, record_errors=True))
     )
-    atexit.register(remote.end_open_exchanges)
+    atexit.register(remote.finish_open_exchanges)
     return sys.meta_path[0]
 
 
@@ -111,7 +111,7 @@ class RemoteCassette:
         with contextlib.suppress(BrokerGone):
             ask_broker("leave_out", left=attrs.asdict(left))
 
-    def end_open_exchanges(self) -> None:
+    def finish_open_exchanges(self) -> None:
         """Store the exchanges with complete replies that the program has not closed."""
         for exchange in [*self.open_exchanges]:
-            exchange.end(read_to_end=False)
+            exchange.finish(read_to_end=False)

@@ -123,7 +123,7 @@ class FileMemory:
         return [note for *_, note in found[:limit]]
 
     async def forget(self, scope: str, id: str) -> bool:
-        """Delete a note from its file."""
+        """Delete a note from its file; return whether it was there."""
         return await asyncio.to_thread(self._remove_note, scope, id)
 
     def _path(self, scope: str) -> Path:

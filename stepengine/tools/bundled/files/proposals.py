@@ -174,10 +174,10 @@ class _ProposedFiles:
 
 def _decode_file(data: bytes | None, path: str) -> str:
     """
-    Return the text of a file.
+    Return the text of a file; raise if *data* is ``None`` (too large) or not Unicode text.
 
     Raises:
-        ToolError: when it is too large, or no text that JSON can hold.
+        ToolError: when the file is too large, or holds text that JSON cannot.
     """
     if data is None:
         msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"

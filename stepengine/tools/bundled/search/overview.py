@@ -378,20 +378,20 @@ class _Tree:
         room = max_tokens * CHARS_PER_TOKEN
         lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]
         dropped: list[str] = []
-        nodes, names, level = self._all, dict[Parts, str](), "none"
+        nodes, symbols, level = self._all, dict[Parts, str](), "none"
         if self._line_chars(lean) > room:
             nodes, level, note = self._drop_deep_nodes(lean, room)
             dropped.append(note)
         else:
-            names, missing = self._find_names(lean, room - self._line_chars(lean))
+            symbols, missing = self._read_symbols_that_fit(lean, room - self._line_chars(lean))
             if missing:
                 level = "tokens"
                 dropped.append(f"the names of {missing:,} source files")
-            if missing or self._line_chars(nodes) + sum(map(len, names.values())) > room:
+            if missing or self._line_chars(nodes) + sum(map(len, symbols.values())) > room:
                 nodes, level = lean, level if missing else "unimportant-files"
         if len(lean) < len(self._all) and nodes is not self._all:
             dropped.insert(0, f"{len(self._all) - len(lean):,} unimportant files")
-        text = self._format_tree(nodes, names)
+        text = self._format_tree(nodes, symbols)
         result = {
             "type": "directory",
             "printed_tree": text,
@@ -406,8 +406,8 @@ class _Tree:
     def _line_chars(self, nodes: list[TreeNode]) -> int:
         return sum(len(n.line(self._depth)) for n in nodes)
 
-    def _find_names(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
-        """Return the names in as many source files as fit, shallow files first, and the number of files without names."""
+    def _read_symbols_that_fit(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
+        """Return the symbols of as many source files as fit in *room*, shallow ones first, and the number of files left out."""
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
         for number, (_, place) in enumerate(sources):
@@ -420,7 +420,7 @@ class _Tree:
         return found, len(sources) - len(found)
 
     def _drop_deep_nodes(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
-        """Return the nodes that fit after deep levels are dropped; in a very wide folder, the first entries."""
+        """Return the nodes of as many levels as fit (of a very wide folder, the first entries), the level of truncation, and a note."""
         sizes: Counter[int] = Counter()
         for node in nodes:
             sizes[len(node.place)] += len(node.line(self._depth)) + (len(MORE) if node.is_folder else 0)
@@ -440,10 +440,10 @@ class _Tree:
             kept.append(node)
         return kept, "depth-based", f"all but the first {len(kept):,} of {len(nodes):,} entries, and all names"
 
-    def _format_tree(self, nodes: list[TreeNode], names: dict[Parts, str]) -> str:
-        """Return the tree; a folder whose content was dropped ends in ``...``."""
+    def _format_tree(self, nodes: list[TreeNode], symbols: dict[Parts, str]) -> str:
+        """Return the tree with the *symbols* of files; a folder whose content was dropped ends in ``...``."""
         filled = {n.place[:-1] for n in nodes}
         hollow = {n.place[:-1] for n in self._all} - filled
         return "".join(
-            n.line(self._depth, names.get(n.place, MORE if n.is_folder and n.place in hollow else "")) for n in nodes
+            n.line(self._depth, symbols.get(n.place, MORE if n.is_folder and n.place in hollow else "")) for n in nodes
         )

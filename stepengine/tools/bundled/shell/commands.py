@@ -244,11 +244,11 @@ class Shell:
             argv=SHELL if isinstance(command, Script) else command,
             root="/" + "/".join(self.root.real),
             cwd=display_path(opened.parts),
-            env=await self._call_system(self.environment.variables, private),
+            env=await self._call_system(self.environment.make_variables, private),
         )
         if not isinstance(command, Script) and (look := parse_git_query(command)):
             names = await self._read_git_config_names(attrs.evolve(launch, argv=look.question), opened.fd)
-            launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
+            launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.make_variables(names)})
         return launch
 
     async def _call_system(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

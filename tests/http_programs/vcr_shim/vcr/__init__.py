@@ -64,7 +64,7 @@ class UsedCassette(contextlib.ContextDecorator):
     def __exit__(self, *error: object) -> None:
         self._patch.__exit__(*error)
         for exchange in [*self.ours.fresh.open_exchanges]:
-            exchange.end(read_to_end=False)
+            exchange.finish(read_to_end=False)
         self._save()
 
     def _save(self, *, force: bool = False) -> None:
