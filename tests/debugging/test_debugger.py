@@ -379,7 +379,7 @@ WALK = """
 from types import SimpleNamespace
 from stepengine.debugging.debugger import ForkedWalk
 
-walk = ForkedWalk(SimpleNamespace(position=0, last=0, close=lambda: None))
+walk = ForkedWalk(SimpleNamespace(position=0, tape=SimpleNamespace(last=0), close=lambda: None))
 {}
 code = walk.begin()
 if code is None:
