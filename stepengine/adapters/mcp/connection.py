@@ -131,7 +131,7 @@ class OpenCall:
     """
 
     def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
-        self.task = _start_task(request, "mcp call")
+        self.task = _start_detached_task(request, "mcp call")
         self._lost = lost
         self.waiting: asyncio.Future[Any] | None = None
         self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
@@ -202,7 +202,7 @@ class _Live:
         self.why = ""
         self.client: Client = self._make_client()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = _start_task(self._run_client(), f"mcp server {options.name}")
+        self.task = _start_detached_task(self._run_client(), f"mcp server {options.name}")
 
     @property
     def is_over(self) -> bool:
@@ -342,7 +342,6 @@ class _Live:
         return f"the MCP server {name!r} did not start: {self.why}"
 
     def _describe_end(self, error: BaseException) -> str:
-        """Return a description of why the connection ended."""
         leaf = _find_first_error(error)
         pipe = self.pipe
         if pipe is not None and pipe.problem:
@@ -651,7 +650,7 @@ class ServerConnection:
             return await self.guarded(session.send_request(payload, types.CallToolResult))
         except asyncio.CancelledError:
             end = types.CancelTaskRequest(params=types.CancelTaskRequestParams(task_id=number))
-            asking = _start_task(
+            asking = _start_detached_task(
                 self.guarded(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task"
             )
             asking.add_done_callback(_log_task_error)
@@ -699,8 +698,8 @@ def require_package() -> None:
         raise DefinitionError(REMEDY)
 
 
-def _start_task(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that outlives the tool call that starts it; of the call's context it only has the run."""
+def _start_detached_task(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that outlives the current tool call, in a new context with only the run."""
     context = Context()
     context.run(RUN.set, RUN.get())
     return asyncio.create_task(work, name=name, context=context)
