@@ -847,14 +847,15 @@ class Debugger:
 
     def run_until(self, what: str, *, backwards: bool = False) -> bool:
         """
-        Move to the next position where the condition *what* holds, or the previous one; return whether there is one.
+        Move to the next, *backwards* the previous, position where a condition holds; return whether there is one.
 
-        Without one it goes to the end. Runs of children are stepped over unless one of them is followed.
+        Without one, move to the last position, *backwards* to the first. Runs of children are stepped over unless one of them is
+        followed.
 
         Args:
             what: ``"file.py:41"`` or ``"41"``, a line that waits; ``"@name"``, a call of a tool; ``"error"``, a failure or an
                 error result; else an expression, in the variables of the handler. One that raises does not hold.
-            backwards: Look back.
+            backwards: Search towards the start.
 
         Raises:
             InputError: when *what* is not an expression.
@@ -933,8 +934,8 @@ class Debugger:
 
     # --- looking at values --------------------------------------------------------------------------------------------
 
-    def frames(self) -> list[Frame]:
-        """Return the author's frames, outermost first, without those of this package."""
+    def list_author_frames(self) -> list[Frame]:
+        """Return the Python stack frames of the author's code at this position, the outermost first."""
         return [frame for frame in self.moment().frames if frame.kind != "package"]
 
     def evaluate(self, expression: str, frame: int = 0, *, pretty: bool = False) -> str:
@@ -967,8 +968,8 @@ class Debugger:
         return made
 
     def frame(self, number: int) -> Frame:
-        """Return one of ``frames`` by its number; raise ``InputError`` if there is none."""
-        frames = self.frames()
+        """Return one of the author's frames by its number, from the outermost one; raise ``InputError`` if there is none."""
+        frames = self.list_author_frames()
         if not 0 <= number < len(frames):
             why = f"there are {len(frames)} frames" if frames else "nothing of the author's waits here"
             msg = f"there is no frame {number}: {why}"
