@@ -79,9 +79,9 @@ class StepContext(Generic[Params]):
     @property
     def inherited_messages(self) -> tuple[Message, ...]:
         """
-        The inherited part of the conversation as the model sees it, without this run's own messages.
+        The conversation from before this run, from the parent or earlier turns, as the model sees it.
 
-        Left out are the instructions and the message with prompt and params, which were added for this run.
+        This run's instructions and its message with prompt and params are left out.
         """
         messages = list(self.agent_state.view)
         for tag in ("INSTRUCTIONS_PROMPT", *(["USER_PROMPT"] if self.is_asked else [])):
