@@ -362,7 +362,7 @@ class _Live:
         why = f"; {word} fetches what is not there yet" if word in FETCHERS else ""
         return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
 
-    async def entered(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until the client is ready; raise ``ToolError`` if it cannot start."""
         await asyncio.shield(self._ready)
 
@@ -419,7 +419,7 @@ class ServerConnection:
 
     # --- who has it ---------------------------------------------------------------------------------------------------
 
-    def taken_by(self, user: object) -> None:
+    def add_user(self, user: object) -> None:
         """Register *user*; the connection stays open until its last user is removed."""
         self._users.add(user)
 
@@ -449,7 +449,7 @@ class ServerConnection:
             await self._wait_to_restart(run, before.why)
         self._live = live = _Live(self._options, self._answer_server, self._mark_stale)
         try:
-            await live.entered()
+            await live.wait_until_ready()
             self._was_up = True
         except ToolError as error:
             causes = FileNotFoundError | PermissionError | NotADirectoryError
@@ -477,7 +477,7 @@ class ServerConnection:
     async def aclose(self) -> None:
         """End the server, and all requests that wait for a person."""
         for ticket in list(self._open):
-            await self.forget(ticket)
+            await self.cancel_call(ticket)
         if self._asking:
             await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
         live, self._live = self._live, None
@@ -494,7 +494,7 @@ class ServerConnection:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def listed(self, *, prompts: bool = True) -> dict[str, Any]:
+    async def fetch_lists(self, *, prompts: bool = True) -> dict[str, Any]:
         """
         Fetch all tools and, with *prompts*, all prompts; return them as sent, and whether tools may be tasks.
 
@@ -658,7 +658,7 @@ class ServerConnection:
             asking.add_done_callback(self._asking.discard)
             raise
 
-    def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
+    def start_call(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
         """Start a request during which the server may send requests; return its ticket and the call."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
         call = self._open[ticket] = OpenCall(request, self._lost_text("it was closed during the call"))
@@ -668,11 +668,11 @@ class ServerConnection:
         """Return the open call with a ticket; ``None`` if it has ended."""
         return self._open.get(ticket)
 
-    def closed(self, ticket: str) -> None:
+    def remove_call(self, ticket: str) -> None:
         """Remove a call that has ended."""
         self._open.pop(ticket, None)
 
-    async def forget(self, ticket: str) -> None:
+    async def cancel_call(self, ticket: str) -> None:
         """Cancel a call that will not be continued."""
         call = self._open.pop(ticket, None)
         if call is not None:

@@ -44,7 +44,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
             for closed in [k for k, c in list(self.items()) if c.loop.is_closed()]:
                 self.pop(closed, None)
             found = self[key] = ServerConnection(self._options)
-        found.taken_by(engine)
+        found.add_user(engine)
         found.used_at = loop.time()
         if self._by_owner:
             self._close_idle(loop, found)

@@ -380,7 +380,7 @@ class McpTools:
         """
         connection = self._connection(run)
         try:
-            raw = await connection.listed(prompts=self._prompts)
+            raw = await connection.fetch_lists(prompts=self._prompts)
         except ToolServerError:
             raise
         except ToolError as error:
@@ -443,12 +443,12 @@ class McpTools:
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
-        ticket, call = connection.opened(connection.request(session, listed.name, input, progress, **more))
+        ticket, call = connection.start_call(connection.request(session, listed.name, input, progress, **more))
         try:
             outcome = await call.outcome()
         finally:
             if call.task.done():
-                connection.closed(ticket)
+                connection.remove_call(ticket)
         if not call.task.done() and ctx.is_of_run:
             ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
         return self._result_or_wait(connection, listed, outcome, ticket)
@@ -569,10 +569,10 @@ class McpTools:
                     return {
                         "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
                     }
-                connection.closed(ticket)
+                connection.remove_call(ticket)
                 more = {"input_responses": self._asking.responses(answers), "request_state": state or None}
                 session = await connection.session()
-                ticket, call = connection.opened(connection.request(session, listed.name, input, None, **more))
+                ticket, call = connection.start_call(connection.request(session, listed.name, input, None, **more))
             else:
                 call.answer(self._asking.response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
@@ -587,7 +587,7 @@ class McpTools:
             return {"error": f"the MCP server {self.name!r} did not answer within {self._options.timeout:g} s"}
         finally:
             if call is not None and call.task.done():
-                connection.closed(ticket)
+                connection.remove_call(ticket)
         wrong = _find_schema_problem(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": recordable(outcome)}
 
@@ -677,7 +677,7 @@ class _HeldRequest:
         self._ticket = ticket
 
     async def aclose(self) -> list[str]:
-        await self._connection.forget(self._ticket)
+        await self._connection.cancel_call(self._ticket)
         return []
 
 
