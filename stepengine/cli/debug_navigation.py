@@ -135,7 +135,7 @@ class DebugNavigation:
                 self._forked.stays = True
             try:
                 with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                    return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
+                    return json.dumps(self._debugger.search(what, first, last, backwards=backwards))
             except ReplayDivergence as error:
                 # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})

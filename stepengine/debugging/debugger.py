@@ -91,7 +91,7 @@ class AnyWalk(Protocol):
             ReplayDivergence: when the run differs before it; it stands at the last position that is good.
         """
 
-    def anew(self) -> None:
+    def replay_again(self) -> None:
         """Replay to the same position with new objects, which expressions have not changed."""
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class PausedWalk:
         if len(self._paused) > MAX_PAUSED:
             self._paused.pop(0).close()
 
-    def anew(self) -> None:
+    def replay_again(self) -> None:
         """Replay to the same position with a new stepper."""
         position, old = self.stepper.position, self.stepper
         self.stepper = old.anew()
@@ -381,7 +381,7 @@ class ForkedWalk:
         os.kill(self._first, signal.SIGUSR1)
         leave_process(0)
 
-    def anew(self) -> None:
+    def replay_again(self) -> None:
         """Do nothing: expressions with side effects run in a child process."""
 
     def close(self) -> None:
@@ -880,11 +880,11 @@ class Debugger:
                 if not backwards:
                     break
         if wanted.expression and not is_harmless(wanted.expression):
-            self._walk.anew()
+            self._walk.replay_again()
         return found
 
-    def look(self, what: str, first: int, last: int, *, backwards: bool = False) -> dict[str, Any]:
-        """Find the first, *backwards* the last, position from *first* to *last* where *what* holds; return JSON."""
+    def search(self, what: str, first: int, last: int, *, backwards: bool = False) -> dict[str, Any]:
+        """Move from *first* to *last*, and return as JSON the first, *backwards* the last, position where *what* holds."""
         found = self._find_position_where(self._parse_condition(what), first, last, backwards)
         return {"found": found, "problem": self.problem, "looked_at": self.looked_at}
 
@@ -964,7 +964,7 @@ class Debugger:
             return ExpressionResult.from_text(said or "")
         made = evaluate_expression(expression, names, pretty=pretty)
         if not is_harmless(expression):
-            self._walk.anew()
+            self._walk.replay_again()
         return made
 
     def frame(self, number: int) -> Frame:

@@ -57,10 +57,10 @@ __all__ = (
     "SecretFound",
     "clean_events",
     "clean_url",
+    "has_binary_body",
     "is_credential_exchange",
     "is_presigned",
     "is_telemetry",
-    "is_unread",
     "join_texts",
     "secrets_in_headers",
     "vcr_config",
@@ -340,7 +340,7 @@ def _find_encoding(body: bytes, kind: str) -> str:
     return ""
 
 
-def is_unread(message: RecordedRequest | RecordedResponse) -> bool:
+def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
     """Return True if the body of *message* is no text, so that only known values are searched in it."""
     encoding = message.header("content-encoding")
     body = decode_body(message.body, encoding) if encoding else message.body

@@ -72,7 +72,7 @@ def collect_handler_positions(
     with stepper:
         try:
             for moment in stepper.moments():
-                walker.take(moment)
+                walker.add_moment(moment)
         except ReplayDivergence as error:
             where = [error.address, *[pointer for pointer, *_ in list(error.diff)[:1]]]
             walker.walked.missing = (
@@ -95,7 +95,7 @@ class _PositionCollector:
         self._known: dict[tuple[str, int, str], tuple[Any, str]] = {}
         self.walked = HandlerPositions(sources=sources)
 
-    def take(self, moment: Moment) -> None:
+    def add_moment(self, moment: Moment) -> None:
         path, _, seq = moment.address.rpartition("#")
         row = self._view.lead.get((path, int(seq))) if moment.address else None
         if row is None:

@@ -239,7 +239,7 @@ class RunPayload:
         self.rows: list[Form] = []
         self.agents: list[Form] = []
         self.lead: dict[Address, int] = {}
-        # The rows that each ``take`` made or changed.
+        # The rows that each ``add_records`` made or changed.
         self._touched: list[set[int]] = []
         self.took = 0
         self._calls: dict[Address, Form] = {}
@@ -249,13 +249,13 @@ class RunPayload:
         self._steps = 0
         self._series: dict[str, list[Any]] = {"row": [], "context": [], "cached": [], "cost": []}
         self._totals: list[Decimal | None] = []
-        # For each ``take`` where the series first changed in it.
+        # For each ``add_records`` where the series first changed in it.
         self._changed: list[int] = []
         self._spent = Spending(usage=Usage(), cost=Decimal(0))
         self._history = History(())
         self._sources = RecordedSources()
 
-    def take(self, history: History) -> None:
+    def add_records(self, history: History) -> None:
         """Add the records of *history* that were written since the last call."""
         self.took += 1
         self._history = history
@@ -583,14 +583,14 @@ class RunPayload:
         Return what the charts show, for each model reply: its row, tokens sent, of these from the cache, cost so far.
 
         Args:
-            since: The number of calls of ``take`` when the caller last asked; the result then starts at ``"from"``, the first changed value.
+            since: The number of calls of ``add_records`` when the caller last asked; the result then starts at ``"from"``, the first changed value.
         """
         start = min(self._changed[since:], default=len(self._totals)) if since else 0
         told: Form = {name: values[start:] for name, values in self._series.items()}
         return told | ({"from": start} if since else {}) | {"windows": dict(self._history.facts.context_windows)}
 
     def changed(self, since: int) -> list[tuple[int, Form]]:
-        """Return the rows that were added or changed since call number *since* of ``take``, with their numbers."""
+        """Return the rows that were added or changed since call number *since* of ``add_records``, with their numbers."""
         return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
 
     def to_dict(self) -> Form:
