@@ -249,7 +249,7 @@ class Tokens:
             return None
         return Caller(found.owner, found.scopes)
 
-    def list_tokens(self) -> tuple[KnownToken, ...]:
+    def listed(self) -> tuple[KnownToken, ...]:
         """Return name, owner, scopes and times of all tokens, the oldest first, including expired ones."""
         return tuple([entry.known for entry in self._load_entries()])
 

@@ -29,7 +29,7 @@ def typed(file: Path, *arguments: str) -> Result:
 def test_added_token_is_printed_once_and_valid(file: Path) -> None:
     made = typed(file, "add", "ci", "--scopes", "read, run", "--expires", "30d", "--owner", "anna")
     token = made.stdout.strip()
-    days = Tokens.open(file).list_tokens()[0].expires - datetime.now(UTC)
+    days = Tokens.open(file).listed()[0].expires - datetime.now(UTC)
 
     assert (0, 1) == (made.exit_code, len(made.stdout.splitlines()))
     assert "it is not shown again" in made.stderr

@@ -109,7 +109,7 @@ def test_token_is_invalid_from_its_expiry(tmp_path: Path) -> None:
     assert Caller("anna", ["run"]) == tokens.find(token)
     now += timedelta(microseconds=1)
     assert tokens.find(token) is None
-    assert ["ci"] == [one.name for one in tokens.list_tokens()]
+    assert ["ci"] == [one.name for one in tokens.listed()]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_token_with_invalid_name_scope_or_expiry_raises(tmp_path: Path, given: d
     with pytest.raises(DefinitionError, match=said):
         tokens.add(**{"scopes": ["read"], **given})
 
-    assert ["anna"] == [one.name for one in tokens.list_tokens()]
+    assert ["anna"] == [one.name for one in tokens.listed()]
 
 
 def test_number_of_tokens_in_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_tokens_added_concurrently_are_all_stored(tmp_path: Path) -> None:
 
     assert [0, 0] == [one.wait(60) for one in both]
     assert {f"{p}-{t}-{n}" for p in "ab" for t in range(2) for n in range(5)} == {
-        one.name for one in Tokens.open(file).list_tokens()
+        one.name for one in Tokens.open(file).listed()
     }
 
 
@@ -215,7 +215,7 @@ def test_malformed_token_file_raises_without_showing_its_content(tmp_path: Path,
     file.chmod(0o600)
     read = json.loads(data) if data.startswith(b"{") else None
     if read == {"format": 1, "tokens": []}:
-        assert () == Tokens.open(file).list_tokens()
+        assert () == Tokens.open(file).listed()
     else:
         with pytest.raises(DataError) as refused:
             Tokens.open(file)

@@ -84,7 +84,7 @@ def listed(
       stepengine tokens list --file tokens.json --json
     """
     try:
-        found = _open_existing(file).list_tokens()
+        found = _open_existing(file).listed()
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     if as_json:
