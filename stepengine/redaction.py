@@ -188,21 +188,21 @@ class RedactField:
     A JSON member whose value is replaced.
 
     Attributes:
-        pointer: Its place, such as ``"/tools/*/env"``: ``*`` is any one member or index. It holds at any depth, so it
-            need not begin at the root of a body or record.
+        pointer: A pattern of member names, such as ``"/tools/*/env"``; ``*`` matches any one member or index. It matches at
+            any depth, and ``~0`` and ``~1`` have no special meaning.
     """
 
     pointer: str
 
     def __attrs_post_init__(self) -> None:
-        if not self.steps:
+        if not self.path_parts:
             msg = f"the pointer of a RedactField names a member, such as '/tools/*/env', not {self.pointer!r}"
             raise DataError(msg)
 
     @property
-    def steps(self) -> tuple[str, ...]:
-        """The names in the pointer."""
-        return tuple([step for step in self.pointer.split("/") if step])
+    def path_parts(self) -> tuple[str, ...]:
+        """The non-empty parts of the pointer between slashes; ``*`` matches any member or index."""
+        return tuple([part for part in self.pointer.split("/") if part])
 
 
 def _compile_regex(value: str | re.Pattern[str]) -> re.Pattern[str]:
@@ -308,8 +308,8 @@ class RedactionRules:
 
     @cached_property
     def fields(self) -> tuple[tuple[str, ...], ...]:
-        """The pointers of members to replace."""
-        return tuple([rule.steps for rule in self.given if isinstance(rule, RedactField)])
+        """The parts of each pointer to members to replace."""
+        return tuple([rule.path_parts for rule in self.given if isinstance(rule, RedactField)])
 
     @cached_property
     def patterns(self) -> tuple[RedactPattern, ...]:

@@ -12,7 +12,7 @@ from stepengine.data.outcomes import Failure
 
 def show_frames(screen: DebugScreen, _: str) -> None:
     """Print the stack frames."""
-    frames = screen.frames()
+    frames = screen.list_frames()
     lines = [
         f"{'>' if n == screen.frame else ' '} {n} {frame.kind:<8} {frame.function} {screen.file_of(frame)}:{frame.line}"
         for n, frame in enumerate(frames)
@@ -30,7 +30,7 @@ def list_source(screen: DebugScreen, rest: str) -> None:
 
 def select_frame(screen: DebugScreen, rest: str, by: int = -1) -> None:
     """Select the frame that is the typed number of levels outwards, or inwards with *by* 1, and print its source."""
-    frames = screen.frames()
+    frames = screen.list_frames()
     chosen = screen.frame + by * parse_count(rest)
     if not 0 <= chosen < len(frames):
         msg = f"there is no frame {chosen}: 0 is the outermost, {len(frames) - 1} the innermost"
@@ -41,7 +41,7 @@ def select_frame(screen: DebugScreen, rest: str, by: int = -1) -> None:
 
 def show_locals(screen: DebugScreen, _: str) -> None:
     """Print the variables of the frame and those that programs left."""
-    frames, left = screen.frames(), screen.debugger.variables() if screen.running is None else {}
+    frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
     here = None if left and not frames else screen.current_frame()
     if here is not None and here.kind == "program":
         screen.tell("the variables of a program are known only after it has ended", {"locals": {}})

@@ -103,7 +103,7 @@ class DebugNavigation:
         self._screen.show()
 
     def run_until(self, rest: str) -> None:
-        """Move forward until a condition is true."""
+        """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
         from stepengine.debugging.debugger import is_harmless
 
         if not rest:
@@ -135,7 +135,7 @@ class DebugNavigation:
                 self._forked.stays = True
             try:
                 with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                    return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
+                    return json.dumps(self._debugger.search(what, first, last, backwards=backwards))
             except ReplayDivergence as error:
                 # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
@@ -156,7 +156,7 @@ class DebugNavigation:
             self._screen.fail(f"{what} never held: {looked_at} positions were looked at")
 
     def run_back_until(self, rest: str) -> None:
-        """Move back to the last position where a condition was true."""
+        """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
         start = self._debugger.position
         if not rest:
             msg = "back to what? A line (41, file.py:41), @tool_name, error, or an expression"
@@ -173,7 +173,7 @@ class DebugNavigation:
             self._forked.leave(start - 1, search=[rest, start, 0, ""])
 
     def search_back(self, what: str, before: int, looked_at: int, problem: str) -> None:
-        """Search backwards from *before*. Without a match, the process at the position before this one searches."""
+        """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
         here = self._debugger.position
         told = self._search_in_child_process(what, here, before - 1, backwards=True)
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]

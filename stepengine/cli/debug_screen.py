@@ -260,8 +260,8 @@ class DebugScreen:
             return Path(file).stat().st_mtime > self._began
         return False
 
-    def frames(self) -> list[Frame]:
-        """Return the stack frames at this position, the outermost first."""
+    def list_frames(self) -> list[Frame]:
+        """Return the stack frames at this position, the outermost first; those of this package only with ``verbose``."""
         if self.running is not None:
             return [self.running]
         moment = self.debugger.moment()
@@ -269,7 +269,7 @@ class DebugScreen:
 
     def current_frame(self) -> Frame:
         """Return the selected frame."""
-        frames = self.frames()
+        frames = self.list_frames()
         if not frames:
             msg = "nothing of the author's waits here"
             raise RefusedCommand(msg)

@@ -79,7 +79,7 @@ class StepContext(Generic[Params]):
     @property
     def inherited_messages(self) -> tuple[Message, ...]:
         """
-        The messages from before this run as the model sees them, such as earlier turns of a session.
+        The conversation from before this run, from the parent or earlier turns, as the model sees it.
 
         This run's instructions and its message with prompt and params are left out.
         """

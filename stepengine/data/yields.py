@@ -1124,7 +1124,7 @@ class Complete(_Iterated, Generic[Reply]):
 
 def parse_reply(reply: ModelReply, schema: type[Reply]) -> Reply:
     """
-    Return the JSON in a reply as an object of a pydantic model.
+    Parse the JSON in a reply as a pydantic model; raise ``OutputMissing`` if it does not fit.
 
     Raises:
         OutputMissing: when the text is not JSON or does not fit.

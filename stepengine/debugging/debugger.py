@@ -91,7 +91,7 @@ class AnyWalk(Protocol):
             ReplayDivergence: when the run differs before it; it stands at the last position that is good.
         """
 
-    def anew(self) -> None:
+    def replay_again(self) -> None:
         """Replay to the same position with new objects, which expressions have not changed."""
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class PausedWalk:
         if len(self._paused) > MAX_PAUSED:
             self._paused.pop(0).close()
 
-    def anew(self) -> None:
+    def replay_again(self) -> None:
         """Replay to the same position with a new stepper."""
         position, old = self.stepper.position, self.stepper
         self.stepper = old.anew()
@@ -381,7 +381,7 @@ class ForkedWalk:
         os.kill(self._first, signal.SIGUSR1)
         leave_process(0)
 
-    def anew(self) -> None:
+    def replay_again(self) -> None:
         """Do nothing: expressions with side effects run in a child process."""
 
     def close(self) -> None:
@@ -847,14 +847,15 @@ class Debugger:
 
     def run_until(self, what: str, *, backwards: bool = False) -> bool:
         """
-        Move to the next position where the condition *what* holds, or the previous one; return whether there is one.
+        Move to the next, *backwards* the previous, position where a condition holds; return whether there is one.
 
-        Without one it goes to the end. Runs of children are stepped over unless one of them is followed.
+        Without one, move to the last position, *backwards* to the first. Runs of children are stepped over unless one of them is
+        followed.
 
         Args:
             what: ``"file.py:41"`` or ``"41"``, a line that waits; ``"@name"``, a call of a tool; ``"error"``, a failure or an
                 error result; else an expression, in the variables of the handler. One that raises does not hold.
-            backwards: Look back.
+            backwards: Search towards the start.
 
         Raises:
             InputError: when *what* is not an expression.
@@ -879,11 +880,11 @@ class Debugger:
                 if not backwards:
                     break
         if wanted.expression and not is_harmless(wanted.expression):
-            self._walk.anew()
+            self._walk.replay_again()
         return found
 
-    def look(self, what: str, first: int, last: int, *, backwards: bool = False) -> dict[str, Any]:
-        """Find the first, *backwards* the last, position from *first* to *last* where *what* holds; return JSON."""
+    def search(self, what: str, first: int, last: int, *, backwards: bool = False) -> dict[str, Any]:
+        """Move from *first* to *last*, and return as JSON the first, *backwards* the last, position where *what* holds."""
         found = self._find_position_where(self._parse_condition(what), first, last, backwards)
         return {"found": found, "problem": self.problem, "looked_at": self.looked_at}
 
@@ -933,8 +934,8 @@ class Debugger:
 
     # --- looking at values --------------------------------------------------------------------------------------------
 
-    def frames(self) -> list[Frame]:
-        """Return the author's frames, outermost first, without those of this package."""
+    def list_author_frames(self) -> list[Frame]:
+        """Return the Python stack frames of the author's code at this position, the outermost first."""
         return [frame for frame in self.moment().frames if frame.kind != "package"]
 
     def evaluate(self, expression: str, frame: int = 0, *, pretty: bool = False) -> str:
@@ -963,12 +964,12 @@ class Debugger:
             return ExpressionResult.from_text(said or "")
         made = evaluate_expression(expression, names, pretty=pretty)
         if not is_harmless(expression):
-            self._walk.anew()
+            self._walk.replay_again()
         return made
 
     def frame(self, number: int) -> Frame:
-        """Return one of ``frames`` by its number; raise ``InputError`` if there is none."""
-        frames = self.frames()
+        """Return one of the author's frames by its number, from the outermost one; raise ``InputError`` if there is none."""
+        frames = self.list_author_frames()
         if not 0 <= number < len(frames):
             why = f"there are {len(frames)} frames" if frames else "nothing of the author's waits here"
             msg = f"there is no frame {number}: {why}"

@@ -308,7 +308,7 @@ async def hold_lock(own: Any, name: str) -> AsyncIterator[None]:
 
 
 async def make_tables(
-    own: Any,
+    connection: Any,
     what: str,
     *,
     lock: str,
@@ -318,26 +318,26 @@ async def make_tables(
     role: str | None = None,
 ) -> None:
     """
-    Make tables of ours if they are missing, over the connection *own*; *role* may use them. Several may do so at once.
+    Create missing tables, and let *role* use them; without the right to do so, log it and return.
 
-    Where the role may not make them, there are none: whoever needs them is told then.
+    Processes may do so at the same time. If the tables stay missing, the first call that needs them raises.
 
     Args:
-        own: What ``open_connection`` returned.
-        what: What they hold, in a few words.
-        lock: The name of the lock under which it is done.
-        is_there: A statement that says whether they are there.
-        tables: Statements that make them.
-        grants: Statements that let a role use them, to which its name is added.
-        role: Whose they are, too.
+        connection: A connection from ``open_connection``.
+        what: The content of the tables, for the log.
+        lock: The name of the lock that is held meanwhile.
+        is_there: A query that returns whether the tables exist.
+        tables: Statements that create them.
+        grants: Statements that let a role use them, without its name at the end.
+        role: A role that gets the right to use them.
     """
     # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
-    async with hold_lock(own, lock):
+    async with hold_lock(connection, lock):
         try:
-            for statement in () if await fetch_value(own, is_there) else tables:
-                await own.execute(statement)
+            for statement in () if await fetch_value(connection, is_there) else tables:
+                await connection.execute(statement)
             for grant in grants if role is not None else ():
-                await own.execute(f"{grant} to {quote_name(role or '')}")
+                await connection.execute(f"{grant} to {quote_name(role or '')}")
         except get_missing_rights_error():
             LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
 

@@ -143,13 +143,13 @@ MAX_AWAY_SECONDS = 5.0
 """All workers ask a database that has restarted within five seconds, and do not keep it busy until then."""
 
 
-async def create_rate_tables(own: Any, *, role: str | None = None) -> None:
-    """Create the tables of shared rate limits over the connection *own* and let *role* use them; safe to call concurrently."""
-    async with hold_lock(own, TABLES_LOCK):
-        await own.execute(TABLES)
-        await own.execute(LET_THROUGH)
+async def create_rate_tables(connection: Any, *, role: str | None = None) -> None:
+    """Create the tables of shared rate limits over *connection* and let *role* use them; safe to call concurrently."""
+    async with hold_lock(connection, TABLES_LOCK):
+        await connection.execute(TABLES)
+        await connection.execute(LET_THROUGH)
         for grant in GRANTS if role is not None else ():
-            await own.execute(f"{grant} to {quote_name(role or '')}")
+            await connection.execute(f"{grant} to {quote_name(role or '')}")
 
 
 class _Ticket(NamedTuple):

@@ -156,7 +156,7 @@ class RegisteredRun:
 
 async def create_register_tables(url: str) -> None:
     """
-    Make the tables of the database if they are missing, and this role may.
+    Create the missing tables of served runs; without the right to do so, log it and return.
 
     Raises:
         DatabaseAway: when the database cannot be reached.
@@ -166,10 +166,16 @@ async def create_register_tables(url: str) -> None:
             await create_register_tables_over(own)
 
 
-async def create_register_tables_over(own: Any, *, role: str | None = None) -> None:
-    """Make the tables; see ``make_tables``."""
+async def create_register_tables_over(connection: Any, *, role: str | None = None) -> None:
+    """Create the missing tables of served runs, as ``create_register_tables``, over *connection*; let *role* use them."""
     await make_tables(
-        own, "runs that are served", lock="stepengine-served", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
+        connection,
+        "runs that are served",
+        lock="stepengine-served",
+        is_there=THERE,
+        tables=TABLES,
+        grants=GRANTS,
+        role=role,
     )
 
 

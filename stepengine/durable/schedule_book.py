@@ -68,10 +68,10 @@ LAST = f"select distinct on (schedule) {ROW} from stepengine.schedule_times wher
 KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules where app = %s"
 
 
-async def create_schedule_tables(own: Any, *, role: str | None = None) -> None:
-    """Make the tables; see ``make_tables``."""
+async def create_schedule_tables(connection: Any, *, role: str | None = None) -> None:
+    """Create the missing tables of schedules, and let *role* use them; without the right to do so, log it and return."""
     await make_tables(
-        own, "schedules", lock="stepengine-schedules", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
+        connection, "schedules", lock="stepengine-schedules", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
     )
 
 

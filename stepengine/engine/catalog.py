@@ -431,7 +431,7 @@ class Catalog:
             # A whole agent beside, made now: the tools of one that a provider runs programs for are others, and which
             # one is meant is known when a run has its model. So nothing is checked during a run.
             at_provider=None
-            if (other := _make_provider_variant(definition)) is None
+            if (other := _make_provider_programs_variant(definition)) is None
             else self._compile_agent(other, family, ids),
             family=family,
         )
@@ -584,8 +584,8 @@ def _collect_tool_uses(
     return found
 
 
-def _make_provider_variant(definition: AgentDefinition) -> AgentDefinition | None:
-    """Return the definition for a provider that runs programs: with the tools they call and the setting; ``None`` if it needs none."""
+def _make_provider_programs_variant(definition: AgentDefinition) -> AgentDefinition | None:
+    """Return *definition* with ``Programs`` and its tools in place of ``code_mode(where="provider")``; ``None`` without such a tool."""
     bodies = [body for tool in definition.tools if (body := _find_provider_body(tool)) is not None]
     if not bodies:
         return None
@@ -870,17 +870,17 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     return system_reminder(text) if text else ""
 
 
-def remove_notes(history: Transcript) -> Transcript:
-    """Return *history* without the notes of ``instructions_note``, which are not for another agent."""
+def remove_instructions_notes(history: Transcript) -> Transcript:
+    """Return *history* without the notes of ``instructions_note`` in its instruction messages; they are for one agent."""
     if not any(
         isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history
     ):
         return history
-    return Transcript([told for m in history if (told := _remove_note(m)) is not None])
+    return Transcript([told for m in history if (told := _remove_instructions_note(m)) is not None])
 
 
-def _remove_note(message: Message) -> Message | None:
-    """Return *message* without such a note; ``None`` where nothing else is in it."""
+def _remove_instructions_note(message: Message) -> Message | None:
+    """Return *message* without notes of ``instructions_note``; ``None`` if nothing else is in it."""
     if not isinstance(message, UserMessage) or "INSTRUCTIONS_PROMPT" not in message.tags:
         return message
     left = NOTES.sub("", message.text).strip()

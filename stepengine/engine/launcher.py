@@ -253,7 +253,7 @@ class Launcher:
                     workspace="" if place is None or place.system is None else place.name,
                 ),
                 wrap=session.wrap,
-                shows=session.mode.news(session.recorded_part),
+                shows=session.mode.make_new_event_filter(session.recorded_part),
                 waiting_run=waiting_run,
             )
         except BaseException:

@@ -219,7 +219,7 @@ class ReplayedTree:
         item = run.waits.get(seq)
         if item is None:
             raise self._error_for_absent(run, (run.path, seq))
-        outcome = self._outcome(run, item, known)
+        outcome = self._replay_outcome(run, item, known)
         self._count(known)
         run.slots[seq] = outcome
         if len(run.slots) == len(run.waits):
@@ -229,8 +229,8 @@ class ReplayedTree:
         self.position += 1
         self.at = max(self.at, known.at)
 
-    def _outcome(self, run: ReplayedRun, item: Item, known: Result) -> Single:
-        """Return the recorded outcome of an effect; the runs that it started or waits for are replayed with it."""
+    def _replay_outcome(self, run: ReplayedRun, item: Item, known: Result) -> Single:
+        """Return the recorded outcome of an effect; replay the child runs that it starts or waits for."""
         effect = item.effect
         if isinstance(effect, Spawn) and effect.is_background:
             return self._start_in_background(run, item, known)

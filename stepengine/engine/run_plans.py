@@ -31,7 +31,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_notes
+from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_instructions_notes
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -809,8 +809,8 @@ def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript
     # take its parent's agents for its own.
     if is_same:
         return parent.message_history, parent.view
-    record = remove_notes(parent.message_history)
-    return record, record if parent.view is parent.message_history else remove_notes(parent.view)
+    record = remove_instructions_notes(parent.message_history)
+    return record, record if parent.view is parent.message_history else remove_instructions_notes(parent.view)
 
 
 def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:

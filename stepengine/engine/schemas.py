@@ -16,7 +16,7 @@ from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tools.agent_tools import params_schema
-from stepengine.tools.arguments import without_titles
+from stepengine.tools.arguments import remove_titles
 from stepengine.tools.iterables import check_model_fields
 from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import JsonSchema
@@ -78,7 +78,7 @@ def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
         mend,
         _make_model_output_validator(agent.id, model),
         partial(model_from_json, model),
-        JsonDict(freeze(without_titles(model.model_json_schema()))),
+        JsonDict(freeze(remove_titles(model.model_json_schema()))),
     )
 
 

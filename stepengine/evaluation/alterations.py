@@ -192,16 +192,17 @@ class _AgentSource:
 
     def parts(self) -> Iterator[Part]:
         """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
-        for call in self._agent_calls():
+        for call in self._find_agent_constructors():
             own = self._find_text(_find_argument(call, "id", 0))
             agent_id = normalised_id(str(own.value)) if own is not None else ""
             if agent_id in self._family:
                 before = "" if agent_id == normalised_id(self._agent.id) else f"{agent_id}."
                 yield from self._parts_of_agent(call, before)
-        yield from self._parts_of_tools()
-        yield from self._parts_of_tool_calls()
+        yield from self._parts_of_tool_functions()
+        yield from self._parts_of_tool_constructors()
 
-    def _agent_calls(self) -> list[ast.Call]:
+    def _find_agent_constructors(self) -> list[ast.Call]:
+        """Return the expressions ``AgentDefinition(...)`` in the file, those of the agent itself first."""
         found = [
             node
             for node in ast.walk(self._tree)
@@ -248,8 +249,8 @@ class _AgentSource:
         if type(value) in SCALARS and not isinstance(node, ast.Name):
             yield self._make_part(name, node)
 
-    def _parts_of_tools(self) -> Iterator[Part]:
-        """Yield the descriptions of tools defined in the file: their docstrings, or their ``description=``."""
+    def _parts_of_tool_functions(self) -> Iterator[Part]:
+        """Yield the descriptions of tools that are functions in the file: their docstrings, or constant ``description=``."""
         known = {_find_tool_function(tool): tool for agent in self._family.values() for tool in agent.tools}
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (node.name, self._file) not in known:
@@ -271,8 +272,8 @@ class _AgentSource:
                     self._make_part(name, first.value), value=inspect.cleandoc(first.value.value), is_docstring=True
                 )
 
-    def _parts_of_tool_calls(self) -> Iterator[Part]:
-        """Yield the descriptions of tools created by ``Tool(name=..., description=...)``."""
+    def _parts_of_tool_constructors(self) -> Iterator[Part]:
+        """Yield the descriptions in the expressions ``Tool(name=..., description=...)`` of the file."""
         known = {
             tool.spec.name for agent in self._family.values() for tool in agent.tools if isinstance(tool, ToolLike)
         }

@@ -75,8 +75,8 @@ class Mode:
         """Return whether new records are appended to the source journal."""
         return self.resumes and not history.is_complete
 
-    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
-        """Return a predicate for events that were not shown before, or ``None`` if all are new."""
+    def make_new_event_filter(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
+        """Return a predicate that is true for events that were not recorded before, or ``None`` if all events are new."""
         return None
 
     def repeats(self, past: RecordedPart) -> bool:
@@ -87,8 +87,8 @@ class Mode:
         """Return whether *stop* is recorded as the end of the run."""
         return stop.kind != "suspended" and (past is None or not self.repeats(past))
 
-    def may_leave(self, past: RecordedPart) -> bool:
-        """Return whether the run may end with unused records."""
+    def may_leave_unused_records(self, past: RecordedPart) -> bool:
+        """Return whether the run may end without an error while records are unused."""
         return False
 
     def live_wrappers(self, services: Services) -> Sequence[Middleware]:
@@ -101,8 +101,8 @@ class Mode:
             run.writer.append(attrs.evolve(head, line=None, signed=""))
             run.writer.append(asked)
 
-    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
-        """Sort or move the records of an ended run as the mode wants; *is_whole*: it did not fail, and left no record unused."""
+    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Sort or replace the journal of an ended run as the mode requires; *is_whole*: it did not fail or leave records unused."""
         if run.recorded_part is not None and self.repeats(run.recorded_part):
             made = run.writer.journal
             assert isinstance(made, MemoryJournal)  # noqa: S101 - what repeats makes one
@@ -115,7 +115,7 @@ class Recording(Mode):
     name = "record"
     takes_letters = True
 
-    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
+    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
         """Sort a recording by address if it is to be stable."""
         writer = run.writer
         if writer.source.stable:
@@ -138,8 +138,8 @@ class Resuming(Mode):
         last = None if past is None else past.history.stop
         return stop.kind != "suspended" or (last is not None and last.input["kind"] != "suspended")
 
-    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
-        """Return the predicate that drops recorded events."""
+    def make_new_event_filter(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
+        """Return the predicate that is false for recorded events; ``None`` for a new run."""
         return None if past is None else partial(_is_new_event, past.history)
 
 
@@ -180,8 +180,8 @@ class _Replacing(Mode):
 
     copies = replaces = True
 
-    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
-        """Replace the journal, unless the run failed or left records unused."""
+    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Replace the source journal, unless the run failed or left records unused."""
         if is_whole:
             run.writer.replace_source()
 
@@ -192,14 +192,14 @@ class Extending(_Replacing):
     name = "extend"
     cuts_off = True
 
-    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
-        """Replace the journal, and report how much of its record was used."""
+    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Replace the source journal of a whole run; store a copy of it first, and how much of its record was used."""
         if is_whole and run.recorded_part is not None:
             past, writer = run.recorded_part, run.writer
             asked, held = len(writer.journal.history().intents) - 1, len(past.history.intents) - 1
             source = writer.source
             source.extended = Extension(past.answered, held, asked - past.answered, source.set_aside())
-        super().settle(run, is_whole=is_whole)
+        super().finalize_journal(run, is_whole=is_whole)
 
 
 class Adding(_Replacing):
@@ -207,7 +207,7 @@ class Adding(_Replacing):
 
     name = "new"
 
-    def may_leave(self, past: RecordedPart) -> bool:
+    def may_leave_unused_records(self, past: RecordedPart) -> bool:
         """Return whether nothing new was recorded."""
         return not past.has_new_effects
 

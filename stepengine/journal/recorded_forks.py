@@ -170,7 +170,7 @@ class ForkReport:
         result: How it ended. Where a call left the record its status is ``failed``, and nobody knows how it would have ended.
         broke_at: The first effect that is not as recorded, such as ``"#5"``; ``""`` for a run that went as recorded.
         difference: How that effect differs; ``None`` for a place that the caller named.
-        by_request: Whether the difference is what a model is asked; if not, the handler does something else.
+        by_request: Whether a model request differs; if not, the handler does something else.
         served: Tool calls and functions after that place that the record answered.
         simulated: Those that the caller's function answered.
         performed: Those that were performed, because that may be done twice.
@@ -390,7 +390,7 @@ class ForkReplayer(Replayer):
             self._writer.append(asked)
             return True
         error = self._errors.make_changed_error(known, asked, item)
-        self._leave_record(address, error, by_request=known.type == asked.type == "model_call")
+        self._diverge(address, error, is_model_request=known.type == asked.type == "model_call")
         return self._try_answer_by_rules(asked, item)
 
     def _try_answer_unrecorded(self, asked: Intent, item: Item) -> bool:
@@ -404,15 +404,15 @@ class ForkReplayer(Replayer):
             if ended is None and not self._past.history.is_complete:
                 return True
             error = self._errors.make_extra_effect_error(asked, item)
-            self._leave_record(asked.address, error, by_request=False)
+            self._diverge(asked.address, error, is_model_request=False)
         return self._try_answer_by_rules(asked, item)
 
-    def _leave_record(self, address: Address, error: ReplayDivergence, *, by_request: bool) -> None:
-        """Discard the record from an effect on that differs; raise if the fork has a fixed place not reached yet."""
+    def _diverge(self, address: Address, error: ReplayDivergence, *, is_model_request: bool) -> None:
+        """Leave the record at an effect that differs; raise *error* if the fork has a fixed place that is not reached yet."""
         if self._rules.at is not None and not self._has_left_record:
             raise self._writer.fail(error)
         if not self._has_left_record:
-            self._count.difference, self._count.by_request = error, by_request
+            self._count.difference, self._count.by_request = error, is_model_request
         self._discard_from(address)
 
     def _discard_from(self, address: Address) -> None:
@@ -520,7 +520,7 @@ class ForkReplayer(Replayer):
         error = self._find_end_difference(self._past.history.outcome(known), outcome, item)
         if error is None:
             return super().confirm(known, outcome, item)
-        self._leave_record((item.path, item.effect.seq + 1), error, by_request=False)
+        self._diverge((item.path, item.effect.seq + 1), error, is_model_request=False)
         return None
 
     def _find_end_difference(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
@@ -539,7 +539,7 @@ class ForkReplayer(Replayer):
     def starts_alike(self, asked: Intent) -> None:
         """Discard the record because the run starts with something other than recorded."""
         error = self._errors.make_start_error(asked)
-        self._leave_record(("", 0), error, by_request=False)
+        self._diverge(("", 0), error, is_model_request=False)
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
 

@@ -223,7 +223,7 @@ class Replayer:
         Raises:
             ReplayDivergence: that *error*, unless the run may leave something.
         """
-        if error is not None and not self._mode.may_leave(self._past):
+        if error is not None and not self._mode.may_leave_unused_records(self._past):
             raise error
 
     def has_recorded_start(self, address: Address) -> bool:

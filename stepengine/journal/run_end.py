@@ -122,7 +122,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
         run.writer.append(_make_stop_record(attrs.evolve(stop, kind=kind), at))
     run.writer.commit()
-    run.mode.settle(run, is_whole=finished.status is not RunStatus.FAILED and unused is None)
+    run.mode.finalize_journal(run, is_whole=finished.status is not RunStatus.FAILED and unused is None)
     return finished
 
 

@@ -240,7 +240,7 @@ def _make_step_result(
     if not output.is_given:
         return y.StepResult(run.snapshot.moment(), results, complete, texts, value)
     of_turn = output.decoded() if output.is_of_turn else None
-    return y.StepResult(output.add_to_state(run.snapshot.state()), results, complete, texts, value, of_turn)
+    return y.StepResult(output.with_decoded_output(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 
 def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:

@@ -106,8 +106,8 @@ class Output:
         """Record that a new turn starts, which has set no output yet."""
         self.is_of_turn = False
 
-    def add_to_state(self, state: AgentState) -> AgentState:
-        """Return *state* with this output in the author's own type."""
+    def with_decoded_output(self, state: AgentState) -> AgentState:
+        """Return *state* with its output decoded to the author's own type; *state* itself if there is nothing to decode."""
         if self._plan.decode_output is None or state.output is None:
             return state
         # The same object for the same state: whoever compares two states compares no transcripts.

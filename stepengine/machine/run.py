@@ -450,7 +450,7 @@ def _make_context(run: RunState) -> StepContext:
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
-        agent_state=run.output.add_to_state(run.snapshot.state()),
+        agent_state=run.output.with_decoded_output(run.snapshot.state()),
         model=plan.model,
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one

@@ -423,10 +423,9 @@ class RunState:
 
     def apply(self, change: RequestedChange, by: str = "") -> None:
         """
-        Apply the change of a hook or tool; *by* names it in the event about a smaller prompt.
+        Apply the change of a hook or tool. In a tool's body, all but context and values waits for the call's result.
 
-        In the body of a tool it waits until the call has its result: the conversation is the caller's. What the next call of the
-        body may look at, context and values, is there at once.
+        *by* names the hook or tool in the event about a smaller prompt.
         """
         assert isinstance(change, Change)  # noqa: S101 - the one implementation
         # Made here as well, a change would be made twice: now, and when the call has its result. And in between a crash

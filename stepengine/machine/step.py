@@ -443,13 +443,13 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
 
 
 def _request_continuation(
-    run: RunState, request: ModelRequest, purpose: Purpose, begun: ModelReply, *asked: Message
+    run: RunState, request: ModelRequest, purpose: Purpose, started: ModelReply, *more: Message
 ) -> Flow[ModelReply]:
-    """Request the continuation of *begun*, which is sent back unchanged."""
+    """Send *started* back unchanged, then *more*; return the reply that continues it, without joining them."""
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
-    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
-    effect = CallModel(run.effects.number(), longer, purpose, call_id=_make_id_function(run, begun))
+    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(started.content), *more))
+    effect = CallModel(run.effects.number(), longer, purpose, call_id=_make_id_function(run, started))
     return _receive_reply(run, (yield effect), effect)
 
 

@@ -30,7 +30,7 @@ __all__ = (
     "find_objects",
     "find_stated_cost",
     "find_text",
-    "listed",
+    "format_sources",
     "make_media_part",
     "make_reply",
     "parse_dollar_text",
@@ -263,10 +263,10 @@ def _get_token_count(details: object, name: str) -> int:
 
 
 def shorten_text(text: str) -> str:
-    """Return *text* in a length that people look at."""
+    """Return *text*, cut and with ``...`` at the end if it is too long to show."""
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
-def listed(sources: list[tuple[str, str]]) -> str:
-    """Return titles and addresses, a line each."""
+def format_sources(sources: list[tuple[str, str]]) -> str:
+    """Return a line ``title address`` for each source, without empty ones; a long text is cut."""
     return shorten_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))

@@ -145,7 +145,7 @@ def encode_members(
         body = own.get("body")
         for more in ({name: value for name, value in own.items() if name not in RESERVED}, body):
             if isinstance(more, Mapping):
-                given = {**_merge_objects(given, more), **_concatenate_tools(given, more)}
+                given = {**_merge_objects(given, more), **_join_tools_member(given, more)}
     members = {name: encode_json(value) for name, value in given.items()}
     if request.tools:
         more = given.get("tools")
@@ -155,7 +155,8 @@ def encode_members(
     return members
 
 
-def _concatenate_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+def _join_tools_member(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """Return only ``{"tools": [...]}`` with the tools of both bodies; ``{}`` unless both have a list."""
     lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 

@@ -189,9 +189,9 @@ def journal(stepengine_journal: JournalFixture) -> JournalFixture:
 @pytest.fixture
 def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]:
     """
-    Return a function that creates engines, `stepengine_engine(agents, ...)`, with a test clock and a fixed seed.
+    Return a function that creates engines with a test clock, a fixed seed and the test's cassette.
 
-    Their providers use the test's cassette. In a test with a journal and without a cassette the journal is the only record.
+    Call it as `stepengine_engine(agents, ...)`. In a test with a journal and without a cassette, no cassette is used.
     """
     from stepengine.testing.engines import EngineFactory
 

@@ -22,7 +22,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.json import MAX_DIGITS, MAX_NUMBER, MIN_NUMBER, JsonDict, JsonValue, freeze_object
 from stepengine.errors import DataError, DefinitionError
-from stepengine.tools.arguments import without_titles
+from stepengine.tools.arguments import remove_titles
 from stepengine.tools.schemas import JsonSchema
 
 MAX_DEPTH_LEVELS = 50
@@ -546,7 +546,6 @@ class _SchemaReading:
     def _read_statement(
         self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
     ) -> None:
-        """Read one statement of a class."""
         match statement:
             case ast.Pass():
                 pass
@@ -1093,7 +1092,7 @@ class _SchemaReading:
 
     def _make_definition(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
         try:
-            return _Definition(freeze_object(without_titles(_sort_like_pydantic(schema))), frozenset(refers), size + 1)
+            return _Definition(freeze_object(remove_titles(_sort_like_pydantic(schema))), frozenset(refers), size + 1)
         except DataError as error:
             return self._refuse(f"it is no JSON: {error}; texts of whole characters would be fine")
 

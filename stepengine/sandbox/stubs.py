@@ -26,7 +26,7 @@ from stepengine.data.json import MAX_INT, thaw
 from stepengine.data.tools import ToolSpec
 from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.tools.agent_tools import agent_tool
-from stepengine.tools.arguments import without_titles
+from stepengine.tools.arguments import remove_titles
 
 Kind: TypeAlias = Literal["tool", "agent", "ask", "search", "describe"]
 
@@ -276,7 +276,7 @@ def _stub_source_of_tool(tool: ToolSpec, output: Any) -> _StubSource:
 def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
     spec = agent_tool(agent).spec
     given: Any = agent.output_schema
-    output = given if given is None or isinstance(given, Mapping) else without_titles(given.model_json_schema())
+    output = given if given is None or isinstance(given, Mapping) else remove_titles(given.model_json_schema())
     return _StubSource("agent", agent.id, spec.name, spec.description, spec.input_schema, output)
 
 

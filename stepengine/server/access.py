@@ -789,7 +789,8 @@ class Guard:
     # --- how much it is ---
 
     def _check_rate(self, buckets: _TokenBuckets, key: str, *, cost: int = 1) -> None:
-        wait = buckets.take(key, cost)
+        """Spend *cost* tokens of a bucket; raise ``Problem`` 429 if it has none."""
+        wait = buckets.spend(key, cost)
         if wait > 0:
             seconds = str(math.ceil(wait))
             msg = f"these are too many requests; the next one is fine in {seconds} s"
@@ -940,8 +941,8 @@ class _TokenBuckets:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: str, cost: int = 1) -> float:
-        """Remove *cost* tokens from the bucket of *key* and return 0; if it has none, return the seconds until it has one."""
+    def spend(self, key: str, cost: int = 1) -> float:
+        """Remove *cost* tokens, even into debt, if there is one at least, and return 0; else return the seconds until there is one."""
         now = self._clock()
         level, at = self._levels.pop(key, (float(self._burst), now))
         level = min(self._burst, level + (now - at) * self._rate)

@@ -218,7 +218,7 @@ class LiveRuns:
         return waits
 
     async def interrupt_all(self) -> None:
-        """Interrupt the runs that still execute; the next process resumes them."""
+        """Interrupt the executing runs in turn, and wait until each has stopped. The next process resumes them."""
         for handle in list(self.handles.values()):
             await handle.shutdown()
 

@@ -49,7 +49,7 @@ def require_runs_in_folder(known: AnyRuns) -> Runs:
     Return the runs of a server without a database; raise ``Problem`` for one with a database, which has no conversations.
 
     Raises:
-        Problem: 501, for those of a database, whose runs are not chained yet.
+        Problem: 501, for a server with a database, whose runs do not form conversations yet.
     """
     if not isinstance(known, Runs):
         msg = "over runs in a database this server speaks neither AG-UI nor Vercel's protocol nor MCP; over a folder or RUNS.db it does"
@@ -59,10 +59,10 @@ def require_runs_in_folder(known: AnyRuns) -> Runs:
 
 def get_path_agent(request: Request) -> str:
     """
-    Return the id of the agent in the path of a request.
+    Return the agent id in the path of a request. An unknown agent is a 404, a server with a database a 501.
 
     Raises:
-        Problem: when there is none of that id, or the runs are in a database.
+        Problem: as described above.
     """
     runs = require_runs_in_folder(request.app.state.runs)
     name: str = request.path_params["agent"]

@@ -111,7 +111,7 @@ class RunMessenger:
         except InputError:
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
-        await self._notify_run(row)
+        await self._deliver_mail(row)
 
     async def answer_turn(
         self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
@@ -167,7 +167,7 @@ class RunMessenger:
                 raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
             if not is_new:
                 use.refund()
-        await self._notify_run(row)
+        await self._deliver_mail(row)
         return is_new
 
     async def say(self, row: RunRow, text: str) -> None:
@@ -200,7 +200,7 @@ class RunMessenger:
             raise Problem(error.message, status=409, kind="no_such_call") from error
         except StepEngineError as error:
             raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
-        await self._notify_run(row)
+        await self._deliver_mail(row)
 
     async def _send(self, row: RunRow, letter: Letter) -> Letter | None:
         """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
@@ -212,7 +212,7 @@ class RunMessenger:
             return None
         except InputError:  # the run was cancelled before, with another reason
             return letter
-        await self._notify_run(row)
+        await self._deliver_mail(row)
         return letter
 
     def _write_letters(self, row: RunRow, letters: Iterable[Letter]) -> None:
@@ -220,8 +220,8 @@ class RunMessenger:
         for letter in letters:
             box.post(letter)
 
-    async def _notify_run(self, row: RunRow) -> None:
-        """Notify a run of what is in its mailbox, whichever process has it."""
+    async def _deliver_mail(self, row: RunRow) -> None:
+        """Have a run read its mailbox: here if it executes here, else by resuming it unless another process has it."""
         # In the ledger first, also for a run of this process, which may be suspended at this moment: if this process dies
         # now, the run is resumed.
         await self._store.write(make_message_arrived_act(row.run))

@@ -287,7 +287,7 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
 def _collect_all_source_lines(engine: Engine, journal: Journal, name: str) -> bytes:
     """Replay a run, and return the source lines of its handlers at each step, as JSON."""
     view = RunPayload(PageTexts(), name)
-    view.take(load_stored_history(journal))
+    view.add_records(load_stored_history(journal))
     own = len(view.texts.all)
     try:
         walked = collect_handler_positions(engine.stepper(journal), view)

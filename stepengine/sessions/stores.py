@@ -460,9 +460,10 @@ class FileSessions(Store):
             return Session(info=SessionInfo(session_id=session_id))
         _check_own_files(folder)
         with self._lock(folder):
-            return self._read(session_id, folder)
+            return self._read_or_make(session_id, folder)
 
-    def _read(self, session_id: str, folder: Path) -> Session:
+    def _read_or_make(self, session_id: str, folder: Path) -> Session:
+        """Return a session from its three files; without them, an empty one."""
         described = _read_json(folder / "metadata.json")
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:

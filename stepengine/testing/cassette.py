@@ -51,7 +51,7 @@ from stepengine.testing.traffic_redaction import (
     SecretFound,
     clean_url,
     find_request_secrets,
-    is_unread,
+    has_binary_body,
     secrets_in_headers,
 )
 from stepengine.workspace.after_fork import Lock
@@ -242,7 +242,7 @@ class Cassette:
                 f"{interaction.request.method} {interaction.request.url}: its {what} is no text"
                 for interaction in self.complete
                 for what, message in (("body", interaction.request), ("reply", interaction.response))
-                if is_unread(message)
+                if has_binary_body(message)
             ]
         )
 

@@ -65,9 +65,9 @@ class HandlerPlace:
     children: int = 0
 
 
-def make_step_result(asked: Yieldable, answer: object, place: HandlerPlace) -> StepResult:
+def make_step_result(yielded: Yieldable, answer: object, place: HandlerPlace) -> StepResult:
     """
-    Return the ``StepResult`` for *asked*, yielded at *place*, from a short *answer* such as a text.
+    Return the ``StepResult`` for *yielded*, yielded at *place*, from a short *answer* such as a text.
 
     Raises:
         DataError: when it does not fit.
@@ -75,51 +75,53 @@ def make_step_result(asked: Yieldable, answer: object, place: HandlerPlace) -> S
     if isinstance(answer, StepResult):
         return answer
     try:
-        make = STEPS.get(type(asked))
+        make = STEPS.get(type(yielded))
         if make is not None:
-            return make(asked, answer, place)
-        return StepResult(place.state, value=_answer_value(asked, answer, place))
+            return make(yielded, answer, place)
+        return StepResult(place.state, value=_answer_value(yielded, answer, place))
     except DataError as error:
         # Raised anew, so that the test is shown its own line and not where the value was looked at.
         known = MISFIT in error.message
-        msg = error.message if known else f"{answer!r}{MISFIT}{asked!r}: {error.message}"
+        msg = error.message if known else f"{answer!r}{MISFIT}{yielded!r}: {error.message}"
         raise DataError(msg) from None
 
 
-def time_after(asked: object, value: object, now: datetime) -> datetime:
-    """Return the time after the yield *asked* at *now* returned *value*. Only waits advance the time."""
-    if isinstance(asked, Sleep) and isinstance(value, datetime):
+def advance_time(yielded: object, value: object, now: datetime) -> datetime:
+    """Return the time after *yielded*, yielded at *now*, has returned *value*. Only waits advance the time."""
+    if isinstance(yielded, Sleep) and isinstance(value, datetime):
         return max(now, value)
-    if isinstance(asked, Race) and isinstance(value, tuple):
-        return time_after(asked.members[value[0]], value[1], now)
-    if isinstance(asked, Parallel) and isinstance(value, tuple):
-        return max([now, *[time_after(one, came, now) for one, came in zip(asked.calls, value, strict=False)]])
-    is_over = isinstance(asked, Receive) and value is None
-    if isinstance(asked, Wait) and isinstance(value, Waited):
-        is_over = len(value.done) < asked.need
-    patience = getattr(asked, "timeout", None) if is_over else None
+    if isinstance(yielded, Race) and isinstance(value, tuple):
+        return advance_time(yielded.members[value[0]], value[1], now)
+    if isinstance(yielded, Parallel) and isinstance(value, tuple):
+        return max([now, *[advance_time(one, came, now) for one, came in zip(yielded.calls, value, strict=False)]])
+    is_over = isinstance(yielded, Receive) and value is None
+    if isinstance(yielded, Wait) and isinstance(value, Waited):
+        is_over = len(value.done) < yielded.need
+    patience = getattr(yielded, "timeout", None) if is_over else None
     return now if patience is None else now + timedelta(seconds=patience)
 
 
-def _answer_parallel(asked: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
-    answers = _check_items(asked, answer)
-    if len(answers) != len(asked.calls):
-        raise _make_misfit_error(asked, answer, f"a list with one answer for each of its {len(asked.calls)} members")
-    value = tuple([_answer_member(call, given, place) for call, given in zip(asked.calls, answers, strict=True)])
+def _answer_parallel(yielded: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
+    answers = _check_items(yielded, answer)
+    if len(answers) != len(yielded.calls):
+        raise _make_misfit_error(
+            yielded, answer, f"a list with one answer for each of its {len(yielded.calls)} members"
+        )
+    value = tuple([_answer_member(call, given, place) for call, given in zip(yielded.calls, answers, strict=True)])
     return StepResult(place.state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
 
 
-def _answer_member(asked: object, answer: object, place: HandlerPlace) -> Any:
+def _answer_member(yielded: object, answer: object, place: HandlerPlace) -> Any:
     """Return the entry of a member of a ``Parallel`` or ``Race``, in which an error is a value: that of what failed."""
     if not isinstance(answer, Exception):
-        return _answer_value(asked, answer, place)
-    if isinstance(asked, ToolCall):
-        return ToolResult.error(str(answer), tool_name=asked.tool)
-    if isinstance(asked, AgentCall):
-        return ChildResult(agent_id=asked.agent_id, status=RunStatus.FAILED, error=_as_child_error(answer))
-    if isinstance(asked, Perform):
-        return _as_perform_error(asked, answer)
-    raise _make_misfit_error(asked, answer, "an answer, since it does not fail")
+        return _answer_value(yielded, answer, place)
+    if isinstance(yielded, ToolCall):
+        return ToolResult.error(str(answer), tool_name=yielded.tool)
+    if isinstance(yielded, AgentCall):
+        return ChildResult(agent_id=yielded.agent_id, status=RunStatus.FAILED, error=_as_child_error(answer))
+    if isinstance(yielded, Perform):
+        return _as_perform_error(yielded, answer)
+    raise _make_misfit_error(yielded, answer, "an answer, since it does not fail")
 
 
 def _as_child_error(error: Exception) -> StepEngineError:
@@ -131,34 +133,34 @@ def _as_child_error(error: Exception) -> StepEngineError:
     return known
 
 
-def _as_perform_error(asked: Perform[Any], error: Exception) -> PerformError:
+def _as_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
     if isinstance(error, PerformError):
         return error
     kind = type(error).__name__
-    failed = PerformError(f"Perform({asked.name}) raised {kind}: {error}", kind=kind)
+    failed = PerformError(f"Perform({yielded.name}) raised {kind}: {error}", kind=kind)
     failed.__cause__ = error
     return failed
 
 
-def _answer_value(asked: Any, answer: Any, place: HandlerPlace) -> Any:
+def _answer_value(yielded: Any, answer: Any, place: HandlerPlace) -> Any:
     """Return the value for a yield from a short *answer*, alone or as a member of others."""
-    if answer is ABSENT and type(asked) not in MAY_BE_EMPTY:
-        raise _make_misfit_error(asked, answer, FORMS.get(type(asked), "a value"))
-    return VALUES.get(type(asked), _answer_plain)(asked, answer, place)
+    if answer is ABSENT and type(yielded) not in MAY_BE_EMPTY:
+        raise _make_misfit_error(yielded, answer, FORMS.get(type(yielded), "a value"))
+    return VALUES.get(type(yielded), _answer_plain)(yielded, answer, place)
 
 
-def _answer_plain(asked: object, answer: object, _: HandlerPlace) -> object:
+def _answer_plain(yielded: object, answer: object, _: HandlerPlace) -> object:
     """Return the answer to a yield that becomes one effect: a value of that effect's type, by default an empty one."""
-    kind: Any = ROWS[EFFECT_OF[type(asked)]].outcome
+    kind: Any = ROWS[EFFECT_OF[type(yielded)]].outcome
     if answer is ABSENT:
         return kind()
     if isinstance(answer, kind):
         return answer
-    raise _make_misfit_error(asked, answer, FORMS[type(asked)])
+    raise _make_misfit_error(yielded, answer, FORMS[type(yielded)])
 
 
-def _answer_ask(asked: Ask, answer: Any, _: HandlerPlace) -> Any:
-    question = Question("q1", asked.question, asked.options, asked.multi_select, allow_text=asked.allow_text)
+def _answer_ask(yielded: Ask, answer: Any, _: HandlerPlace) -> Any:
+    question = Question("q1", yielded.question, yielded.options, yielded.multi_select, allow_text=yielded.allow_text)
     return to_answer(answer, question).value
 
 
@@ -169,111 +171,111 @@ def _answer_perform(_: object, answer: Any, __: HandlerPlace) -> Any:
 # --- what waits -------------------------------------------------------------------------------------------------------
 
 
-def _answer_sleep(asked: Sleep, answer: object, place: HandlerPlace) -> datetime:
+def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> datetime:
     """Return the wake time of a sleep: its planned time, or the answer of the test."""
     if answer is ABSENT:
-        due = place.now + timedelta(seconds=asked.seconds or 0)
-        return max(place.now, asked.until.astimezone(UTC)) if asked.until is not None else due
+        due = place.now + timedelta(seconds=yielded.seconds or 0)
+        return max(place.now, yielded.until.astimezone(UTC)) if yielded.until is not None else due
     if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= place.now:
         return answer.astimezone(UTC)
     raise _make_misfit_error(
-        asked, answer, f"nothing, or a date with a time zone that is not before {place.now.isoformat()}"
+        yielded, answer, f"nothing, or a date with a time zone that is not before {place.now.isoformat()}"
     )
 
 
-def _answer_receive(asked: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
+def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
     if answer is None:
-        if asked.timeout is None:
-            raise _make_misfit_error(asked, answer, "a message, since it has no timeout")
+        if yielded.timeout is None:
+            raise _make_misfit_error(yielded, answer, "a message, since it has no timeout")
         return None
     message = freeze(answer)
-    problem = make_message_checker(asked.topic, asked.schema)(message)
+    problem = make_message_checker(yielded.topic, yielded.schema)(message)
     if problem:
-        raise _make_misfit_error(asked, answer, f"what fits its schema ({problem})")
+        raise _make_misfit_error(yielded, answer, f"what fits its schema ({problem})")
     return message
 
 
-def _answer_start(asked: Start[Any], answer: Any, place: HandlerPlace) -> Any:
+def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     """Return references to the children, made up where the test gives none."""
     if answer is ABSENT:
-        numbers = range(place.children, place.children + len(asked.calls))
+        numbers = range(place.children, place.children + len(yielded.calls))
         made = [
             ChildRef(f"{place.state.run_id}-{n}", call.agent_id, str(n))
-            for n, call in zip(numbers, asked.calls, strict=True)
+            for n, call in zip(numbers, yielded.calls, strict=True)
         ]
         return made[0] if len(made) == 1 else tuple(made)
     given = answer if isinstance(answer, list | tuple) else (answer,)
-    fits = all(isinstance(ref, ChildRef) for ref in given) and len({ref.path for ref in given}) == len(asked.calls)
-    if not fits or [ref.agent_id for ref in given] != [call.agent_id for call in asked.calls]:
-        of = ", ".join([repr(call.agent_id) for call in asked.calls])
-        raise _make_misfit_error(asked, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own")
+    fits = all(isinstance(ref, ChildRef) for ref in given) and len({ref.path for ref in given}) == len(yielded.calls)
+    if not fits or [ref.agent_id for ref in given] != [call.agent_id for call in yielded.calls]:
+        of = ", ".join([repr(call.agent_id) for call in yielded.calls])
+        raise _make_misfit_error(yielded, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own")
     return given[0] if len(given) == 1 else tuple(given)
 
 
-def _answer_wait(asked: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
+def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
-        given = _results_by_ref(asked, answer)
-        done = tuple([_child_result(ref, came, asked) for ref, came in given.items()])
-        waited = Waited(done, tuple([ref for ref in asked.refs if ref not in given]))
+        given = _results_by_ref(yielded, answer)
+        done = tuple([_child_result(ref, came, yielded) for ref, came in given.items()])
+        waited = Waited(done, tuple([ref for ref in yielded.refs if ref not in given]))
     ids = [*[child.run_id for child in waited.done], *[ref.id for ref in waited.open]]
-    if sorted(ids) != sorted([ref.id for ref in asked.refs]):
+    if sorted(ids) != sorted([ref.id for ref in yielded.refs]):
         raise _make_misfit_error(
-            asked, answer, "a Waited with each of its children once, by the ids of their references"
+            yielded, answer, "a Waited with each of its children once, by the ids of their references"
         )
-    if len(waited.done) < asked.need and asked.timeout is None:
-        raise _make_misfit_error(asked, answer, f"how {asked.need} of them ended, since it has no timeout")
+    if len(waited.done) < yielded.need and yielded.timeout is None:
+        raise _make_misfit_error(yielded, answer, f"how {yielded.need} of them ended, since it has no timeout")
     return waited
 
 
-def _results_by_ref(asked: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
+def _results_by_ref(yielded: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
     """Return the results by child, in the order in which they ended. Missing children are still running."""
     if answer is ABSENT:
         return {}
     if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):
-        if not {*answer} <= {*asked.refs}:
-            raise _make_misfit_error(asked, answer, "no child that it does not wait for")
+        if not {*answer} <= {*yielded.refs}:
+            raise _make_misfit_error(yielded, answer, "no child that it does not wait for")
         return answer
-    answers = [answer] if len(asked.refs) == 1 else answer
-    if not isinstance(answers, list | tuple) or len(answers) != len(asked.refs):
-        raise _make_misfit_error(asked, answer, FORMS[Wait])
-    return dict(zip(asked.refs, answers, strict=True))
+    answers = [answer] if len(yielded.refs) == 1 else answer
+    if not isinstance(answers, list | tuple) or len(answers) != len(yielded.refs):
+        raise _make_misfit_error(yielded, answer, FORMS[Wait])
+    return dict(zip(yielded.refs, answers, strict=True))
 
 
-def _child_result(ref: ChildRef[Any], answer: object, asked: object) -> ChildResult[Any]:
+def _child_result(ref: ChildRef[Any], answer: object, yielded: object) -> ChildResult[Any]:
     """Return the result of a child in the background."""
     if isinstance(answer, Exception):
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_as_child_error(answer))
     if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
-        raise _make_misfit_error(asked, answer, f"a ChildResult whose run_id is {ref.id!r}, or that has none")
-    return attrs.evolve(_make_child_result(asked, ref.agent_id, answer), run_id=ref.id)
+        raise _make_misfit_error(yielded, answer, f"a ChildResult whose run_id is {ref.id!r}, or that has none")
+    return attrs.evolve(_make_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
 
 
-def _answer_send(asked: Send, answer: object, _: HandlerPlace) -> bool:
-    return True if answer is ABSENT else bool(_checked_answer(bool, asked, answer))
+def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
+    return True if answer is ABSENT else bool(_checked_answer(bool, yielded, answer))
 
 
-def _answer_cancel(asked: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
-    ref = asked.ref
+def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
+    ref = yielded.ref
     if answer is ABSENT:
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
-    return _child_result(ref, answer, asked)
+    return _child_result(ref, answer, yielded)
 
 
-def _answer_race(asked: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
+def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
-    if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(asked.members):
-        raise _make_misfit_error(asked, answer, FORMS[Race])
-    return answer[0], _answer_member(asked.members[answer[0]], answer[1], place)
+    if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(yielded.members):
+        raise _make_misfit_error(yielded, answer, FORMS[Race])
+    return answer[0], _answer_member(yielded.members[answer[0]], answer[1], place)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _make_tool_result(asked: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+def _make_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
     result = _block_result(answer)
-    return result if result.tool_name else attrs.evolve(result, tool_name=asked.tool)
+    return result if result.tool_name else attrs.evolve(result, tool_name=yielded.tool)
 
 
 def _block_result(answer: Any) -> ToolResult:
@@ -282,63 +284,65 @@ def _block_result(answer: Any) -> ToolResult:
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
 
 
-def _make_child_result(asked: object, agent_id: str, answer: object) -> ChildResult[Any]:
+def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildResult[Any]:
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
-        raise _make_misfit_error(asked, answer, "a ChildResult, or its output; throw an error that ends it")
+        raise _make_misfit_error(yielded, answer, "a ChildResult, or its output; throw an error that ends it")
     return ChildResult(agent_id=agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
-def _answer_step(asked: object, answer: object, place: HandlerPlace) -> StepResult:
+def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepResult:
     state = place.state
     if answer is ABSENT:
-        return StepResult(state, steps_complete=asked is Sentinel.STEP_ALL)
+        return StepResult(state, steps_complete=yielded is Sentinel.STEP_ALL)
     if isinstance(answer, AgentState):
-        return StepResult(answer, steps_complete=asked is Sentinel.STEP_ALL)
-    reply = _make_reply(asked, answer)
+        return StepResult(answer, steps_complete=yielded is Sentinel.STEP_ALL)
+    reply = _make_reply(yielded, answer)
     if reply.tool_calls:
-        raise _make_misfit_error(asked, answer, "a StepResult, since the results of tool calls belong into its history")
+        raise _make_misfit_error(
+            yielded, answer, "a StepResult, since the results of tool calls belong into its history"
+        )
     history = state.message_history.append(AssistantMessage(reply.content))
-    complete = asked is Sentinel.STEP_ALL or reply.stop_reason is StopReason.END_TURN
+    complete = yielded is Sentinel.STEP_ALL or reply.stop_reason is StopReason.END_TURN
     after = attrs.evolve(state, message_history=history, view=history, step_index=state.step_index + 1)
     return StepResult(after, steps_complete=complete)
 
 
-def _make_reply(asked: object, answer: object) -> ModelReply:
-    return ModelReply(answer) if isinstance(answer, str) else _checked_answer(ModelReply, asked, answer)
+def _make_reply(yielded: object, answer: object) -> ModelReply:
+    return ModelReply(answer) if isinstance(answer, str) else _checked_answer(ModelReply, yielded, answer)
 
 
-def _check_items(asked: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
+def _check_items(yielded: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
     if answer is ABSENT and empty:
         return ()
     if isinstance(answer, list | tuple):
         return answer
-    raise _make_misfit_error(asked, answer, "a list")
+    raise _make_misfit_error(yielded, answer, "a list")
 
 
-def _checked_answer(kind: type[object], asked: object, answer: object) -> Any:
+def _checked_answer(kind: type[object], yielded: object, answer: object) -> Any:
     if isinstance(answer, kind):
         return answer
-    raise _make_misfit_error(asked, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
+    raise _make_misfit_error(yielded, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
 
 
-def _make_misfit_error(asked: object, answer: object, fine: str) -> DataError:
+def _make_misfit_error(yielded: object, answer: object, fine: str) -> DataError:
     given = "nothing" if answer is ABSENT else repr(answer)
-    return DataError(f"{given}{MISFIT}{asked!r}; send {fine}, or a StepResult")
+    return DataError(f"{given}{MISFIT}{yielded!r}; send {fine}, or a StepResult")
 
 
-def _answer_tool_call(asked: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, (_answer_value(asked, answer, place),))
+def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
+    return StepResult(place.state, (_answer_value(yielded, answer, place),))
 
 
-def _answer_step_text(asked: StepText, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, tuple([_block_result(r) for r in _check_items(asked, answer, empty=True)]))
+def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
+    return StepResult(place.state, tuple([_block_result(r) for r in _check_items(yielded, answer, empty=True)]))
 
 
-def _answer_generate_n(asked: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
+def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
     return StepResult(
-        place.state, n_responses=tuple([_checked_answer(str, asked, t) for t in _check_items(asked, answer)])
+        place.state, n_responses=tuple([_checked_answer(str, yielded, t) for t in _check_items(yielded, answer)])
     )
 
 
@@ -354,10 +358,10 @@ STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
 
 VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
     ToolCall: _make_tool_result,
-    AgentCall: lambda asked, answer, _: _make_child_result(asked, asked.agent_id, answer),
+    AgentCall: lambda yielded, answer, _: _make_child_result(yielded, yielded.agent_id, answer),
     Perform: _answer_perform,
     Ask: _answer_ask,
-    Complete: lambda asked, answer, _: _make_reply(asked, answer),
+    Complete: lambda yielded, answer, _: _make_reply(yielded, answer),
     Sleep: _answer_sleep,
     Receive: _answer_receive,
     Start: _answer_start,

@@ -57,10 +57,10 @@ __all__ = (
     "SecretFound",
     "clean_events",
     "clean_url",
+    "has_binary_body",
     "is_credential_exchange",
     "is_presigned",
     "is_telemetry",
-    "is_unread",
     "join_texts",
     "secrets_in_headers",
     "vcr_config",
@@ -340,7 +340,7 @@ def _find_encoding(body: bytes, kind: str) -> str:
     return ""
 
 
-def is_unread(message: RecordedRequest | RecordedResponse) -> bool:
+def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
     """Return True if the body of *message* is no text, so that only known values are searched in it."""
     encoding = message.header("content-encoding")
     body = decode_body(message.body, encoding) if encoding else message.body
@@ -402,8 +402,8 @@ def _is_host_of(value: str, url: str) -> bool:
     return value.strip().lower().removesuffix(port) == host.removesuffix(port)
 
 
-def is_recorded_header(name: str) -> bool:
-    """Return whether a header of a request, in lower case, is stored: one that counts, or that holds a secret that counts."""
+def is_recorded_request_header(name: str) -> bool:
+    """Return whether a header of a request, in lower case, is stored: matching compares its value, or that it has a secret."""
     return is_counted(name) or (is_secret_name(name, "header") and not is_uncounted(name))
 
 
@@ -499,7 +499,7 @@ class Cleaner:
         headers = [
             (n, self.header(n, v))
             for n, v in request.headers
-            if is_recorded_header(n) and not (n == "host" and _is_host_of(v, request.url))
+            if is_recorded_request_header(n) and not (n == "host" and _is_host_of(v, request.url))
         ]
         kind, encoding = request.header("content-type"), request.header("content-encoding")
         plain = decode_body(request.body, encoding) if encoding else request.body

@@ -21,7 +21,7 @@ from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.data.typed_values import dump_model, is_model
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
-from stepengine.tools.arguments import without_titles
+from stepengine.tools.arguments import remove_titles
 from stepengine.tools.control import (
     ALIASES,
     ask_user_tool,
@@ -208,7 +208,7 @@ def params_schema(definition: AgentDefinition) -> JsonDict | None:
     if given is None:
         return None
     try:
-        schema = thaw(given) if isinstance(given, Mapping) else without_titles(given.model_json_schema())
+        schema = thaw(given) if isinstance(given, Mapping) else remove_titles(given.model_json_schema())
         frozen = freeze_object(schema)
     except Exception as error:
         msg = f"agent {definition.id!r}: its params have no JSON Schema, so it cannot be offered as a tool: {error}"
@@ -417,7 +417,6 @@ def _agents_schema(item: Mapping[str, object]) -> JsonDict:
 
 
 def _make_spawn_agents_tool() -> Tool:
-    """Return the tool ``spawn_agents``."""
     spec = _make_spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
     check = make_validator(spec.name, _agents_schema({}))
 
@@ -434,7 +433,6 @@ def _make_spawn_agents_tool() -> Tool:
 
 
 def _make_spawn_inline_tool() -> Tool:
-    """Return the tool ``spawn_agent_inline``."""
     spec = _make_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
     return make_checked_tool(spec, Spawning(lambda value: [_make_child_request(value)], _inline_result, is_inline=True))
 

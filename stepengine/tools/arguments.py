@@ -111,7 +111,7 @@ def _check_iterables(adapter: TypeAdapter[Any], tool_name: str, signature: Signa
 
 
 def _json_schema(adapter: TypeAdapter[Any]) -> Any:
-    return without_titles(adapter.json_schema())
+    return remove_titles(adapter.json_schema())
 
 
 _bundled_json_schema = functools.lru_cache(maxsize=256)(_json_schema)
@@ -149,14 +149,14 @@ def _without_field_info(annotation: Any) -> Any:
     return Annotated[(annotation.__origin__, *kept)] if kept else annotation.__origin__
 
 
-def without_titles(schema: object) -> Any:
+def remove_titles(schema: object) -> Any:
     """
-    Return a schema without the titles that pydantic generates, since they do not help a model.
+    Return a schema without titles, which do not help a model; those set by its author are removed, too.
 
-    Only what is a schema loses its title: a member, a default or an example that is called ``title`` stays.
+    Properties, defaults and examples called ``title`` stay.
     """
     if isinstance(schema, list):
-        return [without_titles(s) for s in schema]
+        return [remove_titles(s) for s in schema]
     if not isinstance(schema, dict):
         return schema
     return {key: _drop_titles(key, value) for key, value in schema.items() if key != "title"}
@@ -164,8 +164,8 @@ def without_titles(schema: object) -> Any:
 
 def _drop_titles(keyword: str, value: object) -> object:
     if keyword in NAMED_SCHEMAS and isinstance(value, dict):
-        return {name: without_titles(schema) for name, schema in value.items()}
-    return without_titles(value) if keyword in SCHEMAS else value
+        return {name: remove_titles(schema) for name, schema in value.items()}
+    return remove_titles(value) if keyword in SCHEMAS else value
 
 
 def _is_same_json(given: Any, validated: Any) -> bool:

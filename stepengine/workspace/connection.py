@@ -220,7 +220,7 @@ class ProgramConnection:
 
     def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
-        Wait for the reply to a call.
+        Wait for the reply to a call. After *seconds*, end the connection and raise; if *cancelled* is set, only raise.
 
         Raises:
             OSError: when the call was refused by the system there.
@@ -299,7 +299,6 @@ class ProgramConnection:
             self._end_program()
 
     def _receive(self) -> None:
-        """Receive data from the program."""
         data = os.read(self._out, CHUNK_BYTES)
         if data:
             self._split_frames(data)

@@ -331,12 +331,14 @@ class Elsewhere:
         self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
     ) -> CallReply:
         """
-        Make a call, and wait for its reply or until the tool call is cancelled.
+        Make a call and wait for its reply. After 60 seconds, or if the tool call is cancelled, raise.
+
+        The connection ends after 60 seconds without a reply. After a cancelled tool call it stays open.
 
         Raises:
-            OSError: when the system there refused it.
-            UnknownOutcome: when no answer came, and the call may have changed something.
-            WorkspaceLost: when no answer came.
+            OSError: when the remote system refused the call.
+            UnknownOutcome: when no reply came, and the call may have changed something.
+            WorkspaceLost: when no reply came.
         """
         connection = self.connected(line)
         if closing := self._pop_closing():

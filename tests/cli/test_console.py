@@ -756,13 +756,13 @@ def test_splitting_markdown_takes_bounded_time(piece: str, monkeypatch: pytest.M
 def test_notes_wait_until_the_streaming_text_ends(markdown: bool) -> None:
     out = io.StringIO()
     screen = Screen(Console(file=out, width=80), markdown=markdown)
-    screen.note("(before)")
+    screen.print_between_texts("(before)")
     for piece in ("One ", "sentence.\n\nAnd ", "another."):
         screen.on_event(ev.TextDelta(text=piece))
-        screen.note(f"(during {piece[:3].strip()})")
+        screen.print_between_texts(f"(during {piece[:3].strip()})")
     while_open = out.getvalue()
     screen.on_event(ev.TextCompleted(text="One sentence.\n\nAnd another."))
-    screen.note("(after)")
+    screen.print_between_texts("(after)")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
     assert "during" not in while_open

@@ -42,7 +42,7 @@ PLAIN = tuple([f"{first}-{second}" for first, second in (("sword", "fish"), ("pl
 
 def viewed(journal: Journal) -> RunPayload:
     view = RunPayload(PageTexts(), "run.jsonl")
-    view.take(load_stored_history(journal))
+    view.add_records(load_stored_history(journal))
     return view
 
 
@@ -140,7 +140,7 @@ def test_every_cassette_of_the_repository_renders_as_a_page() -> None:
 
 def shown(message: Any) -> list[Any]:
     texts = PageTexts()
-    return texts.all[texts.parts(message.content)]  # type: ignore[no-any-return]
+    return texts.all[texts.add_parts(message.content)]  # type: ignore[no-any-return]
 
 
 @pytest.mark.spec("evaluation:JG42")
@@ -188,7 +188,7 @@ def test_page_has_replies_usage_calls_questions_times_and_children(reviewer: Jou
 )  # fmt: skip
 def test_picture_is_embedded_only_if_its_bytes_are_an_image(data: bytes, kind: str | None) -> None:
     texts = PageTexts()
-    texts.parts([ImagePart(data=data, mime_type="image/svg+xml")])
+    texts.add_parts([ImagePart(data=data, mime_type="image/svg+xml")])
 
     expected = [] if kind is None else [f"data:{kind};base64,{base64.b64encode(data).decode()}"]
     assert expected == texts.images
@@ -337,7 +337,7 @@ def test_integers_beyond_javascript_precision_are_rendered_as_strings() -> None:
     large = {"id": 2**53 + 1, "below": -(2**63), "most": 2**53 - 1, "many": [10**40], "yes": True}
     texts = PageTexts()
 
-    shown = texts.all[texts.number([{"json": large}])]
+    shown = texts.all[texts.add([{"json": large}])]
 
     assert [
         {

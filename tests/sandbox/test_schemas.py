@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from stepengine.data.json import thaw
 from stepengine.errors import DefinitionError
 from stepengine.sandbox.schemas import find_schemas
-from stepengine.tools.arguments import without_titles
+from stepengine.tools.arguments import remove_titles
 from stepengine.tools.schemas import JsonSchema
 
 HEAD = """
@@ -98,7 +98,7 @@ def made(text, monkeypatch):
 
 def of_pydantic(cls):
     """Return what pydantic says of a class; what holds itself also stands at the top."""
-    schema = without_titles(TypeAdapter(cls).json_schema())
+    schema = remove_titles(TypeAdapter(cls).json_schema())
     if "$ref" in schema:
         named = schema["$defs"][schema["$ref"].removeprefix("#/$defs/")]
         schema = {"$defs": schema["$defs"], **named}

@@ -253,7 +253,7 @@ async def test_programs_with_crlf_have_correct_lines() -> None:
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         with debug(engine, journal) as debugger:
             debugger.goto("1#0")
-            (frame,) = debugger.frames()
+            (frame,) = debugger.list_author_frames()
             lines = list(lines_around(frame))
 
     assert (frame.source, lines) == ('b = await price("tea")', [(1, "a = 1"), (2, 'b = await price("tea")')])
@@ -309,7 +309,7 @@ async def test_the_debugger_shows_line_and_output_of_a_waiting_program() -> None
             seen = []
             for address in ("1#3", "1#2", "1#0"):
                 moment = debugger.goto(address)
-                (frame,) = debugger.frames()
+                (frame,) = debugger.list_author_frames()
                 seen.append(
                     (
                         frame.kind,
@@ -453,7 +453,7 @@ async def test_the_debugger_shows_lines_without_the_sandbox(
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         with debug(engine, journal) as debugger:
             debugger.goto("1#4")
-            (frame,) = debugger.frames()
+            (frame,) = debugger.list_author_frames()
             seen = (frame.line, debugger.printed(frame), debugger.to_dict()["frames"][0]["printed"])
             debugger.goto("#2")
             left = debugger.variables()

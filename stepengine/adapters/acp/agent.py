@@ -358,10 +358,10 @@ class EditorAgent:
             return ()
         taken = [tool.name for tool in session.agent.tools if isinstance(tool, ToolSource)]
 
-        def tell(message: str) -> None:
+        def warn(message: str) -> None:
             self._send_after_reply(self._send_text(session, f"({message})\n\n"))
 
-        return servers.make_session_sources(named, self._mcp, taken, cwd=str(session.kept.cwd), tell=tell)
+        return servers.make_session_sources(named, self._mcp, taken, cwd=str(session.kept.cwd), warn=warn)
 
     async def _end_session(self, session: _OpenSession) -> None:
         for task in session.asking:

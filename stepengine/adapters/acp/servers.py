@@ -31,20 +31,22 @@ words, or a URL; ``name`` and ``start_timeout``; and ``env`` and ``cwd``, or ``h
 
 
 def make_session_sources(
-    servers: Iterable[Any], make: McpMaker, taken: Collection[str], *, cwd: str, tell: Callable[[str], object]
+    servers: Iterable[Any], make: McpMaker, taken: Collection[str], *, cwd: str, warn: Callable[[str], object]
 ) -> tuple[ToolSource, ...]:
     """
-    Return tool sources for the MCP servers of a session; each server starts when a run needs it.
+    Return a tool source for each MCP server of a session. A server that does not start is reported to *warn* and left out.
+
+    A server starts when a run needs it.
 
     Args:
-        servers: As the protocol has them.
-        make: Makes one.
-        taken: Names that the agent's own sources have.
-        cwd: The folder that processes work in.
-        tell: Is told which server a run goes on without, and why.
+        servers: The servers, as objects of the protocol.
+        make: Creates the source of one server.
+        taken: The names of the agent's own sources.
+        cwd: The working folder of the servers' processes.
+        warn: Called with a message when a run continues without a server.
 
     Raises:
-        DefinitionError: for a server that is reached in a way which was not offered.
+        DefinitionError: for a server with an unsupported transport.
     """
     made = list[ToolSource]()
     for server in servers:
@@ -60,7 +62,7 @@ def make_session_sources(
         else:
             msg = f"the MCP server {server.name!r:.80} is reached by {kind!r}; this agent starts commands, and reaches others over http"
             raise DefinitionError(msg)
-        made.append(_OptionalSource(source, tell))
+        made.append(_OptionalSource(source, warn))
     return tuple(made)
 
 
@@ -91,10 +93,10 @@ class _OptionalSource:
     An editor names the same servers for every agent. A broken one is no reason to refuse every prompt.
     """
 
-    def __init__(self, source: Any, tell: Callable[[str], object]) -> None:
+    def __init__(self, source: Any, warn: Callable[[str], object]) -> None:
         self._source = source
-        self._tell = tell
-        self._said = ""
+        self._warn = warn
+        self._last_warning = ""
 
     @property
     def name(self) -> str:
@@ -102,16 +104,16 @@ class _OptionalSource:
 
     def for_engine(self) -> _OptionalSource:
         ours = getattr(self._source, "for_engine", None)
-        return self if ours is None else _OptionalSource(ours(), self._tell)
+        return self if ours is None else _OptionalSource(ours(), self._warn)
 
     def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
         try:
             change: Change = yield from self._source.pre_run(ctx)
         except (ToolError, DefinitionError) as error:
-            said = f"The MCP server {self.name!r} is left out: {visible(error.message)[:SHOWN_CHARS]}"
-            if said != self._said:  # every turn tries anew, and says it once
-                self._said = said
-                self._tell(said)
+            warning = f"The MCP server {self.name!r} is left out: {visible(error.message)[:SHOWN_CHARS]}"
+            if warning != self._last_warning:  # every turn tries to start the server, and the first one reports it
+                self._last_warning = warning
+                self._warn(warning)
             return Change()
         else:
             return change

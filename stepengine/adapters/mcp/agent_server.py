@@ -112,7 +112,7 @@ class CallRunner(Protocol):
         """Run an agent until it ends or waits, and call *tell* with its events."""
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
-        """Resume a waiting run until it ends or waits again."""
+        """Resume a waiting run with *answers* until it ends or waits again."""
 
     def may_answer(self, ctx: Any) -> bool:
         """Return True if the caller may answer the questions of a run."""
@@ -124,12 +124,12 @@ class CallRunner(Protocol):
         """Remove and return the call stored under *word*; ``None`` if there is none for this caller."""
 
 
-class OwnRuns:
+class LocalRuns:
     """
     Executes calls as runs of this process, with journals in memory or in a folder, and stores the last waiting calls.
 
     Args:
-        journals: The folder in which each call's run is recorded, in a file of its own; by default nothing is kept.
+        journals: The folder in which each call's run is recorded, in a file of its own; by default in memory.
     """
 
     def __init__(self, journals: str | os.PathLike[str] | None = None) -> None:
@@ -139,7 +139,7 @@ class OwnRuns:
     async def begin(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
-        """Run an agent until it ends or waits, and call *tell* with its events."""
+        """Run an agent until it ends or waits, and call *tell* with its events. *ctx* is unused here."""
         call = self._make_call(offered)
         return call, await _run_shielded(self._run(call, prompt, params, tell))
 
@@ -175,7 +175,7 @@ class OwnRuns:
         return result
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
-        """Resume a waiting run until it ends or waits again."""
+        """Resume a waiting run with *answers* until it ends or waits again. *ctx* is unused here."""
         return await _run_shielded(call.offered.engine.resume(call.run, answers=answers))
 
     def may_answer(self, ctx: Any) -> bool:
@@ -191,7 +191,7 @@ class OwnRuns:
         return word
 
     async def find(self, ctx: Any, word: str) -> WaitingCall | None:
-        """Remove and return the call kept under *word*; ``None`` if there is none. *ctx* is for runners that check the caller."""
+        """Remove and return the call stored under *word*; ``None`` if there is none. *ctx* is unused here."""
         return self._waiting.pop(word, None)
 
 
@@ -219,7 +219,7 @@ class AgentServer:
         require_package()
         from mcp.server import Server
 
-        self._runner: CallRunner = OwnRuns(journals) if runner is None else runner
+        self._runner: CallRunner = LocalRuns(journals) if runner is None else runner
         self._offered: dict[str, Offered] = {}
         self._tools: list[Any] = []
         for one in offered:
@@ -417,7 +417,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _open_listening_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket."""
     if not 0 <= port <= MAX_PORT:
         msg = f"nobody can listen at {host}:{port}: a port is 0 to {MAX_PORT}"
         raise DefinitionError(msg)

@@ -131,7 +131,7 @@ class OpenCall:
     """
 
     def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
-        self.task = _start_task(request, "mcp call")
+        self.task = _start_detached_task(request, "mcp call")
         self._lost = lost
         self.waiting: asyncio.Future[Any] | None = None
         self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
@@ -202,7 +202,7 @@ class _Live:
         self.why = ""
         self.client: Client = self._make_client()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = _start_task(self._run_client(), f"mcp server {options.name}")
+        self.task = _start_detached_task(self._run_client(), f"mcp server {options.name}")
 
     @property
     def is_over(self) -> bool:
@@ -346,7 +346,6 @@ class _Live:
         return f"the MCP server {name!r} did not start: {self.why}"
 
     def _describe_end(self, error: BaseException) -> str:
-        """Return a description of why the connection ended."""
         leaf = _find_first_error(error)
         pipe = self.pipe
         if pipe is not None and pipe.problem:
@@ -482,7 +481,7 @@ class ServerConnection:
     async def aclose(self) -> None:
         """End the server, and all requests that wait for a person."""
         for ticket in list(self._open):
-            await self.forget(ticket)
+            await self.cancel_call(ticket)
         if self._asking:
             await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
         live, self._live = self._live, None
@@ -657,7 +656,7 @@ class ServerConnection:
             return await self.await_response(session.send_request(payload, types.CallToolResult))
         except asyncio.CancelledError:
             end = types.CancelTaskRequest(params=types.CancelTaskRequestParams(task_id=number))
-            asking = _start_task(
+            asking = _start_detached_task(
                 self.await_response(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task"
             )
             asking.add_done_callback(_log_task_error)
@@ -679,7 +678,7 @@ class ServerConnection:
         """Remove a call that has ended."""
         self._open.pop(ticket, None)
 
-    async def forget(self, ticket: str) -> None:
+    async def cancel_call(self, ticket: str) -> None:
         """Cancel a call that will not be continued."""
         call = self._open.pop(ticket, None)
         if call is not None:
@@ -705,8 +704,8 @@ def require_package() -> None:
         raise DefinitionError(REMEDY)
 
 
-def _start_task(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that outlives the tool call that starts it; of the call's context it only has the run."""
+def _start_detached_task(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that outlives the current tool call, in a new context with only the run."""
     context = Context()
     context.run(RUN.set, RUN.get())
     return asyncio.create_task(work, name=name, context=context)

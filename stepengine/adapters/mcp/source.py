@@ -495,10 +495,10 @@ class McpTools:
             return result
         return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
 
-    def _adopt_tools(
+    def _list_and_add_new_tools(
         self, known: _ServerOfRun, given: ToolResult, said: Mapping[str, Any]
     ) -> Generator[object, Any, ToolResult]:
-        """Add new tools to the run, and return the result of the call."""
+        """List the server's tools again, and return the call's result with a change that adds the new ones, within limits."""
         settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
         try:
             recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
@@ -530,7 +530,7 @@ class McpTools:
         """Answer the server's requests in the run and continue the call, or add new tools to the run."""
         waits: Any = given.data
         if isinstance(given.structured, Mapping) and GREW in given.structured:
-            return (yield from self._adopt_tools(known, given, given.structured))
+            return (yield from self._list_and_add_new_tools(known, given, given.structured))
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answered(
                 waits["requests"], _make_open_check(partial(self._connection, known.run), waits)
@@ -677,7 +677,7 @@ class _HeldRequest:
         self._ticket = ticket
 
     async def aclose(self) -> list[str]:
-        await self._connection.forget(self._ticket)
+        await self._connection.cancel_call(self._ticket)
         return []
 
 

@@ -247,8 +247,8 @@ class Screen(ProgressDisplay):
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
-    def note(self, text: str, style: str = "") -> None:
-        """Print a line of the program; while the root's text streams, after the end of that text."""
+    def print_between_texts(self, text: str, style: str = "") -> None:
+        """Print a line of the program; while the root's text streams, hold it back until the end of that text."""
         self._notes.append((text, style))
         if "" not in self._streamed:
             self.print_delayed_notes()
@@ -829,7 +829,7 @@ async def show_run(
     ids in *settled*, which were answered before the run went on.
     """
     somebody = _ConsoleInput(handle, screen, terminal, settled)
-    terminal.note = screen.note
+    terminal.note = screen.print_between_texts
     person = asyncio.create_task(somebody.attend())
     is_over = False
 

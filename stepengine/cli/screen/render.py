@@ -84,7 +84,7 @@ class ColorScheme:
 
 
 def is_terminal(stream: Any = None) -> bool:
-    """Return whether *stream*, by default stderr, is a terminal that can redraw a line."""
+    """Return whether *stream*, by default stderr, is a terminal."""
     return bool((stream or sys.stderr).isatty())
 
 
@@ -137,7 +137,7 @@ def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
 
 
 def can_draw_lines(stream: object = None) -> bool:
-    """Return whether *stream*, by default stdout, can encode box-drawing characters."""
+    """Return whether the encoding of *stream*, by default stdout, is a UTF; then box-drawing characters can be printed."""
     return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
 
 
@@ -227,7 +227,7 @@ def format_error(error: BaseException) -> str:
 
 
 def _collect_notes(error: BaseException) -> list[str]:
-    """Return the notes of an error, those of a child's own first."""
+    """Return the notes of an error; for a ``ChildError``, those of its cause first. Other causes are not followed."""
     cause = _collect_notes(error.__cause__) if isinstance(error, ChildError) and error.__cause__ is not None else []
     return [*cause, *[note for note in getattr(error, "__notes__", ()) if note not in cause]]
 

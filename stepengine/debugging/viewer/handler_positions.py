@@ -72,7 +72,7 @@ def collect_handler_positions(
     with stepper:
         try:
             for moment in stepper.moments():
-                walker.take(moment)
+                walker.add_moment(moment)
         except ReplayDivergence as error:
             where = [error.address, *[pointer for pointer, *_ in list(error.diff)[:1]]]
             walker.walked.missing = (
@@ -95,7 +95,7 @@ class _PositionCollector:
         self._known: dict[tuple[str, int, str], tuple[Any, str]] = {}
         self.walked = HandlerPositions(sources=sources)
 
-    def take(self, moment: Moment) -> None:
+    def add_moment(self, moment: Moment) -> None:
         path, _, seq = moment.address.rpartition("#")
         row = self._view.lead.get((path, int(seq))) if moment.address else None
         if row is None:
@@ -120,7 +120,7 @@ class _PositionCollector:
                     }
                     if told:
                         texts = self._view.texts
-                        yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.number(told)}
+                        yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.add(told)}
 
     def _add_context_changes(self, row: int, path: str, state: AgentState) -> None:
         before = self._contexts.get(path, {})
@@ -135,7 +135,7 @@ class _PositionCollector:
             )
 
     def _store_value(self, name: str, value: object) -> int:
-        return self._view.texts.number(self._safe.named(name, value))
+        return self._view.texts.add(self._safe.named(name, value))
 
     def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
         before_row, before, names = self._last.get(path, (-1, [], []))
@@ -151,7 +151,7 @@ class _PositionCollector:
                         break
                     now[name] = self._text((path, depth, name), value)
                     left -= len(name) + len(now[name])
-            changed = {name: self._view.texts.number(text) for name, text in now.items() if old.get(name) != text}
+            changed = {name: self._view.texts.add(text) for name, text in now.items() if old.get(name) != text}
             self._spent += sum([len(name) + len(now[name]) for name in changed])
             one: dict[str, object] = {
                 "fn": frame.function,

@@ -76,7 +76,7 @@ class FollowedJournal:
             history = self._follower.history
             _ = history.root
             if news.records:
-                self._view.take(history)
+                self._view.add_records(history)
         self.offset = self._follower.end
         texts = self._view.texts
         self._run = self._view.run()

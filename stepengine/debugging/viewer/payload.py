@@ -137,13 +137,13 @@ class PageTexts:
             return str(value)
         return [self._make_visible(v) for v in value] if isinstance(value, list | tuple) else value
 
-    def number(self, value: Any, *, whole_at: str = "") -> int:
+    def add(self, value: Any, *, whole_at: str = "") -> int:
         """
-        Store a JSON value among the texts, and return its number.
+        Store a JSON value, cleaned, and return the number of its entry; equal values share one.
 
         Args:
-            value: Anything that is JSON.
-            whole_at: The command that shows it whole, for what may be cut.
+            value: A JSON value.
+            whole_at: The command that shows a long text whole; without it, nothing is cut.
         """
         key = hashlib.blake2b(
             f"{whole_at and self.longest}{compact(value)}".encode(errors="replace"), digest_size=16
@@ -166,9 +166,9 @@ class PageTexts:
             return {k: self._shorten_texts(v, whole_at) for k, v in value.items()}
         return [self._shorten_texts(v, whole_at) for v in value] if isinstance(value, list) else value
 
-    def parts(self, parts: Iterable[Part], *, whole_at: str = "") -> int:
-        """Store the parts of a message, reply or result without call ids, and return their number."""
-        return self.number([self._part_to_json(p) for p in parts], whole_at=whole_at)
+    def add_parts(self, parts: Iterable[Part], *, whole_at: str = "") -> int:
+        """Store the parts of a message, reply or result as one entry without call ids, and return the number of the entry."""
+        return self.add([self._part_to_json(p) for p in parts], whole_at=whole_at)
 
     def _part_to_json(self, part: Part) -> Form:
         match part:
@@ -239,7 +239,7 @@ class RunPayload:
         self.rows: list[Form] = []
         self.agents: list[Form] = []
         self.lead: dict[Address, int] = {}
-        # The rows that each ``take`` made or changed.
+        # The rows that each ``add_records`` made or changed.
         self._touched: list[set[int]] = []
         self.took = 0
         self._calls: dict[Address, Form] = {}
@@ -249,13 +249,13 @@ class RunPayload:
         self._steps = 0
         self._series: dict[str, list[Any]] = {"row": [], "context": [], "cached": [], "cost": []}
         self._totals: list[Decimal | None] = []
-        # For each ``take`` where the series first changed in it.
+        # For each ``add_records`` where the series first changed in it.
         self._changed: list[int] = []
         self._spent = Spending(usage=Usage(), cost=Decimal(0))
         self._history = History(())
         self._sources = RecordedSources()
 
-    def take(self, history: History) -> None:
+    def add_records(self, history: History) -> None:
         """Add the records of *history* that were written since the last call."""
         self.took += 1
         self._history = history
@@ -344,14 +344,14 @@ class RunPayload:
         if form["purpose"] != "step":
             told["purpose"] = form["purpose"]
         if request.get("system_prompt"):
-            told["system"] = self.texts.number(request["system_prompt"])
+            told["system"] = self.texts.add(request["system_prompt"])
         if request.get("tools"):
-            told["tools"] = self.texts.number(plain(request["tools"]))
+            told["tools"] = self.texts.add(plain(request["tools"]))
         if request.get("tool_choice") is not None:
-            told["choice"] = self.texts.number(plain(request["tool_choice"]))
+            told["choice"] = self.texts.add(plain(request["tool_choice"]))
         settings = {k: v for k, v in plain(request.get("settings") or {}).items() if k != "type"}
         if settings:
-            told["settings"] = self.texts.number(settings)
+            told["settings"] = self.texts.add(settings)
         if request.get("tail"):
             told["tail"] = [self._message_to_json(restored(m)) for m in request["tail"]]
         return told
@@ -364,7 +364,7 @@ class RunPayload:
         return [self.lead.get(source, -1), item["start"], item["stop"]]
 
     def _message_to_json(self, message: Message) -> Form:
-        told: Form = {"role": message.role, "t": self.texts.parts(message.content, whole_at=self._show_command)}
+        told: Form = {"role": message.role, "t": self.texts.add_parts(message.content, whole_at=self._show_command)}
         if isinstance(message, ToolMessage):
             told |= {"name": self._name(message.tool_name)}
             return told if message.status == "ok" else told | {"status": message.status}
@@ -385,12 +385,12 @@ class RunPayload:
             questions = [restored(q) for q in form["questions"]]
             call["name"] = self._name(", ".join([q.id for q in questions]))
             asked = [{"id": q.id, "text": q.text, "options": list(q.options)} for q in questions]
-            call["input"] = self.texts.number(asked[0] if len(asked) == 1 else asked)
+            call["input"] = self.texts.add(asked[0] if len(asked) == 1 else asked)
             if form["purpose"] != "question":
                 call["purpose"] = form["purpose"]
         else:
             call["name"] = self._name(form[row.name] if about is None else about(form))
-            call["input"] = self.texts.number(_effect_input(form))
+            call["input"] = self.texts.add(_effect_input(form))
         if form.get("source") == "tool":
             call["by"] = "tool"
         if form.get("tool_call_id"):
@@ -407,7 +407,7 @@ class RunPayload:
         clean = [clean_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
         said = [[describe_origin(origin), origin["trusted"]] for origin in clean]
         more = [[f"{len(found) - MAX_ORIGINS} more arguments", True]] if len(found) > MAX_ORIGINS else []
-        self._calls[record.path, record.seq]["origins"] = self.texts.number([*said, *more])
+        self._calls[record.path, record.seq]["origins"] = self.texts.add([*said, *more])
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -426,11 +426,11 @@ class RunPayload:
         row["at"] = max(at, row.get("at", 0))
         told["began"] = min(told["began"], at)
         if result.attempts:
-            told["attempts"] = self.texts.number([_error_to_json(_restore_error(a["error"])) for a in result.attempts])
+            told["attempts"] = self.texts.add([_error_to_json(_restore_error(a["error"])) for a in result.attempts])
         if outcome.inputs:
             row["inputs"] = [*row.get("inputs", ()), *[self._message_to_json(m) for m in outcome.inputs]]
         if isinstance(outcome, Failure):
-            told["error"] = self.texts.number(_error_to_json(outcome.error))
+            told["error"] = self.texts.add(_error_to_json(outcome.error))
             told["status"] = "error"
             self._set_run_end(child_path(*address), outcome, at)
             return
@@ -444,7 +444,7 @@ class RunPayload:
 
     def _reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
         row["replied"] = row["at"]
-        row["reply"] = self.texts.parts(reply.content, whole_at=self._show_command)
+        row["reply"] = self.texts.add_parts(reply.content, whole_at=self._show_command)
         row["stop"] = reply.stop_reason.value
         if reply.model is not None:
             row["answered"] = self._name(reply.model)
@@ -465,20 +465,20 @@ class RunPayload:
 
     def _value_to_json(self, value: object, whole_at: str) -> Form:
         if isinstance(value, ToolResult):
-            told: Form = {"status": value.status, "result": self.texts.parts(value.content, whole_at=whole_at)}
+            told: Form = {"status": value.status, "result": self.texts.add_parts(value.content, whole_at=whole_at)}
             if value.side_effects:
-                told["did"] = self.texts.number([f"{e.kind} {e.target}".rstrip() for e in value.side_effects])
+                told["did"] = self.texts.add([f"{e.kind} {e.target}".rstrip() for e in value.side_effects])
             change = {} if value.change is None else _change_to_json(value.change)
-            return told | {"change": self.texts.number(change)} if change else told
+            return told | {"change": self.texts.add(change)} if change else told
         if isinstance(value, ChildResult):
             return {
                 "status": value.status.value,
-                "result": self.texts.number(_result_to_parts(value), whole_at=whole_at),
+                "result": self.texts.add(_result_to_parts(value), whole_at=whole_at),
             }
         if isinstance(value, tuple) and value and isinstance(value[0], Answer):
             answers = [{"text": a.value or "(declined)"} for a in value]
-            return {"status": "ok", "result": self.texts.number(answers)}
-        return {"status": "ok", "result": self.texts.number([{"json": plain(value)}], whole_at=whole_at)}
+            return {"status": "ok", "result": self.texts.add(answers)}
+        return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], whole_at=whole_at)}
 
     def _agent(self, path: str, form: Mapping[str, Any]) -> None:
         above = self._runs[path.rpartition(".")[0]] if path else None
@@ -491,10 +491,10 @@ class RunPayload:
             "tokens": 0,
             "cost": "0",
             "status": "under way",
-            "prompt": self.texts.number(form["prompt"]),
+            "prompt": self.texts.add(form["prompt"]),
         }
         if form.get("params"):
-            told["params"] = self.texts.number(plain(form["params"]))
+            told["params"] = self.texts.add(plain(form["params"]))
         if form.get("background"):
             told["background"] = True
         self.agents.append(told)
@@ -509,7 +509,7 @@ class RunPayload:
         is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
         agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
         if isinstance(value, ChildResult):
-            agent["output"] = self.texts.number(_result_to_parts(value))
+            agent["output"] = self.texts.add(_result_to_parts(value))
 
     def _add_input(self, history: History, record: Input) -> None:
         kind, at = str(record.input.get("type")), history.own_time(record.at)
@@ -519,7 +519,7 @@ class RunPayload:
         run.last = max(run.last, at)
         row: Form = {"n": run.step, "a": format_address(record.path, record.seq), "path": record.path, "kind": "input"}
         row |= {"agent": run.agent, "began": at, "at": at, "calls": [], "name": self._name(kind)}
-        row["input"] = self.texts.number({k: v for k, v in plain(record.input).items() if k != "type"})
+        row["input"] = self.texts.add({k: v for k, v in plain(record.input).items() if k != "type"})
         self._mark_changed(len(self.rows))
         self.rows.append(row)
 
@@ -528,7 +528,7 @@ class RunPayload:
     def run(self) -> Form:
         """Return the header of the run: agent, status, numbers, input and output."""
         history = self._history
-        root, head, number = history.root, history.head, self.texts.number
+        root, head, number = history.root, history.head, self.texts.add
         ended = find_root_end(history)
         spending = self._spent if ended is None else ended.spending
         told: Form = {
@@ -583,14 +583,14 @@ class RunPayload:
         Return what the charts show, for each model reply: its row, tokens sent, of these from the cache, cost so far.
 
         Args:
-            since: The number of calls of ``take`` when the caller last asked; the result then starts at ``"from"``, the first changed value.
+            since: The number of calls of ``add_records`` when the caller last asked; the result then starts at ``"from"``, the first changed value.
         """
         start = min(self._changed[since:], default=len(self._totals)) if since else 0
         told: Form = {name: values[start:] for name, values in self._series.items()}
         return told | ({"from": start} if since else {}) | {"windows": dict(self._history.facts.context_windows)}
 
     def changed(self, since: int) -> list[tuple[int, Form]]:
-        """Return the rows that were added or changed since call number *since* of ``take``, with their numbers."""
+        """Return the rows that were added or changed since call number *since* of ``add_records``, with their numbers."""
         return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
 
     def to_dict(self) -> Form:

@@ -195,7 +195,7 @@ def _load_run(
     source: PageSource, texts: PageTexts, files: list[dict[str, str]], *, locals: bool
 ) -> tuple[RunPayload, HandlerPositions | None, dict[str, object]]:
     view = RunPayload(texts, source.file)
-    view.take(load_stored_history(source.journal))
+    view.add_records(load_stored_history(source.journal))
     walked: HandlerPositions | None = None
     for make in source.steppers:
         now = _collect_positions(make, view, files, locals=locals)
@@ -242,7 +242,7 @@ def undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
 
     def is_whole(number: int) -> bool:
         try:
-            RunPayload(PageTexts(), "").take(load_stored_history(make_journal(number)))
+            RunPayload(PageTexts(), "").add_records(load_stored_history(make_journal(number)))
         except (JournalError, StepEngineError):
             return False
         return True

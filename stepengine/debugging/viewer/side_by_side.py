@@ -116,4 +116,4 @@ def _mark_pair(
     if i is None or j is None:
         return ("+" if i is None else "-"), None
     fields = told.get(i, [])
-    return ("~" if fields or in_part else "="), texts.number(fields) if fields else None
+    return ("~" if fields or in_part else "="), texts.add(fields) if fields else None

@@ -26,7 +26,7 @@ from stepengine.models._json import (
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import find_objects, find_text, listed, make_reply, select_members, shorten_text
+from stepengine.models._reply import find_objects, find_text, format_sources, make_reply, select_members, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -200,7 +200,9 @@ def _describe_server_tool(block: Mapping[str, object]) -> str:
             find_text(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")
         ] + find_loaded_tools(block)
         return shorten_text("\n".join([output.rstrip("\n") for output in outputs if output]))
-    return listed([(find_text(entry, "title"), find_text(entry, "url")) for entry in find_objects(block, "content")])
+    return format_sources(
+        [(find_text(entry, "title"), find_text(entry, "url")) for entry in find_objects(block, "content")]
+    )
 
 
 def parse_usage(raw: object) -> Usage | None:

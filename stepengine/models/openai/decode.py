@@ -41,7 +41,7 @@ from stepengine.models._reply import (
     find_objects,
     find_stated_cost,
     find_text,
-    listed,
+    format_sources,
     make_media_part,
     make_reply,
     select_members,
@@ -351,7 +351,7 @@ def _describe_server_tool(item: Mapping[str, object]) -> str:
         asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
     outputs = [find_text(output, "logs") or find_text(output, "url") for output in find_objects(item, "outputs")]
     names = [find_text(result, "filename") for result in find_objects(item, "results")] + find_loaded_tools(item)
-    found = listed([(name, "") for name in names])
+    found = format_sources([(name, "") for name in names])
     return shorten_text("\n".join([text for text in (*asked, *outputs, found) if text]))
 
 

@@ -31,10 +31,10 @@ class Promises(Generic[Make]):
 
     def check(self, make: Make, only: str = "", skip: Collection[str] = ()) -> None:
         """
-        Check all promises but those in *skip*, or the one named *only*.
+        Check all promises but those in *skip*, or only *only*; fail if one is broken or cannot be checked.
 
         Raises:
-            AssertionError: when one is broken, or could not be checked.
+            AssertionError: for the first broken promise, or at the end for all that could not be checked.
             ValueError: when there is no promise *only*, or none with a name in *skip*.
         """
         for name in (only, *skip):

@@ -59,9 +59,9 @@ def watch_sources(frozen: Iterable[str], report: Callable[[str, str], object]) -
 
     def profile(frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call":
-            caller, name = frame, _name_in_c(arg)
+            caller, name = frame, _find_c_source_name(arg)
         elif event == "call" and frame.f_back is not None:
-            caller, name = frame.f_back, _name_in_python(frame)
+            caller, name = frame.f_back, _find_python_source_name(frame)
         else:
             return
         if not name or name.partition(".")[0] in ignored or not _is_author(caller):
@@ -75,14 +75,16 @@ def watch_sources(frozen: Iterable[str], report: Callable[[str, str], object]) -
     sys.setprofile(profile)
 
 
-def _name_in_c(function: Any) -> str:
+def _find_c_source_name(function: Any) -> str:
+    """Return the full name of a nondeterministic C function; ``""`` for any other."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if (module, name) in IN_C:
         return f"os.{name}" if module == "posix" else f"{module}.{name}"
     return name if name in METHODS else ""
 
 
-def _name_in_python(frame: FrameType) -> str:
+def _find_python_source_name(frame: FrameType) -> str:
+    """Return the full name of a frame's function if it is nondeterministic; ``""`` for any other."""
     module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
     if (module in MODULES and not name.startswith("<")) or (module, name) in FUNCTIONS:
         return f"{module}.{name}"

@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters
 
 from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.adapters.mcp import mcp_tools
-from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OwnRuns
+from stepengine.adapters.mcp.agent_server import AgentServer, LocalRuns, Offered
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
@@ -350,7 +350,7 @@ async def test_an_address_that_others_reach_wants_a_token(options: Any, why: str
 
 @pytest.mark.spec("interfaces:IF66")
 async def test_request_state_is_unguessable_and_used_once() -> None:
-    runs = OwnRuns()
+    runs = LocalRuns()
     agents, engine = shop(runner=runs)
     words: list[str] = []
     answers = saying(accepted("m"), accepted("red"))

@@ -40,7 +40,7 @@ PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 
 def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
-    """Return the tools that propose changes to files below *root*; files that are open in an editor are read from *buffers*."""
+    """Return `propose_write_file` and `propose_str_replace` for *root*; files open in an editor are read from *buffers*."""
     proposed = _ProposedFiles(root, buffers)
 
     @tool(category="read", annotations=PROPOSES, destinations=())

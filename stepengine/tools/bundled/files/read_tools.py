@@ -65,7 +65,7 @@ def _trust_of_files(root: Root, input: JsonDict) -> Trust:
 
 
 def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
-    """Return the tools that read files below *root*; files that are open in an editor are read from *buffers*."""
+    """Return `read_files` and `list_directory` for *root*; files that are open in an editor are read from *buffers*."""
     aliases = {"paths": ("path", "file_paths", "files"), "offset": FIRST_LINE, "paths.offset": FIRST_LINE}
 
     @tool(

@@ -61,7 +61,7 @@ class ReplacementInput(TypedDict):
 
 
 def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | None = None) -> list[Tool]:
-    """Return the tools that write files below *root* and in the editor's *buffers*; with *delete* also a tool that deletes."""
+    """Return `write_file` and `str_replace` for *root* and the editor's *buffers*; with *delete* also `delete_file`."""
     writer = _Writer(root, buffers)
 
     @tool(category="write", annotations=OVERWRITES, preview=writer.preview_write, destinations=())

@@ -44,7 +44,7 @@ GLOB_MAX_RESULTS = 2_000
 
 
 def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
-    """Return the tools that search below *root*."""
+    """Return `glob`, `code_search` and `find_files` for *root*; *prefer_python*: never use ripgrep."""
     ripgrep = None if prefer_python else find_ripgrep(root.real, root.system)
 
     @tool(category="read", annotations=READS, parallel_safe=True, destinations=())

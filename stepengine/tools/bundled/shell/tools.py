@@ -199,7 +199,7 @@ CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 
 
 def make_command_tools(shell: Shell) -> list[Tool]:
-    """Return the tools that run programs below the root of *shell*."""
+    """Return `run_terminal_command`, `check_job` and `kill_job` for *shell*."""
 
     @tool(
         category="execute",
@@ -389,7 +389,6 @@ async def end_and_clean_up(process: CommandProcess | None, private: Private) -> 
 async def _run_in_background(
     ctx: ToolContext, shell: Shell, command: Argv | Script, runs: Argv | Script, cwd: str | None
 ) -> ToolResult:
-    """Start a command in the background."""
     job_id = f"job-{ctx.tool_call_id}"
     shown = cut_middle(command_text(command), SHOWN_CHARS)
 
