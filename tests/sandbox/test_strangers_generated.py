@@ -181,7 +181,7 @@ async def replayed(agents: Agents, journal: FileJournal, result: RunResult) -> N
 @pytest.mark.deep
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG42")
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(16))
 async def test_runs_resume_and_replay_with_and_without_the_sandbox(part: int, tmp_path: Path) -> None:
-    for seed in range(part, 12 + MANY, 8):
+    for seed in range(part, 12 + MANY, 16):
         await carry(seed, tmp_path)
