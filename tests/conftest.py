@@ -59,6 +59,8 @@ FAST = re.compile(r"not \(deep or speed or memory\)|not deep and not speed and n
 """How the fast suite is asked for: with `addopts`, and by people."""
 LEAK_GRACE_SECONDS = 10.0
 HOMES = itertools.count(1)
+WARNING_MODULES = ("stepengine.models._settings", "stepengine.models._reply")
+"""Modules that remember, for the process, what they have warned of."""
 PROVIDER_VARIABLE = re.compile(
     r"(?:ANTHROPIC|OPENAI|AWS|AZURE|GOOGLE|GEMINI|CLOUD_ML|CLOUDSDK|IDENTITY|STEPENGINE)_\w+|\w+_API_KEY|\w+_BASE_URL|\w+_AUTH_TOKEN|(?:HTTPS?|ALL)_PROXY",
     re.IGNORECASE,
@@ -439,7 +441,7 @@ class Network:
 def own_surroundings(node: Any, base: Path) -> Iterator[None]:
     """
     Take away keys, base URLs and proxies, and keep runs and settings of the command line in a folder of the test, also those
-    of its child processes. A live test keeps its keys, and has the network.
+    of its child processes. What a process warns of once is warned of once in each test. A live test keeps its keys, and has the network.
     """
     Network.open = bool(node.get_closest_marker("live"))
     home = f"{base}/home-{next(HOMES)}"
@@ -453,6 +455,9 @@ def own_surroundings(node: Any, base: Path) -> Iterator[None]:
             yield
         finally:
             GIVEN.forget()
+            for name in WARNING_MODULES:
+                if name in sys.modules:
+                    sys.modules[name]._warned.clear()
 
 
 @functools.cache

@@ -44,11 +44,6 @@ def look(at: str) -> str:
     return f"saw {at}"
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepengine.models._settings._warned", set())
-
-
 async def ran(
     name: str, model: str, provider: Any, pricing: Any = None, prompt: Any = "What is it?", **fields: Any
 ) -> Any:
