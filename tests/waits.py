@@ -16,17 +16,21 @@ HANG_SECONDS = 60
 LOOK_SECONDS = 0.01
 
 
-def until(holds: Callable[[], T]) -> T:
+def until(holds: Callable[[], T], *, seconds: float = HANG_SECONDS) -> T:
     """
     Return what a function returns as soon as that is true.
+
+    Args:
+        holds: The function.
+        seconds: After how long it hangs; longer only for a program of others that starts slowly.
 
     Raises:
         TimeoutError: It hangs.
     """
-    end = time.monotonic() + HANG_SECONDS
+    end = time.monotonic() + seconds
     while not (found := holds()):
         if time.monotonic() > end:
-            msg = f"not true within {HANG_SECONDS} s"
+            msg = f"not true within {seconds:g} s"
             raise TimeoutError(msg)
         time.sleep(LOOK_SECONDS)
     return found

@@ -12,7 +12,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 
 from stepengine import Engine, load_agent
 from tests import forked_processes
+from tests.waits import HANG_SECONDS
 
 CODE = '''
 from stepengine import AgentDefinition, call, tool
@@ -43,7 +43,6 @@ def handle_steps(ctx):
 agent = AgentDefinition("tally", tools=[price_of], handle_steps=handle_steps)
 '''
 pytestmark = pytest.mark.usefixtures("forks")
-SECONDS = 30.0
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_each_save_prints_a_line_and_errors_until_fixed(project: Path, watch: su
     assert "SyntaxError" in broken["problem"]
     assert ("#0", "") == (another["differs_at"], another["problem"])
     assert (["~ total 70 -> 40"], []) == (again["difference"], again["ends"])
-    assert 0 == watch.wait(SECONDS)
+    assert 0 == watch.wait(HANG_SECONDS)
 
 
 def save(file: Path, code: str) -> None:
@@ -131,9 +130,8 @@ def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) ->
 
     def until(text: str) -> str:
         nonlocal shown
-        end = time.monotonic() + SECONDS
         while not re.search(text, shown):
-            assert select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0], shown
+            assert select.select([pipe], [], [], HANG_SECONDS)[0], shown
             shown += os.read(pipe, 1 << 16).decode()
         said, shown = shown, ""
         return said
@@ -146,7 +144,7 @@ def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) ->
         third = until("run ends with")
         os.write(ours, b"#9\n")
         os.write(ours, b"quit\n")
-        code = process.wait(SECONDS)
+        code = process.wait(HANG_SECONDS)
     finally:
         process.kill()
         process.communicate()
@@ -174,6 +172,6 @@ def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) ->
 )  # fmt: skip
 def test_invalid_watch_options_are_rejected(project: Path, words: list[str], said: str) -> None:
     with started(*words, stderr=subprocess.PIPE) as process:
-        _, error = process.communicate(timeout=SECONDS)
+        _, error = process.communicate(timeout=HANG_SECONDS)
 
     assert (2, True) == (process.returncode, said in error), error

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.waits import until
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = next(
     (
@@ -128,15 +130,15 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, script: str, seconds: float = 30) -> Any:
+    def wait(self, script: str) -> Any:
         """
         Return what an expression comes to, once that is something.
         """
-        end = time.monotonic() + seconds
-        while not (found := self.run(script)):
-            assert time.monotonic() < end, f"never so: {script}; {self.complaints}"
-            time.sleep(0.02)
-        return found
+        try:
+            return until(lambda: self.run(script))
+        except TimeoutError:
+            msg = f"never so: {script}; {self.complaints}"
+            raise AssertionError(msg) from None
 
     def open(self, address: str | Path) -> None:
         """

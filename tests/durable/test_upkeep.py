@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from stepengine.durable import upkeep as upkeep_module
 from stepengine.durable.database import open_connection
 from stepengine.durable.process import LOCK, worker_lock_name
 from tests import forked_processes
+from tests.waits import until
 
 from .shared import worker_of
 
@@ -121,12 +121,11 @@ class Deployment:
         file = self.folder / "world.txt"
         return file.read_text().splitlines() if file.exists() else []
 
-    def until(self, holds: Callable[[], Any], seconds: float = 40) -> Any:
-        end = time.monotonic() + seconds
-        while not (found := holds()):
-            assert time.monotonic() < end, self("deploy", "status", code=1)
-            time.sleep(0.1)
-        return found
+    def until(self, holds: Callable[[], Any]) -> Any:
+        try:
+            return until(holds)
+        except TimeoutError:
+            raise AssertionError(self("deploy", "status", code=1)) from None
 
     def question(self, run: str) -> str:
         """

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from stepengine.journal.places import DiskReserve
 from stepengine.journal.records import Input
 from stepengine.testing import text, tool_call
 from tests.journal.forked import FORKS, hold_in_child, in_child
+from tests.waits import until
 
 
 @pytest.fixture
@@ -462,7 +462,7 @@ def test_event_loop_runs_while_a_journal_syncs(path, world, monkeypatch):
         threads.add(threading.get_ident())
         before = len(ticks)
         # On the thread of the loop this would never end: nobody else ticks.
-        assert wait_for(lambda: len(ticks) > before + 1), "the event loop stood still"
+        until(lambda: len(ticks) > before + 1)  # the event loop turns meanwhile
         append(self, data)
 
     async def tick():
@@ -483,15 +483,6 @@ def test_event_loop_runs_while_a_journal_syncs(path, world, monkeypatch):
     assert result.status is RunStatus.COMPLETED
     assert check(result.journal)
     assert threading.get_ident() not in threads
-
-
-def wait_for(is_so):
-    deadline = time.monotonic() + 50
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 @pytest.mark.spec("reliability:R1", "reliability:R2")

@@ -18,6 +18,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from stepengine.models import AnthropicProvider, Batched, BatchMember, GoogleProvider, OpenAIProvider, Provider, batches
+from tests.waits import until_async
 
 pytestmark = pytest.mark.anyio
 SOON = 20.0
@@ -86,12 +87,6 @@ def rows(folder: Path) -> int:
         return int(db.execute("SELECT count(*) FROM calls").fetchone()[0])
     finally:
         db.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def ended(waiting: Any) -> Any:
@@ -200,7 +195,7 @@ async def test_close_fails_waiting_calls_and_keeps_their_batch_on_disk(tmp_path:
     told.is_done = False
     waiting = batched(told, tmp_path)
     task = asyncio.ensure_future(waiting.complete(about()))
-    await until(lambda: told.asked)
+    await until_async(lambda: told.asked)
     await waiting.close()
     error = await ended(task)
     told.is_done = True
@@ -218,7 +213,7 @@ async def test_close_while_sending_still_persists_the_batch(tmp_path: Path) -> N
     told.accepts.clear()
     waiting = batched(told, tmp_path)
     task = asyncio.ensure_future(waiting.complete(about()))
-    await until(lambda: told.sent)
+    await until_async(lambda: told.sent)
     closing = asyncio.ensure_future(waiting.close())
     await asyncio.sleep(0)
     told.accepts.set()
@@ -255,7 +250,7 @@ async def test_calls_cancelled_before_submission_are_not_sent(tmp_path: Path) ->
     told.accepts.clear()
     waiting = batched(told, tmp_path, most=1)
     first, second = [asyncio.ensure_future(waiting.complete(about(text))) for text in "ab"]
-    await until(lambda: told.sent)
+    await until_async(lambda: told.sent)
     second.cancel()
     await ended(second)
     told.accepts.set()
@@ -292,7 +287,7 @@ def test_finished_event_loop_does_not_poll_the_next_loops_calls(tmp_path: Path) 
         async def here() -> ModelReply:
             task = asyncio.ensure_future(waiting.complete(about("here")))
             # Longer than the other loop sleeps between two questions.
-            await until(lambda: len(told.asked) > 5)
+            await until_async(lambda: len(told.asked) > 5)
             told.is_done = True
             reply = await task
             await waiting.close()

@@ -22,6 +22,7 @@ from stepengine import AgentDefinition, Ask, Receive
 from stepengine.server import Caps, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger
 from stepengine.testing import tool_call, tool_calls
+from tests.waits import until_async
 
 from .painter import Painter
 from .served import served
@@ -291,11 +292,6 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
         looks.append(orphaned_rows(self, *args, **options))
         return looks[-1]
 
-    async def until(is_so: Any) -> None:
-        async with asyncio.timeout(50):
-            while not is_so():  # noqa: ASYNC110 - a thread of the server changes it
-                await asyncio.sleep(0.01)
-
     monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(run_recovery.RunRecovery, "_find_orphaned_runs", look)
     painter = make_painter(tool_call("dry", {"what": "door"}), tool_call("paint", {"what": "door"}))
@@ -306,10 +302,10 @@ async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
         with closing(sqlite3.connect(tmp_path / "runs" / ".serving.db", isolation_level=None)) as ledger:
             ledger.execute("BEGIN IMMEDIATE")
             painter.gate.set()
-            await until(lambda: looks[-1])
+            await until_async(lambda: looks[-1])
             ledger.execute("ROLLBACK")
         seen = len(looks)
-        await until(lambda: len(looks) > seen + 1)
+        await until_async(lambda: len(looks) > seen + 1)
         suspended = await page.until(run, "suspended")
 
     assert running["epoch"] == suspended["epoch"]

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from stepengine.adapters.otel import Tracing
 from stepengine.errors import ModelError
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, failure, tool_call
+from tests.waits import until
 
 COUNTERPARTS = (
     (
@@ -56,7 +56,7 @@ def running(command: list[str], folder: Path, port: int, **variables: str) -> It
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
-        until(lambda: process.poll() is not None or answers(url))
+        until(lambda: process.poll() is not None or answers(url), seconds=SECONDS)
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
         yield url
     finally:
@@ -66,14 +66,6 @@ def running(command: list[str], folder: Path, port: int, **variables: str) -> It
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
-
-
-def until(found: Any) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (value := found()):
-        assert time.monotonic() < deadline, "the viewer does not answer"
-        time.sleep(0.2)
-    return value
 
 
 def answers(url: str) -> bool:
@@ -171,7 +163,7 @@ async def test_phoenix_shows_run_inputs_outputs_and_span_kinds(tmp_path: Path) -
             (project,) = [edge["node"] for edge in told["data"]["projects"]["edges"]]
             return project if len(project["spans"]["edges"]) == SPANS else None
 
-        project = until(shown)
+        project = until(shown, seconds=SECONDS)
 
     spans = [edge["node"] for edge in project["spans"]["edges"]]
     told = [{"id": s["spanId"], "parent": s["parentId"], "kind": s["spanKind"], "name": s["name"]} for s in spans]
@@ -213,7 +205,7 @@ async def test_mlflow_shows_run_inputs_outputs_and_span_kinds(tmp_path: Path) ->
             traces = json.loads(subprocess.check_output(asked, text=True, timeout=SECONDS).splitlines()[-1])
             return traces if sum(len(trace["spans"]) for trace in traces) == SPANS else None
 
-        traces = until(shown)
+        traces = until(shown, seconds=SECONDS)
 
     by_request = {json.loads(trace["request"]): trace for trace in traces}
     run, failed = by_request["What is there?"], by_request["Fail."]

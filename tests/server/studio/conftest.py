@@ -5,7 +5,6 @@ The studio in Chromium, as somebody has it before them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ class Page:
     """
 
     def __init__(self, chromium: Browser, stage: Stage) -> None:
-        self.chromium, self.stage, self.seconds = chromium, stage, float(os.environ.get("ST", "30"))
+        self.chromium, self.stage = chromium, stage
 
     def go(self, address: str, shows: str = "main h1, main .crumbs") -> None:
         """
@@ -39,7 +38,7 @@ class Page:
         """
         Wait until something is so; a node, which cannot be brought here, is.
         """
-        return self.chromium.wait(f"!!({script})", seconds=self.seconds)
+        return self.chromium.wait(f"!!({script})")
 
     def text(self, selector: str = "main") -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
