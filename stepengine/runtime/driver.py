@@ -43,9 +43,9 @@ from stepengine.runtime.effect_events import (
     make_end_events,
     make_model_finished,
     make_model_started,
+    make_start_events,
     make_tool_finished,
     make_tool_started,
-    started,
 )
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.innermost import NOTHING, has_deferred_results
@@ -595,7 +595,7 @@ def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
             tree.deferred.expect_result(item)
         emit(make_tool_started(item, binding))
     else:
-        for event in started(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
+        for event in make_start_events(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
             emit(event)
     return now_ms()
 
@@ -794,10 +794,10 @@ class _RunningGroup:
         if self._run.stopping is not None:
             return
         if self._group is not None:
-            self._group.begins(item)
+            self._group.register_start(item)
         self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
-            self._group.ended(outcome)
+            self._group.handle_end(outcome)
         # What a fork keeps of a race whose winner it cut off is no end of that race.
         for race in self._races:
             if index in race:
