@@ -117,7 +117,7 @@ class Watcher:
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
 
-    def failed(self, event: Event, error: BaseException) -> str | None:
+    def record_error(self, event: Event, error: BaseException) -> str | None:
         """
         Record that the observer raised *error* at *event*; return a warning once it is dropped for that.
 
@@ -475,7 +475,7 @@ class WatcherFailures:
         if not isinstance(receiver, Watcher):
             raise error
         try:
-            warning = receiver.failed(event, error)
+            warning = receiver.record_error(event, error)
         except BaseException as raised:  # noqa: BLE001
             self.record_crash(raised)
         else:
@@ -507,8 +507,8 @@ class TreeLogger:
         """Register the run at *path* for its log lines."""
         self._labels[path] = RunLabel(run_id, agent_id)
 
-    def running(self) -> Mapping[str, RunLabel]:
-        """Return the running runs by path."""
+    def copy_labels(self) -> Mapping[str, RunLabel]:
+        """Return the labels of the running runs by path."""
         return dict(self._labels)
 
     def remove_run(self, path: str) -> None:

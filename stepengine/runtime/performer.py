@@ -146,10 +146,10 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
         return Failure(cut_error(error))
 
 
-def wrap_error(error: BaseException, what: str) -> StepEngineError:
-    """Return a ``StepEngineError`` as it is, and any other error as the cause of one that says *what* failed."""
+def wrap_error(error: BaseException, failure: str) -> StepEngineError:
+    """Return a ``StepEngineError`` as it is, and any other error as the cause of one whose message starts with *failure*."""
     if isinstance(error, StepEngineError):
         return error
-    wrapped = StepEngineError(f"{what} with {type(error).__name__}: {error}")
+    wrapped = StepEngineError(f"{failure} with {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
