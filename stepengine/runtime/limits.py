@@ -333,9 +333,6 @@ class Refusals:
     def __init__(self) -> None:
         self.errors: dict[tuple[str, int], StepEngineError] = {}
 
-    def __contains__(self, address: tuple[str, int]) -> bool:
-        return address in self.errors
-
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
         """Refuse *effects* of the run at *path* before they start."""
         self.errors.update({(path, effect.seq): error for effect in effects})
