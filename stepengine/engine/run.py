@@ -225,9 +225,9 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     try:
         # As `Subscription.events`, whose generator inside of this one would cost every token.
         while True:
-            for event in subscription.waiting():
+            for event in subscription.pop_events():
                 yield event
-            if not subscription.queue and not await subscription.more():
+            if not subscription.queue and not await subscription.wait_for_event():
                 return
     finally:
         subscription.close()

@@ -51,6 +51,7 @@ from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.innermost import NOTHING, has_deferred_results
 from stepengine.runtime.mail import find_received_message
 from stepengine.runtime.performer import (
+    CALLS,
     IO,
     Item,
     Performer,
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
 # it.
 BARE = (CallModel, CallTool, CallFunction)
 """What may go to a direct performer."""
-CALLS = (CallTool, CallBody)
 ROOM_OF: Mapping[type[Any], type[Any]] = {CallBody: CallTool}
 """The kind whose room an effect takes, where that is not its own."""
 EFFECTS_PER_TURN = 64

@@ -1021,14 +1021,14 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                for event in self.waiting():
+                for event in self.pop_events():
                     yield event
-                if not self.queue and not await self.more():
+                if not self.queue and not await self.wait_for_event():
                     return
         finally:
             self.close()
 
-    def waiting(self) -> list[Event]:
+    def pop_events(self) -> list[Event]:
         """Remove and return at most a hundred waiting events; none if there are none or the reader has stopped."""
         # In one list, whose events need nobody's turn one after the other; not all at once, since what a reader holds is
         # neither joined nor counted when it falls behind.
@@ -1051,7 +1051,7 @@ class Subscription:
         self._held = taken  # type: ignore[assignment]
         return self._held
 
-    async def more(self) -> bool:
+    async def wait_for_event(self) -> bool:
         """Wait for an event if none is waiting; return False at the end of the stream."""
         if self._ended:
             return False
