@@ -1,22 +1,21 @@
 """
-The engine: definitions, tools, models and policies wired into runs. The only place that knows all floors below.
+The engine: definitions, tools, models and policies wired into runs. The only package that knows all packages below.
 
-What a caller asks for goes through here once. The ``Catalog`` compiles agents when the engine is made: schemas, tools, who may spawn
-whom, so that what cannot work is refused before anything is paid for. ``Launcher.plan`` turns a request into a ``PlannedRun``; its
-``Planner`` makes the plan and the state that a machine is started with, for the root and for each child, with the models that
-``EngineModels`` chooses. ``Launcher`` puts a run together: with a journal or without, in a session (``Turn``) or by itself, resumed or
-forked. From there on the runtime has it, and ``EngineRuns`` only knows which runs there are. ``Stepper`` drives the machines of a
-recorded run by its ``Tape``, without the runtime.
+The ``Catalog`` compiles agents when the engine is created: schemas, tools, and the agents that each may spawn. So an invalid agent
+is refused before any model is paid for. ``Launcher.plan`` turns a request into a ``PlannedRun``; its ``Planner`` makes the plan and
+the first state of the root and of each child, with the models that ``EngineModels`` chooses. ``Launcher`` then creates the run:
+recorded or not, in a session (``Turn``) or alone, resumed or forked. The runtime drives it, and ``EngineRuns`` lists the running ones.
+``Stepper`` drives the machines of a recorded run by its ``Tape``, without the runtime.
 
-Whatever is the same for all runs is made once and lent to them (``Services``); whatever is one run's own is in its plan. Nothing here
-looks into a run while it goes on: a rule that would have to is the machine's, and one about the world a performer's.
+Objects that all runs share are in ``Services``; the data of one run is in its plan. Nothing here watches a running run: a rule that
+needs to is the machine's, and one about the outside world a performer's.
 
-Here, too, stand what loads agent files and packages, the threads and loops that ``run_sync`` needs, and schedules.
+This package also loads agent files and packages, has the threads and loops of ``run_sync``, and starts schedules.
 
-Must not be here: what decides the next effect (machine), what performs it (runtime), printing. Journals, sessions and adapters are
-imported inside functions, since an engine without them does without their code.
+Not here: the choice of the next effect (machine), performing it (runtime), printing. Journals, sessions and adapters are imported
+inside functions, so that an engine without them does not load their code.
 
-Begin with ``engine`` for what callers see, then ``launcher``, ``run_plans`` and ``catalog``.
+Read ``engine`` first for the public interface, then ``launcher``, ``run_plans`` and ``catalog``.
 """
 
 from __future__ import annotations

@@ -876,7 +876,7 @@ def remove_instructions_notes(history: Transcript) -> Transcript:
         isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history
     ):
         return history
-    return Transcript([told for m in history if (told := _remove_instructions_note(m)) is not None])
+    return Transcript([left for m in history if (left := _remove_instructions_note(m)) is not None])
 
 
 def _remove_instructions_note(message: Message) -> Message | None:

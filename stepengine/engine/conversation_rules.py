@@ -1,4 +1,4 @@
-"""``ConversationRules``: what people allowed for good, by conversation."""
+"""``ConversationRules``: the remembered permission rules of each conversation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stepengine.permissions import PolicyFile
 
 KEPT_SESSIONS = 10_000
-"""A bound, because no one reports that a conversation is over. A forgotten rule is asked for again."""
+"""A bound, because no one reports the end of a conversation. A dropped rule only means another question."""
 
 
 class ConversationRules:
@@ -20,7 +20,7 @@ class ConversationRules:
     The rules that people remembered in the conversations of an engine.
 
     Args:
-        file: The file that keeps rules for good; ``None`` to keep them in memory alone.
+        file: The policy file that stores lasting rules; ``None`` to have them in memory alone.
     """
 
     def __init__(self, file: PolicyFile | None) -> None:
@@ -28,7 +28,11 @@ class ConversationRules:
         self._by_session: dict[str, RememberedRules] = {}
 
     def for_session(self, session_id: str | None) -> RememberedRules | None:
-        """Return where a run of a conversation keeps its rules; the rules of the oldest conversations are forgotten."""
+        """
+        Return the rules of a conversation, which its runs share; a run without one has rules only with a policy file.
+
+        Of more than 10,000 conversations, the oldest are dropped.
+        """
         if session_id is None:
             return None if self._file is None else RememberedRules(self._file)
         kept = self._by_session.setdefault(session_id, RememberedRules(self._file))
@@ -42,7 +46,7 @@ class ConversationRules:
         return () if kept is None else kept.rules
 
     def forget(self, session_id: str, ids: Collection[str]) -> None:
-        """Remove the rules of a conversation that have one of *ids*, or all where there are none."""
+        """Remove the rules with these *ids* from a conversation, or all its rules if *ids* is empty."""
         kept = self._by_session.get(session_id)
         if kept is not None:
             kept.forget(ids)

@@ -1,4 +1,4 @@
-"""``Engine``: what turns agent definitions into runs."""
+"""``Engine``: creates runs from agent definitions."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class Engine:
 
     @property
     def sessions(self) -> EngineSessions | None:
-        """Where conversations are kept between runs; ``None`` where each run is alone."""
+        """The session store; ``None`` without one."""
         return self._launcher.sessions
 
     def agent(self, agent_id: str) -> AgentDefinition:
@@ -254,7 +254,7 @@ class Engine:
         self, agent: str | AgentDefinition, prompt: str | None = "", **options: Unpack[RunOptions]
     ) -> RunResult:
         """
-        Run an agent to its end and return the result; what fails inside is a result with status ``failed``.
+        Run an agent to its end and return the result; an error in the run is a result with status ``failed``.
 
         Args:
             agent: An agent's id, or its definition.
@@ -377,21 +377,21 @@ class Engine:
         self, agent: str | AgentDefinition, prompt: str | None = "", **options: Unpack[RunOptions]
     ) -> RunResult:
         """
-        Do what ``run`` does for synchronous code, also inside a running event loop; Ctrl-C cancels the run and waits.
+        Call ``run`` from synchronous code, also inside a running event loop; Ctrl-C cancels the run and waits.
 
         All sync calls of an engine share one event loop in a thread of its own.
         """
         return self._loop_thread.run(lambda: self.run(agent, prompt, **options))
 
     def step_sync(self, state: AgentState, agent: str | AgentDefinition | None = None) -> StepResult:
-        """Do what ``step`` does for synchronous code."""
+        """Call ``step`` from synchronous code."""
         return self._loop_thread.run(lambda: self.step(state, agent))
 
     # --- journals -----------------------------------------------------------------------------------------------------
 
     async def resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """
-        Go on with a run that was suspended, interrupted, or cut off by a crash, in this process or another one.
+        Resume a run that was suspended, or that an interrupt or a crash ended, in this process or another one.
 
         What is recorded is not done again. A run that has ended gives its result again, and nothing is performed.
 
@@ -491,7 +491,7 @@ class Engine:
 
     async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle:
         """
-        Go on with a recorded run in the background and return its handle; arguments and errors are those of ``resume``.
+        Resume a recorded run in the background and return its handle; arguments and errors are those of ``resume``.
 
         What is recorded shows no events. A divergence is raised by ``handle.result()``. ``wait_for_answers=`` says how long its
         questions stay open for ``handle.answer``.
@@ -511,7 +511,7 @@ class Engine:
 
     async def start_fork(self, journal: JournalLike, **options: Unpack[StartForkOptions]) -> RunHandle:
         """
-        Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork`` without ``tools=``.
+        Fork a recorded run in the background and return its handle; arguments and errors are those of ``fork`` without ``tools=``.
 
         ``wait_for_answers=`` says how long its questions stay open for ``handle.answer``.
         """
@@ -529,11 +529,11 @@ class Engine:
         return await launch.handle(runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked))
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
-        """Do what ``resume`` does for synchronous code."""
+        """Call ``resume`` from synchronous code."""
         return self._loop_thread.run(lambda: self.resume(journal, **options))
 
     def replay_sync(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult:
-        """Do what ``replay`` does for synchronous code."""
+        """Call ``replay`` from synchronous code."""
         return self._loop_thread.run(lambda: self.replay(journal, **options))
 
     @overload
@@ -543,7 +543,7 @@ class Engine:
     @overload
     def fork_sync(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
     def fork_sync(self, journal: JournalLike, **options: Any) -> RunResult | ForkReport:
-        """Do what ``fork`` does for synchronous code."""
+        """Call ``fork`` from synchronous code."""
         forked: RunResult | ForkReport = self._loop_thread.run(lambda: self.fork(journal, **options))
         return forked
 
@@ -555,7 +555,7 @@ class Engine:
         self, journal: JournalLike | Tape, *, agent: AgentLike | None = None, leeway: AllowedDifferences | None = None
     ) -> Stepper:
         """
-        Return what goes through a recorded run one result at a time, with neither loop nor threads; close it when done.
+        Return a ``Stepper``, which replays a recorded run one result at a time, without loop or threads; close it when done.
 
         Args:
             journal: The journal, or the path of its file; it is read once, and only read. A ``Tape`` is one that was read before.
@@ -633,14 +633,14 @@ class Engine:
 
     @property
     def files(self) -> Files:
-        """What uploads files to providers and deletes them there."""
+        """The files at providers: uploads and deletions."""
         from stepengine.models.files import Files
 
         return Files(lambda: self._launcher.override.models or self._launcher.models.registry)
 
     def remembered(self, session_id: str) -> tuple[Rule, ...]:
         """
-        Return what people allowed for good in a conversation, with ``Answer(remember=...)``, since the engine was made.
+        Return the rules that people set in a conversation with ``Answer(remember=...)`` since the engine was created.
 
         The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again, unless they
         stand in a ``PolicyFile``.
@@ -651,7 +651,7 @@ class Engine:
         return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules(session_id))}).rules
 
     def forget(self, session_id: str, *ids: str) -> None:
-        """Ask again about what people allowed for good in a conversation: about the rules of these ids, about all without one."""
+        """Forget the rules that people set in a conversation: those with these ids, or all without ids."""
         self._launcher.forget(session_id, ids)
 
     @contextmanager
@@ -699,7 +699,7 @@ class Engine:
         return await self._launcher.runs.shutdown(run)
 
     async def shutdown_all(self) -> None:
-        """End everything that is under way, and wait for it. The engine stays open; ``aclose`` also gives things back."""
+        """End all runs, and wait for them. The engine stays open; ``aclose`` also closes connections and threads."""
         await self._launcher.runs.shutdown()
 
     # --- the end ----------------------------------------------------------------------------
@@ -729,7 +729,7 @@ class Engine:
         warn_after_close(forgotten, left)
 
     def close(self) -> None:
-        """Do what ``aclose`` does, for synchronous code; runs of the event loop that calls it are only told to end."""
+        """Call ``aclose`` from synchronous code; runs in the caller's event loop are stopped but not awaited."""
         from stepengine.engine.run import stop_and_wait, warn_after_close
 
         runs = self._launcher.runs

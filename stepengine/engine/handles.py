@@ -66,11 +66,11 @@ class EngineRuns:
         """End the session or run with this id, or all without one, and wait; return whether there was one."""
         handles, lives = self.request_shutdown(run)
         for live in lives:
-            await live.ended()
+            await live.wait_until_ended()
         return bool(handles or lives)
 
     def request_shutdown(self, run: str | None = None) -> tuple[list[RunHandle], list[EngineRun]]:
-        """Tell the session or run with this id to end, or all without one; return their handles and those that are running."""
+        """Request the end of the session or run with this id, or of all without one; return the handles and the running runs."""
         handles, lives = (list(self.handles), list(self.active)) if run is None else self.find(run)
         for handle in handles:
             handle.send(Shutdown())

@@ -1,8 +1,8 @@
 """
 ``Launcher``: prepares a requested run, new or recorded, with or without a session.
 
-Lives here: everything that an engine knows of its runs before they begin. What a plan is made of stands in ``run_plans``; who
-runs it, in ``run``. The journal's own code is loaded when the first journal is used.
+``run_plans`` makes the plans, ``run_models`` chooses the models, and ``run`` runs the result. The journal's own code is loaded when the
+first journal is used.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Launcher:
     Attributes:
         catalog: The engine's agents.
         models: The models that it chooses.
-        services: What is lent to every run; planner, window, memory and seed are each run's own.
-        watchers: Who is shown every event.
-        logger: Where log lines go.
-        headless: Whether what needs a person's approval is denied.
-        sessions: Where conversations are kept between runs.
+        services: The services of every run; planner, window, remembered rules and seed are each run's own.
+        watchers: The observers of every event.
+        logger: Receives the log lines.
+        headless: Whether requests for a person's approval are denied.
+        sessions: The session store; ``None`` without one.
         seed: The seed of every run that is not recorded; ``None`` for another one for each.
         runs: Its runs in this process.
-        rules: What people allowed for good.
+        rules: The remembered permission rules of its conversations.
     """
 
     catalog: Catalog
@@ -90,7 +90,7 @@ class Launcher:
 
     @property
     def override(self) -> Override:
-        """What is replaced in this context."""
+        """The replacements of this context; see ``Engine.override``."""
         return overrides.get().get(id(self)) or Override()
 
     @contextmanager
@@ -167,9 +167,9 @@ class Launcher:
         Return a run that starts from *request*, recorded in a journal or not.
 
         Args:
-            request: What it starts from.
-            journal: Where it is recorded; ``None`` for nowhere.
-            waiting_run: The run itself, where it waited for its turn in a session.
+            request: The request.
+            journal: The journal that records the run; ``None`` for none.
+            waiting_run: The run to fill, if it waited for its turn in a session.
         """
         answers = request.answers
         request = separate_earlier_answers(request)
@@ -314,11 +314,11 @@ class Launcher:
 
         Args:
             planned: Its plan.
-            prepare: Gives the plan and the state that the root is really started with.
-            wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
+            prepare: Returns the plan and the state that the root starts with in place of those of *planned*.
+            wrap: Returns the services of the run in place of those of *planned*: with recorders among the ``middlewares``, inside the
                 meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
-            shows: Says which events are news; by default all are.
-            waiting_run: The run itself, where it waited for its turn in a session.
+            shows: Returns whether an event is news; by default all are.
+            waiting_run: The run to fill, if it waited for its turn in a session.
         """
         plan, state, services = planned.plan, planned.state, planned.services
         # A prompt that is computed is the author's code, and it fails like a handler: as a failed run, with events and
@@ -344,9 +344,9 @@ class Launcher:
         Return the ``EngineRun`` of a plan; *waiting_run*, a run that waited for its turn, is filled instead.
 
         Args:
-            planned: What it starts with.
-            shows: Says which events are news; by default all are.
-            waiting_run: The run itself, where it waited for its turn in a session: now it starts from *planned*.
+            planned: Its plan.
+            shows: Returns whether an event is news; by default all are.
+            waiting_run: The run to fill, if it waited for its turn in a session.
         """
         request, services = planned.request, planned.services
         planned.hub.show_news(shows)
@@ -363,7 +363,7 @@ class Launcher:
         return waiting_run
 
     def forget(self, session_id: str, ids: Collection[str]) -> None:
-        """Remove the rules of a conversation that have one of *ids*, or all where there are none; also in its running runs."""
+        """Remove the rules with these *ids*, or all if *ids* is empty, from a conversation and its running runs."""
         self.rules.forget(session_id, ids)
         for tree in [live.tree for live in list(self.runs.active)]:
             if tree.root.plan.info.session_id == session_id:
@@ -394,7 +394,7 @@ class StepRun:
 
     Args:
         agent: The agent.
-        state: The state to go on from.
+        state: The state to continue from.
     """
 
     def __init__(self, agent: Agent, state: AgentState) -> None:
@@ -457,7 +457,7 @@ def _increase_limits_to_record(limits: Limits, session: JournaledRun) -> Limits:
     """
     Return *limits*, increased to the recorded steps and actions, since lower ones apply only to what is new.
 
-    Where the run has asked for more steps, it asks at the same places again, and is told the recorded answers.
+    If the run asked for more steps, it asks again in the same places and receives the recorded answers.
     """
     from stepengine.journal.encoding import questions_of  # a run that is not recorded loads no journal
 
@@ -479,7 +479,7 @@ def _increase_limits_to_record(limits: Limits, session: JournaledRun) -> Limits:
 def _first_reached_step_limit(questions: Iterable[Question]) -> int | None:
     """Return how many steps a run had when it first asked for more of them; ``None`` when it never did."""
     for question in questions:
-        told: Any = question.details
-        if question.number and isinstance(told, Mapping) and told.get("limit") == "steps":
-            return int(told["reached"])
+        details: Any = question.details
+        if question.number and isinstance(details, Mapping) and details.get("limit") == "steps":
+            return int(details["reached"])
     return None

@@ -63,9 +63,9 @@ class Frame:
         kind: ``handler``, ``hook`` and ``tool`` are the functions that the machine called, ``helper`` a generator that they wait for,
             ``program`` a program that a model wrote, ``package`` one of this package, ``opaque`` what cannot be looked into, such as
             an iterator.
-        globals: What its code sees as globals.
-        text: The whole text that *line* is one of, where it stands in no file: of a program.
-        printed: Gives what a program has printed so far, for as long as it waits here; ``None`` where there is no sandbox that says so.
+        globals: The globals of its code.
+        text: The whole text of a program that is in no file.
+        printed: Returns the output of a program so far, while it waits here; ``None`` if its sandbox does not report it.
     """
 
     function: str
@@ -87,7 +87,7 @@ class HookCall:
     Attributes:
         point: Its point, such as ``"pre_step"``.
         hook: Its name.
-        said: What it returned: a ``Change``, a ``Decision``, or ``None``; the error, when it raised one.
+        said: Its return value: a ``Change``, a ``Decision``, or ``None``; the error, if it raised one.
     """
 
     point: str
@@ -101,17 +101,17 @@ class Moment:
     The state before the outcome at a position is sent: the waiting effect, its run and the author's frames.
 
     Attributes:
-        position: How many results were taken.
-        step: In which step of its run that is: the number of its model calls so far, this one included; 0 before the first.
+        position: The number of results that were applied.
+        step: The step of its run: the number of its model calls so far, this one included; 0 before the first.
         address: The address of the effect whose outcome comes next, such as ``"3.2#1"``; ``""`` after the last one.
         agent_id: The agent that waits for it.
-        asked: What is asked for, in a line; as it is, with nothing taken out.
+        asked: The request of the effect in one line, with nothing redacted.
         effect: The effect; ``None`` after the last one.
-        outcome: What is recorded of it; ``None`` where nothing is.
+        outcome: The recorded outcome of the effect; ``None`` without one.
         state: The state of the run that waits.
-        view: What its model is shown of its history.
+        view: The part of its history that its model sees.
         request: The last request that this run made, up to this effect; ``None`` before the first.
-        frames: The author's frames, outermost first; none where nothing of the author's waits.
+        frames: The author's waiting frames, outermost first; none if no code of the author waits.
         location: ``file:line`` of the innermost of them that is the author's own.
         hooks: The hooks of this run that were called since its last outcome.
         at: Milliseconds since the root run was created, when the outcome came; the last known time where there is none.

@@ -167,12 +167,11 @@ class ReplayedTree:
             ReplayDivergence: when a run does something else than is recorded.
         """
         tape = self._tape
-        order, apply = tape.order, self._apply_result
         try:
             while self.position < position:
-                apply(*order[self.position])
+                self._apply_result(*tape.order[self.position])
         finally:
-            # What was answered was compared before.
+            # Effects with an applied result were compared before.
             tape.verified = max(tape.verified, self.position)
 
     def find_unused_record(self) -> ReplayDivergence | None:
@@ -195,14 +194,14 @@ class ReplayedTree:
 
     def close(self, path: str = "") -> None:
         """Close the machines of a run and of all below it, children first, so that their ``finally`` blocks run."""
-        # Children first, as in a live run: a parent's `finally` may rely on them being over.
+        # As in a live run: a parent's `finally` may rely on its children having ended.
         below = [known for known in self.runs if not path or known == path or known.startswith(f"{path}.")]
         for known in sorted(below, key=lambda path: path.count(".") + bool(path), reverse=True):
             self.runs.pop(known).machine.close()
             self._close_resources(known)
 
     def _close_resources(self, path: str) -> None:
-        """Close what programs have left in a run that has ended."""
+        """Close the objects that programs left in an ended run."""
         kept = self._resources.pop(path, None)
         if kept is not None:
             kept.close()
@@ -271,12 +270,10 @@ class ReplayedTree:
             run.finished = stop.value
             self._close_resources(run.path)
             return
-        # A handler under a debugger may do what it likes, `sys.exit` included; whoever looks at it wants to go on
-        # looking.
+        # An error that would end the caller's program, such as `sys.exit`, ends only the run: a debugger goes on.
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) or not belongs_to_caller(error):
                 raise
-            # What ends the program of who runs it, such as ``sys.exit``, ends the run, and nothing of who looks at it.
             run.finished = Finished(status=RunStatus.FAILED, state=run.state, error=error)
             return
         run.effect = effect
@@ -305,7 +302,7 @@ class ReplayedTree:
     # --- children -----------------------------------------------------------------------------------------------------
 
     def _start_in_background(self, run: ReplayedRun, item: Item, known: Result) -> Single:
-        """Return the outcome of a background start: the child's reference; the child is started to keep its plan."""
+        """Return the outcome of a background start, a reference to the child; start the child for its plan."""
         refused = self._replayer.find_refused_outcome(item.address, item)
         if refused is not None:
             return refused
@@ -316,9 +313,7 @@ class ReplayedTree:
             except ReplayDivergence:
                 raise
             except StepEngineError as error:
-                confirmed = self._replayer.confirm(known, Failure(error, known.at), item)
-                assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
-                return confirmed
+                return self._confirm(known, Failure(error, known.at), item)
         return self._replayer.answer(known, item)
 
     def _apply_background_end(self, run: ReplayedRun, known: Result) -> None:
@@ -326,8 +321,7 @@ class ReplayedTree:
         parent = self.runs.get(get_start_address(run.path)[0])
         if parent is None or run.path not in parent.background:
             raise self._error_for_absent(run, (run.path, -1))
-        ended = self._replayer.confirm(known, Value(self._finish_run(run).as_child(), known.at), run.end)
-        assert ended is not None  # noqa: S101 - nothing is performed, so nothing can be new
+        ended = self._confirm(known, Value(self._finish_run(run).as_child(), known.at), run.end)
         parent.background[run.path] = ended.value  # type: ignore[union-attr]  # how a run ended is a value
         self.close(run.path)
 
@@ -367,7 +361,11 @@ class ReplayedTree:
         else:
             given = _outcome_of_run(self._finish_run(run), item, known.at)
             del self.runs[path]
-        confirmed = self._replayer.confirm(known, given, item)
+        return self._confirm(known, given, item)
+
+    def _confirm(self, known: Result, outcome: Value | Failure, item: Item) -> Single:
+        """Return the recorded outcome of a child run, if *outcome* is the same; raise ``ReplayDivergence`` if not."""
+        confirmed = self._replayer.confirm(known, outcome, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
         return confirmed
 
@@ -432,7 +430,7 @@ def _with_recorded_calls(hooks: Hooks, note: Callable[[HookCall], None]) -> Hook
 
 
 class _RecordedHook:
-    """A hook that reports its return values; it has the original's name and place, which stand in messages."""
+    """A hook that reports its return values; it has the original's name and location, which messages contain."""
 
     def __init__(self, hook: Callable[..., object], point: str, note: Callable[[HookCall], None]) -> None:
         self._hook = hook

@@ -38,16 +38,16 @@ T = TypeVar("T")
 
 class EngineRun:
     """
-    A root run under way; call it to run it.
+    A root run; call it to run it to its end.
 
     Args:
         tree: The run's tree.
-        active: The runs of the engine that are under way; it puts itself in and takes itself out.
+        active: The running runs of the engine; it adds and removes itself.
 
     Attributes:
         journaled_run: The run in its journal, if it has one; it is closed when the run has ended.
-        turn: Its place in a conversation, if it has one: it says what the run starts from, and is told how it ended.
-        handle: The handle of a run in the background, which is kept as long as it runs.
+        turn: Its turn in a session, if it has one: the turn loads the start state and saves the result.
+        handle: The handle of a run in the background, as long as it runs.
         loop: The event loop that it runs in.
         began: Whether it got past its ``pre_run`` hooks.
     """
@@ -61,7 +61,7 @@ class EngineRun:
         self.began = False
         self._active = active
         self._is_started = False
-        self._tells: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     def __str__(self) -> str:
         root = self.tree.root
@@ -83,14 +83,14 @@ class EngineRun:
         self._active.discard(self)
         self.handle = None
         self.close_if_unstarted()
-        while self._tells:
+        while self._callbacks:
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
-                self._tells.pop()()
+                self._callbacks.pop()()
 
-    async def ended(self) -> None:
-        """Wait until it has ended, in whatever event loop it runs."""
+    async def wait_until_ended(self) -> None:
+        """Wait until the run has ended; it may be in another event loop."""
         over = asyncio.Event()
-        self._tells.append(partial(asyncio.get_running_loop().call_soon_threadsafe, over.set))
+        self._callbacks.append(partial(asyncio.get_running_loop().call_soon_threadsafe, over.set))
         if self in self._active:
             await over.wait()
 
@@ -225,9 +225,9 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     try:
         # As `Subscription.events`, whose generator inside of this one would cost every token.
         while True:
-            for event in subscription.waiting():
+            for event in subscription.pop_events():
                 yield event
-            if not subscription.queue and not await subscription.more():
+            if not subscription.queue and not await subscription.wait_for_event():
                 return
     finally:
         subscription.close()
@@ -275,21 +275,21 @@ async def stop_and_wait(
     Stop runs, wait for them at most ten seconds, and return those that are left.
 
     Args:
-        active: The runs under way; each takes itself out when it has ended.
-        blocked: An event loop that cannot go on while this is waited for; its runs are only told to end.
+        active: The running runs; each removes itself when it has ended.
+        blocked: An event loop that cannot continue during this wait; its runs are not stopped and not waited for.
 
     Returns:
-        Those that go on, and will.
+        The runs that could not be ended, without those of *blocked*.
     """
 
-    def waited_for() -> list[EngineRun]:
+    def list_running() -> list[EngineRun]:
         return [live for live in list(active) if live.loop is not blocked and live.loop and live.loop.is_running()]
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
-            while runs := waited_for():
+            while runs := list_running():
                 for live in runs:
                     live.tree.root.stop(Stop("shutdown"))
                 for live in runs:
-                    await live.ended()
+                    await live.wait_until_ended()
     return [live for live in list(active) if live.loop is not blocked]

@@ -1,8 +1,7 @@
 """
-The model of each run: as the engine, the caller of the run, or its record chooses it.
+The choice of the model of each run, from the engine, the caller of the run and its record.
 
-``EngineModels`` has the choices of an engine, and makes the ``RunModels`` of one root run and its children. What a run does with them is
-in ``run_plans``.
+``EngineModels`` has the choices of an engine, and makes the ``RunModels`` of a root run and its children (in ``run_plans``).
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class EngineModels:
         }
 
     def for_run(self, request: RunRequest, recorded: RecordedModels, override: Override) -> RunModels:
-        """Return the models of a root run; see ``choose_for_run`` for arguments and errors."""
+        """Return the models of a root run; *override* has a registry in place of the engine's. Raises as ``choose_for_run``."""
         registry = (override.models or self.registry).for_run()
         return RunModels(
             registry=registry,

@@ -87,13 +87,13 @@ class RunRequest:
         prompt: The prompt; ``""`` for none.
         params: The params as given.
         previous: The state that the run continues.
-        info: What the caller says of the run.
+        info: The caller's session, user and metadata.
         limits: Limits of this run.
         answers: Answers given up front, by question id or text.
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
-        run_id: The run's id, where one was told already; else it is drawn.
-        hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
-        on_divergence: What becomes of a run that waits in the session when its agent was edited since.
+        run_id: The run's id, if the caller has it already; else it is random.
+        hub: The event stream of a kept-open handle to continue; else the run has one of its own.
+        on_divergence: ``raise``, ``stop`` or ``keep``, for the waiting run of a session whose agent was edited since.
         agent_models: Models in place of those that agents name and of the engine's own choice, by agent id.
         predecessors: The agents that handed the conversation over to *agent*, the first one first.
         planned: The plan that was made before the session was loaded; it holds unless another agent has the conversation by now.
@@ -121,11 +121,11 @@ class PlannedRun:
     A validated plan of a run: an invalid request has raised by now, and no code of its author was called yet.
 
     Attributes:
-        request: What the caller asks for.
-        hub: The event stream that it goes on.
+        request: The request of the caller.
+        hub: Its event stream.
         plan: Its plan.
-        state: What it starts from; its system prompt is ``""`` where that has to be resolved.
-        services: What it is lent.
+        state: Its first state; the system prompt is ``""`` if it has to be resolved.
+        services: Its services.
     """
 
     request: RunRequest
@@ -150,8 +150,8 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
     the state keeps its questions; otherwise they are dropped, and the conversation continues without an answer.
 
     Raises:
-        AnswerRejected: when a state alone cannot be gone on from with an answer, or an answer is none to
-            its question.
+        AnswerRejected: when a run cannot be resumed from a state alone with an answer, or an answer does not
+            fit its question.
     """
     previous = request.previous
     if not isinstance(previous, AgentState) or not previous.pending:
@@ -183,7 +183,7 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
 
 
 def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str | None:
-    """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
+    """Return why a suspended run cannot be resumed from its state alone; ``None`` when it can."""
     if agent.handle_steps is not None:
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
     if any(q.path for q in state.pending):

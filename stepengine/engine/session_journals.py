@@ -1,5 +1,5 @@
 """
-The journals of the runs in a session: where a store has them, and which of them hold a run that the session does not know yet.
+The journals of the runs in a session: where a store has them, and which of them have a run that is not saved in the session yet.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class SessionJournals:
     The journals of the runs in one session, by name; newer ones have greater names.
 
     Args:
-        place: Where the store has them.
+        place: The place for them in the store, from ``TurnStore.turn_place``.
     """
 
     def __init__(self, place: Any) -> None:
         self.place = place
 
     def journal(self, name: str) -> Journal:
-        """Return a journal, new or not."""
+        """Return the journal with a name, existing or new."""
         from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 
         place = self.place
@@ -40,7 +40,7 @@ class SessionJournals:
         return FileJournal(place.folder / f"{name}.jsonl")
 
     def names(self) -> list[str]:
-        """Return the names of the existing ones, sorted."""
+        """Return the names of the existing journals, sorted."""
         from stepengine.journal import SqliteJournal
 
         place = self.place
@@ -62,11 +62,11 @@ class SessionJournals:
         return [name for name, history in known.items() if history and (history.is_complete or _is_suspended(history))]
 
     def reference(self, name: str) -> str:
-        """Return what the session stores to find a journal again."""
+        """Return the text that the session stores in ``Session.journal`` for a journal: its name."""
         return name
 
     def remove_old(self) -> None:
-        """Remove all but the newest ones."""
+        """Remove all journals but the newest, as many as the store keeps."""
         for name in self.names()[: -self.place.keep]:
             if self.place.memory is not None:
                 del self.place.memory[name]
@@ -75,7 +75,7 @@ class SessionJournals:
 
 
 class EmbeddedJournals(SessionJournals):
-    """The one journal that a store of states keeps within the state, while the run waits for an answer."""
+    """The journal of a suspended run, for stores that save it within the session and have no place of their own for journals."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(None)
@@ -83,7 +83,7 @@ class EmbeddedJournals(SessionJournals):
         self._made: dict[str, Journal] = {}
 
     def journal(self, name: str) -> Journal:
-        """Return a journal, new or not."""
+        """Return the journal with a name; each time the same object."""
         from stepengine.journal import MemoryJournal
 
         known = name if name == self._kept else ""
@@ -94,7 +94,7 @@ class EmbeddedJournals(SessionJournals):
         return []
 
     def reference(self, name: str) -> str:
-        """Return the whole journal."""
+        """Return the text that the session stores in ``Session.journal``: the whole journal."""
         return self._made[name].content().decode()
 
     def remove_old(self) -> None:
@@ -102,13 +102,13 @@ class EmbeddedJournals(SessionJournals):
 
 
 def find_waits_without_people(journal: Journal) -> list[Waits]:
-    """Return what the run of a journal waits for other than people."""
+    """Return the waits of a suspended run, without those for answers of people."""
     history = load_history(journal)
     return [] if history is None else [one for one in find_waits(history) if one.kind != "question"]
 
 
 def _is_suspended(history: History) -> bool:
-    """Return whether a run ended waiting, with nothing under way: one that a crash cut off is not resumed here."""
+    """Return whether a run was suspended. One that a crash interrupted is not resumed here."""
     is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
     return bool(open_questions(history)) or (is_stopped and bool(find_waits(history)))
 

@@ -29,7 +29,7 @@ class QueueEntry:
 
 class SessionQueue:
     """
-    Lets one run at a time into each session of a store, in the order in which they came, in whatever event loops.
+    Gives runs access to the sessions of a store: one run at a time for each session, in order of arrival, across event loops.
 
     An entry is dropped when its event loop is closed: no one would ever remove it.
     """
@@ -90,7 +90,7 @@ _queues_lock = Lock()
 _inside: contextvars.ContextVar[tuple[SessionAccess, ...]] = contextvars.ContextVar("stepengine_turns", default=())
 """The accesses of the runs that the code of this context is a part of."""
 _owners: dict[tuple[int, str], SessionAccess] = {}
-"""Who has access to a session, by queue and session."""
+"""The access in force, by queue and session."""
 _waiting: set[SessionAccess] = set()
 
 

@@ -1,8 +1,8 @@
 """
-Runs in sessions: the state that a root run continues from, and what it leaves for the next one.
+Runs in sessions: a run loads the state that it continues from, and saves its end for the next run.
 
-A store is whatever has the two methods of ``SessionStore``; what it can do beside that is used where it is there. Each run in
-a session is recorded in a journal of its own, where the store has a place for it.
+A store needs the two methods of ``SessionStore``; others are used if it has them. Each run in a session is recorded in a journal of its
+own, if the store has a place for it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class EngineSessions(SessionStoreAdapter):
     The sessions of an engine.
 
     Args:
-        store: What ``Engine(sessions=...)`` was given.
-        children: Whether conversations of children are to be kept, too.
+        store: The value of ``Engine(sessions=...)``.
+        children: Whether conversations of children are stored, too.
 
     Raises:
         DefinitionError: when the store cannot do that.
@@ -198,7 +198,7 @@ class LoadedSession:
         Save the end of an earlier run that was recorded in the journal *name*, as ``save`` does.
 
         Raises:
-            SessionConflict: when somebody else saved the session since it was loaded, and the store can tell.
+            SessionConflict: when another process saved the session since it was loaded, and the store detects that.
         """
         turns = self.before.turns + (name != self.before.journal)
         self._replace(await self._sessions.save(self._session_after(result, plan, name, turns, metadata)))
@@ -291,12 +291,12 @@ class Turn:
 
     Args:
         sessions: The store.
-        request: What the caller asks for; it names the session.
-        journal: Where the caller wants it recorded; ``None`` for the store's own place.
-        start_new: Lets the run start from a request, recorded in a journal or not.
-        start_recorded: Lets a run start from what was recorded: a given one, or without one a new one.
-        route: Gives the request to the agent that has the conversation of a state.
-        now: Gives the time by the engine's clock.
+        request: The request of the caller, with the id of the session.
+        journal: The caller's journal for the run; ``None`` for one in the store.
+        start_new: Starts the run from a request, as ``Launcher.create_new_run``.
+        start_recorded: Starts a run from its record, as ``Launcher.create_recorded_run``.
+        route: Returns the request for the agent that has the conversation of a state, as ``Launcher.route``.
+        now: Returns the time of the engine's clock.
 
     Attributes:
         access: Its access to the session.

@@ -3,8 +3,8 @@
 
 ``Tape`` has the positions in the record, and ``ReplayedTree`` the machines; a ``Stepper`` moves one through the other and looks at both.
 
-It goes forward only, because a generator cannot be copied; ``anew`` gives another one that shares what was read. Who wants
-to go back walks again, or keeps steppers, or processes, that wait at positions on the way.
+It goes forward only, because a generator cannot be copied. To go back, start again with ``anew``, or have steppers or processes that
+wait at earlier positions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stepper:
     Raises:
         AgentError: when the engine has no such agent.
         JournalError: when the journal is damaged, of a newer version, or holds no run.
-        ReplayDivergence: when the run begins with something else than is recorded.
+        ReplayDivergence: when the first effect of the run differs from the record.
     """
 
     def __init__(
@@ -64,12 +64,11 @@ class Stepper:
 
     def anew(self) -> Stepper:
         """
-        Return another stepper at position 0, which shares what was read.
+        Return another stepper at position 0, which shares the parsed record.
 
         Effects that one of them compared with the record are compared by their kind alone.
         """
-        # To go back is to begin again: a generator can neither be copied nor turned round. What was read is shared, and
-        # what was compared is not compared again, so that going back costs the machine's own work alone.
+        # The record is not read or compared again, so that going back costs the machine's own work alone.
         return self._create_another()
 
     def __enter__(self) -> Self:
@@ -106,7 +105,7 @@ class Stepper:
         Apply the next result; return whether there was one.
 
         Raises:
-            ReplayDivergence: when the run does something else than is recorded then; it stands there, and stays.
+            ReplayDivergence: when the run differs from the record here; the position does not change any more.
         """
         if self.diverged is not None:
             raise self.diverged
@@ -135,7 +134,7 @@ class Stepper:
     # --- the state at the position ------------------------------------------------------------------------------------
 
     def moment(self) -> Moment:
-        """Return the moment of the run whose outcome is next; raises as ``advance`` where it begins differently."""
+        """Return the moment of the run whose outcome is next; raises as ``advance`` if its first effect differs."""
         address = self._current_address()
         run, known = self._get_run(address), self._find_result(address)
         effect, state = self.effect(), run.state

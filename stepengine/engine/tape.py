@@ -1,8 +1,8 @@
 """
 ``Tape``: a journal that is read once, and the positions in it.
 
-A *position* is the number of results that were applied so far, in the order in which they stand in the journal, those of the root
-and of children together.
+A *position* is the number of results that were applied so far, in the order of the journal, for the root and
+its children together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tape:
         self.journal = journal
         self.history = journal.history()
         # The order of results is that in which they really came, so siblings that ran at once are stepped through as it
-        # happened. The number of a result in it is a place that one can go to.
+        # happened.
         self.order: list[Address] = [
             (record.path, record.seq)
             for record in self.history.records

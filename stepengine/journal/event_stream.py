@@ -61,7 +61,7 @@ from stepengine.journal.store import Journal
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import status_from_stop
 from stepengine.machine.step import UNFINISHED
-from stepengine.runtime.effect_events import ended, make_end_events, started
+from stepengine.runtime.effect_events import make_child_end_events, make_end_events, make_start_events
 from stepengine.runtime.hub import parse_event_id
 from stepengine.runtime.performer import Item, child_path
 
@@ -270,7 +270,7 @@ class EventProjection:
         opened.is_shown = True
         effect, form = opened.item.effect, opened.form
         shown = effect.questions if isinstance(effect, AskPerson) and effect.purpose == "permission" else ()
-        for event in started(opened.item, shown):
+        for event in make_start_events(opened.item, shown):
             match event:
                 case ModelStarted():
                     yield attrs.evolve(event, request=None)
@@ -328,7 +328,7 @@ class EventProjection:
             yield from self._make_step_end(path, 0, child.status)
             if child.status is RunStatus.FAILED and child.error is not None:
                 yield _make_failed_event(path, child.error)
-        yield from ended(item, outcome)
+        yield from make_child_end_events(item, outcome)
 
     def _make_root_end(self, outcome: Value | Failure) -> Iterator[Event]:
         child = outcome.value if isinstance(outcome, Value) else None

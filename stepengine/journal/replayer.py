@@ -410,7 +410,7 @@ class Replayer:
         return self._past.history.facts.find_lost_usage(item.address)
 
     def computed(self, path: str, number: int) -> Any:
-        """Return the recorded result of a ``Compute`` of the body at *path*; see ``Body.recalled``."""
+        """Return the recorded result of a ``Compute`` of the body at *path*; see ``ToolBody.recalled``."""
         call = get_start_address(path)
         values = self._past.history.facts.computed.get(call)
         # Where the record was cut in the body, or after it, what was worked out is worked out again.

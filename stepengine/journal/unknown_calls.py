@@ -21,7 +21,7 @@ from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Address, Intent, format_address, get_start_address
 from stepengine.journal.store import Journal
-from stepengine.runtime.effect_events import make_end_events, started
+from stepengine.runtime.effect_events import make_end_events, make_start_events
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 
 HARMLESS_CATEGORIES = ("read", "control")
@@ -165,7 +165,7 @@ class UnknownCalls:
         """Ask a person whether an effect may start; return the answer, or a stop with the open question."""
         question = make_unknown_call_question(item)
         asking = item._replace(effect=AskPerson(item.effect.seq, (question,)), gather=None)
-        for event in started(asking):
+        for event in make_start_events(asking):
             io.emit(event)
         outcome = await self._inner.perform(asking, io)
         for event in make_end_events(asking, outcome, 0):

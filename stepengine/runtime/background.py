@@ -19,7 +19,7 @@ from stepengine.data.state import AgentState, ChildResult, RunStatus, cancel_sus
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.spent import cancel_stopped
-from stepengine.runtime.effect_events import ended
+from stepengine.runtime.effect_events import make_child_end_events
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.run_protocol import Run
 from stepengine.runtime.standstill import TreeWithStandstill
@@ -106,7 +106,7 @@ class BackgroundChildren:
         if isinstance(outcome, Value):
             tree.standstill.drop(child.path)
         if tree.hub.watched:
-            for event in ended(item, outcome):
+            for event in make_child_end_events(item, outcome):
                 tree.emit(event)
         ends, self._ends = self._ends, []
         for future in ends:

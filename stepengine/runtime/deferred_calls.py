@@ -38,7 +38,7 @@ class DeferredCalls:
                 self.settle(place, self._early.pop(place))
         return known[1]
 
-    def waits(self, item: Item) -> None:
+    def mark_waiting(self, item: Item) -> None:
         """Record that the body of a call has returned, so that the call only waits."""
         self._waiting.add((item.path, cast("CallTool", item.effect).tool_call_id))
 

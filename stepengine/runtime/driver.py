@@ -43,14 +43,15 @@ from stepengine.runtime.effect_events import (
     make_end_events,
     make_model_finished,
     make_model_started,
+    make_start_events,
     make_tool_finished,
     make_tool_started,
-    started,
 )
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.innermost import NOTHING, has_deferred_results
 from stepengine.runtime.mail import find_received_message
 from stepengine.runtime.performer import (
+    CALLS,
     IO,
     Item,
     Performer,
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
 # it.
 BARE = (CallModel, CallTool, CallFunction)
 """What may go to a direct performer."""
-CALLS = (CallTool, CallBody)
 ROOM_OF: Mapping[type[Any], type[Any]] = {CallBody: CallTool}
 """The kind whose room an effect takes, where that is not its own."""
 EFFECTS_PER_TURN = 64
@@ -595,7 +595,7 @@ def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
             tree.deferred.expect_result(item)
         emit(make_tool_started(item, binding))
     else:
-        for event in started(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
+        for event in make_start_events(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
             emit(event)
     return now_ms()
 
@@ -794,10 +794,10 @@ class _RunningGroup:
         if self._run.stopping is not None:
             return
         if self._group is not None:
-            self._group.begins(item)
+            self._group.register_start(item)
         self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
-            self._group.ended(outcome)
+            self._group.handle_end(outcome)
         # What a fork keeps of a race whose winner it cut off is no end of that race.
         for race in self._races:
             if index in race:

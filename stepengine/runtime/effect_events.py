@@ -75,8 +75,8 @@ def make_tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
     )
 
 
-def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
-    """Return the events for the start of an effect; *questions* are those of a permission, as shown to people."""
+def make_start_events(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
+    """Return the events for the start of an effect; *questions* are those about a permission, as people see them."""
     effect = item.effect
     if isinstance(effect, CallModel):
         return (make_model_started(item),)
@@ -208,7 +208,7 @@ def _make_answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
 
 def _make_spawn_end_events(item: Item, outcome: Single, _: At) -> list[Event]:
     effect: Spawn = item.effect  # type: ignore[assignment]
-    return [] if effect.is_background and isinstance(outcome, Value) else ended(item, outcome)
+    return [] if effect.is_background and isinstance(outcome, Value) else make_child_end_events(item, outcome)
 
 
 def _make_function_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
@@ -230,7 +230,7 @@ FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
 """What is shown after an effect that is not a call of a model or a tool, of which there are many."""
 
 
-def ended(item: Item, outcome: Single) -> list[Event]:
+def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
     """Return the events for the end of a child, in the background or not."""
     effect = item.effect
     assert isinstance(effect, Spawn)  # noqa: S101

@@ -60,7 +60,7 @@ class FailFastGroup:
     def __exit__(self, *_: object) -> None:
         self._brake.leave(self._children.values())
 
-    def begins(self, item: Item) -> None:
+    def register_start(self, item: Item) -> None:
         """Register a member that starts; after a failure it is refused, or stopped if another process started it."""
         address = item.address
         self._begun.add(address)
@@ -70,7 +70,7 @@ class FailFastGroup:
             self._brake.refuse(item)
             self._brake.stop_children([self._children[address]])
 
-    def ended(self, outcome: Single) -> None:
+    def handle_end(self, outcome: Single) -> None:
         """Handle the end of a member; the first failure stops the others."""
         if self._gone or not has_failed(outcome):
             return
@@ -86,8 +86,8 @@ class StopOnFailure:
     of that. So a replay, which meets the failure at another moment, ends every run where its record does.
 
     Args:
-        inner: What performs.
-        refusals: Shared with the gate: what must not begin.
+        inner: The performer that this one wraps.
+        refusals: The effects that must not start, shared with the gate.
         now: Milliseconds since the root run was created.
         tree: The tree, which ends runs.
     """

@@ -225,7 +225,7 @@ class RunHandle(Generic[Out]):
     @property
     def children(self) -> tuple[ChildRun, ...]:
         """The running runs below this one, at any depth."""
-        labels = self._tree.hub.log.running()
+        labels = self._tree.hub.log.copy_labels()
         return tuple([ChildRun(path, label.run_id, label.agent_id) for path, label in labels.items() if path])
 
     @property
@@ -273,9 +273,9 @@ class RunHandle(Generic[Out]):
         """Whether the result or the events were requested."""
         return self._is_used
 
-    def on_end(self, tell: Callable[[], object]) -> None:
-        """Call *tell* when the handle is done: its run has ended, or was cancelled before it started."""
-        self._turns.on_end(tell)
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call *callback* when the handle is done: its run has ended, or was cancelled before it started."""
+        self._turns.on_end(callback)
 
     # --- what comes out -----------------------------------------------------------------------------------------------
 

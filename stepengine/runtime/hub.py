@@ -117,7 +117,7 @@ class Watcher:
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
 
-    def failed(self, event: Event, error: BaseException) -> str | None:
+    def record_error(self, event: Event, error: BaseException) -> str | None:
         """
         Record that the observer raised *error* at *event*; return a warning once it is dropped for that.
 
@@ -475,7 +475,7 @@ class WatcherFailures:
         if not isinstance(receiver, Watcher):
             raise error
         try:
-            warning = receiver.failed(event, error)
+            warning = receiver.record_error(event, error)
         except BaseException as raised:  # noqa: BLE001
             self.record_crash(raised)
         else:
@@ -507,8 +507,8 @@ class TreeLogger:
         """Register the run at *path* for its log lines."""
         self._labels[path] = RunLabel(run_id, agent_id)
 
-    def running(self) -> Mapping[str, RunLabel]:
-        """Return the running runs by path."""
+    def copy_labels(self) -> Mapping[str, RunLabel]:
+        """Return the labels of the running runs by path."""
         return dict(self._labels)
 
     def remove_run(self, path: str) -> None:
@@ -1021,14 +1021,14 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                for event in self.waiting():
+                for event in self.pop_events():
                     yield event
-                if not self.queue and not await self.more():
+                if not self.queue and not await self.wait_for_event():
                     return
         finally:
             self.close()
 
-    def waiting(self) -> list[Event]:
+    def pop_events(self) -> list[Event]:
         """Remove and return at most a hundred waiting events; none if there are none or the reader has stopped."""
         # In one list, whose events need nobody's turn one after the other; not all at once, since what a reader holds is
         # neither joined nor counted when it falls behind.
@@ -1051,7 +1051,7 @@ class Subscription:
         self._held = taken  # type: ignore[assignment]
         return self._held
 
-    async def more(self) -> bool:
+    async def wait_for_event(self) -> bool:
         """Wait for an event if none is waiting; return False at the end of the stream."""
         if self._ended:
             return False

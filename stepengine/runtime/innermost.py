@@ -408,7 +408,7 @@ class Innermost:
                 # (replay:J31).
                 if not delivered.done():
                     await io.waits(item)
-            deferred.waits(item)
+            deferred.mark_waiting(item)
             if delivered.done():
                 return delivered.result()
             with self._tree.mail.polling():

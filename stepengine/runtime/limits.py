@@ -36,7 +36,7 @@ from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.performer import IO, Item, Performer, RetryWait, child_path
+from stepengine.runtime.performer import CALLS, IO, Item, Performer, RetryWait, child_path
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
@@ -332,9 +332,6 @@ class Refusals:
 
     def __init__(self) -> None:
         self.errors: dict[tuple[str, int], StepEngineError] = {}
-
-    def __contains__(self, address: tuple[str, int]) -> bool:
-        return address in self.errors
 
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
         """Refuse *effects* of the run at *path* before they start."""
@@ -781,9 +778,6 @@ def _count_child_of_call(effect: Spawn, limits: Limits, spawned: dict[str, int])
         return None
     msg = f"this is child {count} of one call, and max_children is {most}; raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
-
-
-CALLS = (CallTool, CallBody)
 
 
 _Last: TypeAlias = tuple[JsonDict, ToolResult, int]

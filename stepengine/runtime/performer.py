@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.effects import CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
+from stepengine.data.effects import CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
 from stepengine.data.record_sizes import cut_error
@@ -21,18 +21,20 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
+CALLS = (CallTool, CallBody)
+"""The effects of a tool call; the body of a tool that yields is a run."""
 RetryWait: TypeAlias = Callable[[], Awaitable[StepEngineError | None]]
 
 
 class Item(NamedTuple):
     """
-    One effect and where it belongs.
+    One effect with its run.
 
     Attributes:
-        path: The path of the run that asks.
-        effect: What it asks for.
-        plan: What that run was started with.
-        gather: The effects that it was asked for together with; ``None`` when it was asked for alone.
+        path: The path of the run.
+        effect: The effect.
+        plan: The plan of the run.
+        gather: The group that the effect is a member of; ``None`` if it was requested alone.
         has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more, or as a call whose body
             has returned, so that it only waits for its result.
     """
@@ -146,10 +148,10 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
         return Failure(cut_error(error))
 
 
-def wrap_error(error: BaseException, what: str) -> StepEngineError:
-    """Return a ``StepEngineError`` as it is, and any other error as the cause of one that says *what* failed."""
+def wrap_error(error: BaseException, failure: str) -> StepEngineError:
+    """Return a ``StepEngineError`` as it is, and any other error as the cause of one whose message starts with *failure*."""
     if isinstance(error, StepEngineError):
         return error
-    wrapped = StepEngineError(f"{what} with {type(error).__name__}: {error}")
+    wrapped = StepEngineError(f"{failure} with {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -198,9 +198,10 @@ class RunTree:
 
     async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
         """
-        Wait for something before the root runs, such as its turn; return False if it was stopped first.
+        Wait for something before the root runs, such as its turn.
 
-        It did not when the run was stopped or cancelled meanwhile, or when the wait took longer than the run may take.
+        Returns:
+            ``False`` if the run was stopped or cancelled first, or the wait took longer than ``max_seconds``.
         """
         root, seconds = self.root, self.root.plan.limits.max_seconds
         # The driver's own time limit begins with the run; who waits for a turn in a session must be stopped by it, too.

@@ -194,7 +194,7 @@ class Budgets:
         run_without_waiting(self._meter.begin([Item(path, effect, run.plan, gather) for effect in members]))
         together: Counter[str] = Counter()
         for effect in members:
-            if not isinstance(effect, (CallModel, Spawn)) or (path, effect.seq) in self._refusals:
+            if not isinstance(effect, (CallModel, Spawn)) or (path, effect.seq) in self._refusals.errors:
                 continue
             if isinstance(effect, CallModel):
                 self._check_and_reserve(path, effect)

@@ -1,5 +1,5 @@
 """
-The places of runs that tests start on a schedule: a folder of files, and a database.
+Where tests of schedules record runs: in a folder of files, and in a database.
 """
 
 from __future__ import annotations

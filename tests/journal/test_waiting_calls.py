@@ -174,7 +174,7 @@ async def test_stopping_a_resumed_run_keeps_its_pending_call(
 ) -> None:
     whole = await recorded()
     journal, waits = cut(whole, kinds(whole).index("result_pending") + 1), asyncio.Event()
-    monkeypatch.setattr(DeferredCalls, "waits", lambda *_: waits.set())
+    monkeypatch.setattr(DeferredCalls, "mark_waiting", lambda *_: waits.set())
     async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
         running = asyncio.create_task(goes_on(engine, journal))
         await waits.wait()

@@ -293,7 +293,7 @@ async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
     first = hub.subscribe()
     hub.emit(note("a"))
     hub.emit(note("b"))
-    taken = list(first.waiting())
+    taken = list(first.pop_events())
     hub.emit(note("c"))
     second = hub.subscribe(after=taken[-1].id)
     hub.emit(note("d"))
@@ -318,7 +318,7 @@ async def test_event_filter_applies_from_the_moment_it_is_set():
     hub.show_news(lambda event: event.message != "old")
     hub.emit(note("old"))
     hub.emit(note("b"))
-    events = reader.waiting()
+    events = reader.pop_events()
 
     assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in events]
 
@@ -361,7 +361,7 @@ async def test_secret_registered_while_reading_is_redacted_in_later_events():
     hub.emit(note("hush-hush-5678"))
     hub.emit(note("b"))
 
-    assert [("a", 0), ("<redacted:OUR_KEY>", 1), ("b", 2)] == [(e.message, e.index) for e in reader.waiting()]
+    assert [("a", 0), ("<redacted:OUR_KEY>", 1), ("b", 2)] == [(e.message, e.index) for e in reader.pop_events()]
 
 
 @pytest.mark.spec("reliability:R11")
@@ -412,7 +412,7 @@ async def test_log_line_is_written_at_once_with_only_a_reader(caplog):
         hub.emit(LogLine(level="warning", message="now"))
 
     assert ["now"] == [record.getMessage() for record in caplog.records]
-    assert ["log_line"] == said(reader.waiting())
+    assert ["log_line"] == said(reader.pop_events())
 
 
 @pytest.mark.spec("reliability:GN34", "reliability:R11")
@@ -439,12 +439,12 @@ def test_only_reader_gets_the_same_events_as_beside_an_observer(
                 hub.emit(attrs.evolve(event))
         for _ in range(chance.choice([0, 0, 1, 2, 5, 200])):
             for reader, events in zip(readers, got, strict=True):
-                events.extend(reader.waiting())
+                events.extend(reader.pop_events())
     for hub, reader, events in zip(hubs, readers, got, strict=True):
         hub.finish(the_end())
         # What is held back while the text may go on into a key is nothing to read, so there may be less than waits.
         while reader.queue:
-            events.extend(reader.waiting())
+            events.extend(reader.pop_events())
 
     alone, beside = ([(event, event.index) for event in events] for events in got)
     assert beside == alone

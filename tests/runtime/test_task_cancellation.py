@@ -1,5 +1,5 @@
 """
-The engine's own cancellation of a task is told from those by others, and only its own is taken back.
+The engine takes back its own cancellation of a task, and none by others.
 """
 
 from __future__ import annotations
