@@ -1,8 +1,8 @@
 """
 ``ChildBudgets``: the limits that a run shares with children on other workers.
 
-No ledger reaches over machines. A child is given a part of what is left, which counts as used in this run until the child has ended
-and its real usage is known (durable:U23).
+No ledger reaches over machines. A child gets a part of the remaining budgets, which counts as used in this run until the child has
+ended and its real usage is known (durable:U23).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ChildBudgets:
     def reserve_part(self, path: str, parts: int) -> Iterator[Limits | None]:
         """Reserve one of *parts* equal parts of the remaining budgets of the run at *path*, while the block runs."""
         ledger = self._run.tree.performers.ledger(path)
-        given = _remaining_budgets(ledger, parts)
+        given = _compute_remaining_budgets(ledger, parts)
         deadline = _find_deadline(self._run.tree, path)
         if deadline is not None:
             given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -62,7 +62,7 @@ class ChildBudgets:
         ledger.count_children(children, by_model=False)
         try:
             yield Limits(**given) if given else None
-        # Taken back as a whole; what the child really used is counted by `count_usage`, with its result.
+        # Released as a whole; `count_usage` counts the child's real usage with its result.
         finally:
             ledger.reserve(-room[0], -room[1])
             ledger.count_children(-children, by_model=False)
@@ -79,7 +79,7 @@ class ChildBudgets:
         first = item.path, item.effect.seq if item.gather is None else item.gather.effects[0].seq
         known = self._siblings.get(first)
         if known is None:
-            # Whatever was asked for before has ended.
+            # The children of earlier groups have ended.
             self._siblings = {first: (known := _Siblings(item))}
         return known
 
@@ -96,8 +96,8 @@ class _Siblings:
 
     def start_one(self) -> int:
         """Count one as running, and return how many children share the remaining budgets: it, and those that may run next to it."""
-        # Not all of the group share what is left, only those that may run at once: of ten children of which two run at
-        # a time each gets half, and what they leave goes to the next two.
+        # Only those of the group that may run at once share the remaining budgets: of ten children of which two run at
+        # a time each gets half, and the next two get what these leave.
         among = max(1, min(self._width - self._running, self._to_come))
         self._to_come -= 1
         self._running += 1
@@ -116,11 +116,9 @@ def _was_requested_by_model(item: Item) -> bool:
     return bool(cast("Spawn", effect).tool_call_id)
 
 
-def _remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, Any]:
-    """Return what is left of the budgets of a run and those around it, divided by *parts*."""
+def _compute_remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, Any]:
+    """Return the remaining budgets of a run, the smallest of its own and its ancestors', divided by *parts*."""
     found: dict[str, list[Any]] = {}
-    # The narrowest of the budgets around counts: a child's share may not be larger than what is left to its
-    # grandparents.
     for around in (ledger, *ledger.above):
         limits = around.limits
         if limits.max_tokens is not None:

@@ -1,5 +1,5 @@
 """
-``ChildRuns``: the children of one run, which other workers drive: put on queues, waited for, sent messages, cancelled.
+``ChildRuns``: enqueues the children of one run for other workers, waits for them, sends them messages and cancels them.
 
 A child is a workflow of its own. Its id follows from its path, so a parent that is executed again finds the child that is there.
 """
@@ -49,7 +49,7 @@ class ChildRuns:
     Runs children, and the bodies of tools that are called together, on other workers.
 
     Args:
-        inner: What performs live.
+        inner: The performer of effects that are not recorded.
         run: The execution.
         outcomes: Records the outcomes of effects.
     """
@@ -61,13 +61,13 @@ class ChildRuns:
         self._budgets = ChildBudgets(run)
         self._started: dict[str, _BackgroundStart] = {}
 
-    async def perform(self, item: Item, io: IO, place: ReservedSteps) -> Single:
+    async def perform(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """Run a child to its end, and return its recorded result."""
         run = self._run
         ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
-            if place.race is not None and await place.race.is_lost(item):
+            if steps.race is not None and await steps.race.is_lost(item):
                 await _cancel_subtree(run, f"{run.order.root}/{child_path(*item.address)}", LOST)
                 return self._outcomes.encode_race_loss(item)
             outcome: Single | None = _find_unknown_body_error(item)
@@ -75,14 +75,14 @@ class ChildRuns:
                 with self._budgets.reserve_share(item) as share:
                     outcome = await self._inner.perform(item, _RemoteIO(io, run, item, share, ended))
             run.workflow.is_live = True
-            at = None if place.seeded is None else place.seeded["at"]
+            at = None if steps.seeded is None else steps.seeded["at"]
             form = self._outcomes.encode_received(item, outcome, at=at)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
-        outcome, form = await self._outcomes.record(item, place, act)
+        outcome, form = await self._outcomes.record(item, steps, act)
         self._add_rules(form)
         if "body" in form:
-            self._outcomes.compare_results(item, place.seeded, form)
+            self._outcomes.compare_results(item, steps.seeded, form)
             body = parse_body_end(form["body"])
             run.started += form["started"]
             self._budgets.count_usage(item, body.spending.usage, body.spending.cost, form["started"])
@@ -120,7 +120,7 @@ class ChildRuns:
 
     # --- in the background --------------------------------------------------------------------------------------------
 
-    async def start_in_background(self, item: Item, io: IO, place: ReservedSteps) -> Single:
+    async def start_in_background(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """Record the start of a background child, then put it on its queue."""
         run = self._run
         path = child_path(item.path, item.effect.seq)
@@ -136,7 +136,7 @@ class ChildRuns:
         with run.activity.count_running():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
             # knows nothing could be ended by nobody.
-            outcome, _ = await self._outcomes.record(item, place, act)
+            outcome, _ = await self._outcomes.record(item, steps, act)
         if not performed and isinstance(outcome, Value):
             # It is at work, or was; here it is only waited for.
             again = await self._inner.perform(item._replace(has_begun=True), io)
@@ -168,14 +168,14 @@ class ChildRuns:
         at = ended.get("at", run.clock.advance_time(outcome.at))
         return attrs.evolve(self.add_child_end(started.item, outcome, started=ended.get("started", 0)), at=at)
 
-    async def send_message(self, item: Item, place: ReservedSteps) -> Single:
+    async def send_message(self, item: Item, steps: ReservedSteps) -> Single:
         """Send a message to a background child once, in whichever process it runs."""
         run, effect = self._run, cast("SendToRun", item.effect)
 
         # A step of its own, with a key made of the effect's address: an execution that dies between sending and
-        # recording sends it once more, and the database drops what has a key that it knows. Without the record a
-        # resumed run would not know either whether the child was still at work when it was told, which is what the
-        # handler gets.
+        # recording sends it once more, and the database drops a message with a known key. Without the record a
+        # resumed run would not know either whether the child was still at work then, which is the result for the
+        # handler.
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
             tree = run.tree
@@ -188,11 +188,11 @@ class ChildRuns:
             return self._outcomes.encode(item, Value(is_at_work, run.clock.advance_time(tree.clock.elapsed())))
 
         with run.activity.count_running():
-            return (await self._outcomes.record(item, place, act))[0]
+            return (await self._outcomes.record(item, steps, act))[0]
 
 
 class _BackgroundStart:
-    """A child in the background: what started it, and when that is recorded."""
+    """The start of a child in the background, and a future that is done once the start is recorded."""
 
     def __init__(self, item: Item) -> None:
         self.item = item
@@ -239,7 +239,7 @@ class _RemoteIO:
         self._item = item
         self._share = share
         self._ended = ended
-        # A child can be ended only when its row is there; who wants to end it before waits for this.
+        # A child can be cancelled only when its row is there; a cancellation before that waits for this.
         self._queued = asyncio.Event()
         self._io = io
         self.emit = io.emit
@@ -257,12 +257,11 @@ class _RemoteIO:
         """Put the child on its queue unless it is there, and wait for its end; cancel it if it is stopped from here."""
         run, order = self._run, self._run.order
         tree = run.tree
-        # Only what the child needs goes over the wire, and all of it: another worker has the code, and nothing of this
-        # process.
+        # The order holds all that the child needs, since another worker has the code, and nothing of this process.
         child = attrs.evolve(
             order,
             spawns=(*order.spawns, *run.bodies, make_ancestor(self._item, plan.definition.id)),
-            parent=inherited_state(self._item.effect, plan),
+            parent=_select_inherited_state(self._item.effect, plan),
             previous=None,
             slice=self._share,
             rules=tree.questions.remembered.rules,
@@ -274,8 +273,8 @@ class _RemoteIO:
         options = make_queue_options(child, attributes, release=run.release)
         # The child belongs to the run and not to this step, which may be done again.
         task = run_outside(self._wait_for_child(options, child, state.run_id))
-        # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
-        # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
+        # Three things end this wait: the child, a cancellation of the child, and a sibling that makes it pointless.
+        # In each case the child is waited for until it has ended, so that its spending is known.
         pull = tree.performers.brake.find_stop_signal(path)
         ending = tree.runs.elsewhere[path] = asyncio.get_running_loop().create_future()
         known = tree.background.stopping(path)
@@ -288,7 +287,7 @@ class _RemoteIO:
                 await self._cancel_child(child.id, ending.result() if ending.done() else Stop("cancelled"), task)
             form = await asyncio.shield(task)
         # Cancelled from here only for a limit, which holds for the child, too. In all other cases this execution ends
-        # and the child goes on.
+        # and the child continues.
         except asyncio.CancelledError:
             stop = tree.root.stopping
             if stop is not None and stop.kind == "limit":
@@ -329,9 +328,9 @@ class _RemoteIO:
             gone = ChildResult(agent_id=name, run_id=run_id, status=RunStatus.CANCELLED, error=error)
             return {"child": bare(gone), "started": 0}
         # The child has no result and will have none by itself: it diverged, was set aside as poison, or its row cannot
-        # be read. That is no outcome of the parent's effect, for once the cause is mended both go on; recorded as a
+        # be read. That is no outcome of the parent's effect, for once the cause is mended both continue; recorded as a
         # failure, the handler would have gone another way by then. So the parent stops here, too, unrecorded, and
-        # `stepengine deploy retry` goes on with both (durable:U5).
+        # `stepengine deploy retry` resumes both (durable:U5).
         except Exception as error:
             msg = f"the run {child.id!r} cannot go on: {error}"
             raise UnrecordedStop(Stop("diverged", run.clock.elapsed_ms(), ReplayDivergence(msg))) from error
@@ -385,9 +384,9 @@ def _find_unknown_body_error(item: Item) -> Failure | None:
     return Failure(StepEngineError(msg))
 
 
-def inherited_state(effect: Leaf, plan: RunPlan) -> AgentState:
+def _select_inherited_state(effect: Leaf, plan: RunPlan) -> AgentState:
     """Return the part of a caller's state that its child or tool body starts with."""
-    # Only what is read there: a whole state holds the conversation twice, and each row of the database keeps it.
+    # Only the fields that are read there: a whole state holds the conversation twice, and each row would store it.
     if isinstance(effect, CallBody):
         caller = effect.state()
         names = (

@@ -309,7 +309,7 @@ async def hold_lock(own: Any, name: str) -> AsyncIterator[None]:
 
 async def make_tables(
     connection: Any,
-    what: str,
+    content: str,
     *,
     lock: str,
     is_there: str,
@@ -324,7 +324,7 @@ async def make_tables(
 
     Args:
         connection: A connection from ``open_connection``.
-        what: The content of the tables, for the log.
+        content: The content of the tables, for the log.
         lock: The name of the lock that is held meanwhile.
         is_there: A query that returns whether the tables exist.
         tables: Statements that create them.
@@ -339,7 +339,7 @@ async def make_tables(
             for grant in grants if role is not None else ():
                 await connection.execute(f"{grant} to {quote_name(role or '')}")
         except get_missing_rights_error():
-            LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
+            LOGGER.debug("the tables of %s are missing, and this role may not make them", content)
 
 
 @contextlib.contextmanager
@@ -398,7 +398,7 @@ async def open_connection(url: str) -> Any:
         return made
 
 
-class KeptConnection:
+class ReopeningConnection:
     """
     A connection that is opened when it is needed, and again after the database was restarted.
 
@@ -424,7 +424,7 @@ class KeptConnection:
                 return await self._execute(statement, values)
             except DatabaseAway:
                 await self.close()
-                # A connection that was kept does not know that the database was started again since.
+                # An open connection does not know that the database was restarted since.
                 if not was_open:
                     raise
                 return await self._execute(statement, values)

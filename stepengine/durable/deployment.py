@@ -1,7 +1,7 @@
 """
-``Deployment``: the database of a deployment as its clients see it: its rows, its runs and their recorded steps, and new orders.
+``Deployment``: a client of a deployment's database. It reads runs and their recorded steps, and enqueues new orders.
 
-A run is a row with the id ``ROOT`` or ``ROOT/PATH``. Nothing here knows what a run waits for, whose turn it is, or who may answer.
+A run is a row with the id ``ROOT`` or ``ROOT/PATH``. Waits, answers and the turns of sessions are elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import frozen
 
 from stepengine.data.limits import Limits
 from stepengine.durable.database import (
-    KeptConnection,
+    ReopeningConnection,
     check_deployment_name,
     convert_database_errors,
     make_client,
@@ -67,13 +67,13 @@ class DurableRunView:
         state: ``ENQUEUED``, ``DELAYED``, ``PENDING`` (a worker has it), or one of ``OVER``. A run that ended as failed is
             ``SUCCESS``: it has a result that says so.
         agent: The root's agent; of a child its own.
-        executor: Who has it, or had it last.
+        executor: The worker that has it, or had it last.
         release: The release that it belongs to.
         queue: The queue that it waits in, or came from.
         created: When it was submitted, milliseconds since 1970.
         updated: When it was last changed.
         attempts: How often it was dispatched.
-        attributes: What operators keep with it.
+        attributes: Its attributes in the database.
     """
 
     id: str
@@ -106,7 +106,7 @@ class Step:
     Attributes:
         number: Its number in the database, which is not that of an effect.
         name: ``kind:fingerprint``, or one of the package's own.
-        form: What it returned, as JSON.
+        form: Its result, as JSON.
     """
 
     number: int
@@ -226,7 +226,7 @@ class Deployment:
         self.client: Any = _AsyncClient(client, url)
         self.url = url
         self.app = app
-        self._connection = KeptConnection(url)
+        self._connection = ReopeningConnection(url)
         self._watch = _EndWatcher(self)
 
     @classmethod
@@ -258,7 +258,7 @@ class Deployment:
 
         Args:
             statement: The statement.
-            values: What stands in its places, or one mapping where these have names.
+            values: The values of its placeholders, or one mapping if these have names.
 
         Raises:
             DatabaseAway: when the database cannot be reached.
@@ -278,18 +278,19 @@ class Deployment:
         Put an order on its queue, unless it is there.
 
         Args:
-            order: What is ordered.
-            seed: Where it goes on.
-            release: Which release runs it; by default the latest.
-            queue: Another queue than that of its depth.
-            attributes: What is kept with it beside its agent.
+            order: The order.
+            seed: Recorded outcomes to start with; none by default.
+            release: The release that runs it; by default the latest.
+            queue: The queue; by default that of its depth.
+            attributes: Attributes of its row in addition to its agent.
 
         Raises:
-            InputError: when its limits ask for more.
+            InputError: when its limits have ``ask``.
+            DatabaseAway: when the database cannot be reached.
         """
         check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
-        kept = {"agent": order.agent_id, **(attributes or {})}
-        options = make_queue_options(order, kept, release=release, queue=queue)
+        stored = {"agent": order.agent_id, **(attributes or {})}
+        options = make_queue_options(order, stored, release=release, queue=queue)
         await self.client.enqueue_async(options, order.form(), *([] if seed is None else [seed.form()]))
 
     async def states(self, runs: Sequence[str]) -> dict[str, str]:
@@ -333,7 +334,7 @@ class Deployment:
         Return the recorded steps of one run in order, without those whose numbers are *known*.
 
         Raises:
-            JournalCorrupt: when a row is not what stepengine writes.
+            JournalCorrupt: when a row is not portable JSON.
         """
         return [_parse_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
 
@@ -342,7 +343,7 @@ class Deployment:
         return {str(run): int(size) for run, size in await self.rows(STEP_COUNTS, list(runs))}
 
     async def has_run(self, run: str) -> bool:
-        """Return whether the database has a run of this id, whatever deployment it belongs to."""
+        """Return whether the database has a run of this id in any deployment."""
         return bool(await self.rows(RUN_EXISTS, run))
 
     async def find_message(self, run: str, key: str) -> Mapping[str, object] | None:

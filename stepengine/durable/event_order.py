@@ -1,5 +1,5 @@
 """
-``EventOrder``: in which order the records of a durable run are shown, which all processes agree on.
+``EventOrder``: the order of a durable run's records, on which all processes agree.
 
 Each process finds the ends of effects that ran at once in an order of its own. So the first process that sees a record stores its
 position in the database, and all others show the record there.

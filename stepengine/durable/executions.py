@@ -31,7 +31,7 @@ from stepengine.runtime.tree import RunTree
 
 T = TypeVar("T")
 TAKEOVER_ATTRIBUTES = ("takeover", "again")
-"""Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
+"""Attributes of runs that an operator gave to another worker, so that the count of their executions restarts."""
 
 
 class ExecutionEnd:
@@ -44,7 +44,7 @@ class ExecutionEnd:
     Attributes:
         parked: Why this execution ends without a result: the run was cancelled, belongs to another worker now, or the database is away.
         fatal: The divergence that ended the run.
-        is_leaving: Whether the process is about to leave the run, so that nothing more may begin.
+        is_leaving: Whether the process is about to leave the run, so that no effect may start.
         tree: The run's tree, once there is one.
         machine: The machine that is driven now; its line is named in a divergence.
     """
@@ -67,17 +67,15 @@ class ExecutionEnd:
         """
         if self.fatal is not None:
             raise self.fatal
-        # A cancellation and no outcome: the machine would give an outcome to the handler, which would go on and do
+        # A cancellation and no outcome: the machine would give an outcome to the handler, which would continue and do
         # things that belong to the next execution.
         if self.is_leaving or self.parked is not None:
             raise asyncio.CancelledError
 
     def ends_children(self, stop: Stop) -> bool:
         """Return whether children in other processes end with *stop*; if only this execution ends, they continue."""
-        # Where only this execution ends (the worker leaves, the database is away) the children of the run go on
-        # elsewhere, and whoever goes on with the run finds them.
-        goes_on = self.is_leaving or self.parked is not None or self.fatal is not None
-        return not goes_on and stop.kind in ("cancelled", "limit")
+        continues_elsewhere = self.is_leaving or self.parked is not None or self.fatal is not None
+        return not continues_elsewhere and stop.kind in ("cancelled", "limit")
 
     def park(self, error: BaseException) -> None:
         """End this execution without a result; the run itself has not ended because of that."""
@@ -110,11 +108,11 @@ class WorkflowSteps:
         dbos: The package's class ``DBOS``.
         errors: The module with its errors.
         run: The run's id.
-        end: Is told of divergences and of a lost database.
+        end: Receives divergences and the loss of the database.
 
     Attributes:
-        is_live: Whether something happened that is not recorded already.
-        was_replayed: Whether something recorded was met, so that this is not the run's first execution.
+        is_live: Whether this execution has performed something that was not recorded.
+        was_replayed: Whether this execution has found a recorded step, so that it is not the run's first one.
     """
 
     def __init__(self, dbos: Any, errors: Any, run: str, end: ExecutionEnd) -> None:
@@ -242,7 +240,7 @@ class Activity:
     def __init__(self) -> None:
         self.waits = 0
         self._running = 0
-        self._idle: asyncio.Event | None = None
+        self._idle = asyncio.Event()
 
     @contextlib.contextmanager
     def count_running(self) -> Iterator[None]:
@@ -250,13 +248,13 @@ class Activity:
         # A worker that leaves waits for effects under way to be recorded, and for nothing else: cut off between doing
         # and recording they would be in doubt (durable:U40).
         self._running += 1
+        self._idle.clear()
         try:
             yield
         finally:
             self._running -= 1
-            if not self._running and self._idle is not None:
+            if not self._running:
                 self._idle.set()
-                self._idle = None
 
     @contextlib.contextmanager
     def count_waiting(self) -> Iterator[None]:
@@ -270,7 +268,6 @@ class Activity:
     async def wait_until_idle(self) -> None:
         """Wait until no effect is running."""
         while self._running:
-            self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 
 
@@ -302,17 +299,17 @@ class DurableClock(RunClock):
 
 class DurableRun:
     """
-    One execution of a run: what it was started with, and its parts.
+    One execution of a run: its order, and its parts.
 
     Args:
-        order: What the run was started with.
+        order: The order that started the run.
         workflow: Its steps in the database.
         end: Why it has to stop.
         release: The release that it belongs to.
         effects: How many effects this process performs at once.
-        redactor: What takes secrets out of what is stored.
-        seed: What it begins with.
-        sessions: Where turns look up what was before them, once this process has connected to that.
+        redactor: Removes secrets from everything that is stored.
+        seed: The outcomes that it starts with.
+        sessions: The sessions, in which a turn looks up the turn before it; set once this process has connected.
 
     Attributes:
         clock: Its clock.

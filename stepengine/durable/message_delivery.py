@@ -1,5 +1,5 @@
 """
-``deliver_messages``: messages to the runs of this process, taken from the database, once each.
+``deliver_messages``: delivers messages from the database to the runs of this process, once each.
 
 A message waits in the database next to the run. The worker that has the run puts the message into the run's inbox, or gives it to the
 effect that receives on its topic.
@@ -51,7 +51,7 @@ async def deliver_messages(database: Deployment, runs: Callable[[], Collection[D
                 await _deliver_topic_messages(database, live)
             except DatabaseAway:
                 continue
-            except Exception as error:  # noqa: BLE001  (whatever a row holds, later messages are delivered)
+            except Exception as error:  # noqa: BLE001  (an error in one row must not stop later messages)
                 LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 

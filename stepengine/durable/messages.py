@@ -77,7 +77,7 @@ class ReceivedMessages:
         self._refused = []
         return {"heard": keys} if keys else {}
 
-    # --- as the post box of the run's tree: what is in the database comes by itself ------------------------------------
+    # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages` delivers -----------------------------
 
     def unread(self) -> Sequence[Message]:
         """Return nothing."""

@@ -1,5 +1,5 @@
 """
-``Operator``: what can be done to durable runs from any process, with nothing but the database: no agents, no models.
+``Operator``: operations on durable runs from any process. They need the database alone, no agents and no models.
 
 It delegates to ``Deployment``, ``RunWaits``, ``AnswerSender`` and ``Sessions``. Each method is one transaction or a few that may be repeated.
 Times are seconds, ids those of runs: ``ROOT`` or ``ROOT/PATH``.
@@ -69,7 +69,7 @@ class Operator:
         url: The database.
         app: The deployment's name.
         pool: The pool that runs are submitted to.
-        run_waits: What its runs wait for.
+        run_waits: Finds the open questions and waits of its runs.
         sessions: Its sessions.
     """
 
@@ -133,25 +133,25 @@ class Operator:
         Submit a run and return its id; a repeated id returns the same run.
 
         Args:
-            agent: The agent's id. A worker finds out whether there is such an agent.
-            prompt: What it should do.
+            agent: The agent's id. A worker checks it.
+            prompt: The prompt.
             id: The run's id, which makes submitting idempotent; drawn by default.
             params: A JSON object.
-            limits: Limits of this run; none that asks for more.
+            limits: Limits of this run, without ``ask``.
             agent_models: Models of this run in place of those that agents name, by agent id.
             previous: The state that it continues.
-            info: Session, user, metadata. A run in a session is a turn: it begins when those before it are over, and goes on
-                from what they left. Where the session waits for an answer to its agent, it is that answer instead.
-            answers: Answers to questions that it will ask, by question id or text.
+            info: Session, user, metadata. A run in a session is a turn: it starts when earlier turns have ended, with the
+                state after them. If the session waits for an answer, it is that answer instead.
+            answers: Answers in advance, by question id or text.
             priority: 1 is first, larger numbers later; 0 goes before all of them.
-            release: Which release runs it; by default the latest that a worker has registered.
-            seed: What its randomness depends on; drawn by default.
+            release: The release that runs it; by default the latest that a worker has registered.
+            seed: The seed of its random numbers; drawn by default.
 
         Raises:
             AnswerRejected: when the session waits for an answer, and this is not one.
             InputError: when id, session or priority cannot be used.
             DataError: when something cannot be stored.
-            SessionError: when the id of the session is none.
+            SessionError: when the id of the session is not valid.
         """
         run = check_run_id(make_run_id() if id is None else id)
         check_limits_without_ask(limits, f"this run of {agent!r}", InputError)
@@ -235,15 +235,15 @@ class Operator:
         """
         Send user input to a running run, for its next model call.
 
-        What a run hears it has heard, whatever dies. One that ends before it has heard it is not told any more.
+        A run receives it once, even if processes die. A run that ends before it receives it never does.
 
         Args:
             root: A root run.
             text: The message.
-            id: What makes the same message count once; drawn by default.
+            id: The id of the message, which counts once; drawn by default.
 
         Raises:
-            InputError: when the text holds what the database does not store.
+            InputError: when the text has a NUL or half of a surrogate pair.
             JournalError: when there is no such root run, or it has ended.
         """
         problem = find_text_problem(text)
@@ -260,14 +260,14 @@ class Operator:
         Args:
             root: A root run.
             topic: The topic.
-            value: What it says, JSON of at most 1 MiB.
-            id: What makes the same message count once; drawn by default.
+            value: Its content, JSON of at most 1 MiB.
+            id: The id of the message, which counts once; drawn by default.
             path: The path of the run that it is for, where that is a child.
 
         Raises:
-            BadYield: when *topic* is none.
-            DataError: when *value* is no JSON that the database stores.
-            InputError: when it is too large, or *path* or *id* is none.
+            BadYield: when *topic* is not valid.
+            DataError: when *value* is not JSON that the database stores.
+            InputError: when it is too large, or *path* or *id* is not valid.
             JournalError: when there is no such root run, or it has ended.
         """
         where, key = make_database_topic(path, check_topic(topic)), check_run_id(make_run_id() if id is None else id)
@@ -295,8 +295,8 @@ class Operator:
         """
         Cancel a run and everything below it, and return the ids of those that had not ended.
 
-        What a worker has is interrupted within a second; a tool that must not be is let end first. The session of a turn goes
-        on without it, also where it had stopped without a result.
+        A running effect is interrupted within a second, except a tool that must not be. The session of a turn continues without
+        it, also if it had stopped without a result.
 
         Args:
             root: The root run.
@@ -325,7 +325,7 @@ class Operator:
             release: The release that resumes it; by default the one that it belongs to.
 
         Returns:
-            The ids of the runs that go on.
+            The ids of the resumed runs.
 
         Raises:
             JournalError: when there is no such run, none of the tree has stopped without a result, or its session went on
@@ -336,7 +336,7 @@ class Operator:
         if not stopped:
             msg = f"no run of {root!r} has stopped without a result, so there is nothing to try again"
             raise JournalError(msg)
-        # Whatever was cancelled does not know its queue any more.
+        # A cancelled run has lost its queue.
         found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
         pool = Order.from_form(found[0].input["args"][0]).pool
         async with self.sessions.retry_turn(tree[0]):
@@ -346,20 +346,20 @@ class Operator:
                 await self._rewind(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
-    async def _rewind(self, run: str, *, queue: str, release: str | None = None) -> None:
+    async def _rewind(self, run: str, *, queue: str, release: str | None) -> None:
         """
         Put a stopped run back on its queue, with its record and the answers sent to it.
 
         Args:
             run: The run; only it, nothing below it.
             queue: The queue.
-            release: The release that resumes it; by default the one that it belongs to.
+            release: The release that resumes it; ``None`` for the one that it belongs to.
 
         Raises:
             JournalCorrupt: when an answer that waits is not JSON; the run stays as it is.
-            JournalError: when it goes on already.
+            JournalError: when it was resumed already.
         """
-        # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.
+        # Rewinding deletes messages that were not received: they are read first, and sent again with their keys.
         unread = [
             (topic, parse_recorded_json(message, f"an answer to {run!r}"), key)
             for topic, message, key in await self.deployment.rows(UNREAD_MESSAGES, run)

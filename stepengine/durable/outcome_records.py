@@ -1,8 +1,8 @@
 """
 ``OutcomeRecorder``: the outcomes of one run's effects, recorded as the results of reserved steps.
 
-What is performed is recorded under the number that was reserved for it, whenever it ends. ``Races`` holds what is recorded of races,
-so that a member which lost in an earlier execution is not performed after all.
+An outcome is recorded under the number that was reserved for it, whenever it arrives. A ``RaceRecord`` holds the recorded result of a
+race, so that a member which lost in an earlier execution is not performed after all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.performer import Item
 
 
-# A step of the database records whatever its function returns, and an exception as well. A run that only stops here
-# (the process leaves, the run is cancelled) must record neither, or whoever goes on with it would be answered with that
+# A step of the database records the result of its function, and an exception as well. A run that only stops here
+# (the process leaves, the run is cancelled) must record neither, or the next execution would be answered with that
 # stop. So the outcome leaves the function by an exception that no `except Exception` on the way takes, the package's
 # own included.
 class UnrecordedStop(BaseException):
@@ -43,15 +43,15 @@ class ReservedSteps(NamedTuple):
 
     Attributes:
         name: The step's name.
-        step: The reserved step; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
-        is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
-        intent: The mark that says who has begun it.
-        asked: What a marker says of a question: who answered up front.
-        answer: What waits for the answer to a question.
+        step: The reserved step; ``None`` for a question, and for a body in this run, whose effects are recorded before its result.
+        is_doubtful: Whether an earlier execution started the effect, so that it must not happen again.
+        intent: The mark with the execution that started the effect.
+        asked: The record of a question: its outcome if it was answered in advance, or the open questions.
+        answer: The wait for the answer to a question.
         seeded: The outcome in the seed.
-        is_settled: Whether that is all that is needed, so that nothing is done again.
-        is_early: Whether nothing was done by this execution before it began, so that an earlier one may have begun it.
-        race: What is known of the race that it is a member of.
+        is_early: Whether this execution had performed nothing before, so that an earlier one may have started the effect.
+        is_settled: Whether the outcome in the seed is complete, so that nothing is performed again.
+        race: The record of the race that it is a member of.
     """
 
     name: str
@@ -86,7 +86,7 @@ class RaceRecord:
 
     async def is_lost(self, item: Item) -> bool:
         """Wait for pending look-ups and return whether another member has won."""
-        # Members look for their records at the same time; who finds none waits until it is known of the others, since
+        # Members look up their records at the same time. A member without one waits for the others' look-ups, since
         # one of them may have won in an earlier execution. Without this the loser's effect would happen after all.
         self._looking.discard(item.effect.seq)
         self._news.set()
@@ -94,24 +94,6 @@ class RaceRecord:
             self._news.clear()
             await self._news.wait()
         return self._is_won
-
-
-class Races:
-    """The races of one run and of the tool bodies in it."""
-
-    def __init__(self) -> None:
-        self._records: dict[tuple[str, int], RaceRecord] = {}
-
-    def find_record(self, item: Item) -> RaceRecord | None:
-        """Return the record that the members of a race share; ``None`` for an effect in no race."""
-        race = find_race(item)
-        if race is None or item.gather is None:
-            return None
-        together = item.gather.effects
-        # Races of before this group have ended, and a run may have thousands.
-        for over in [key for key in self._records if key[0] == item.path and key[1] < together[0].seq]:
-            del self._records[over]
-        return self._records.setdefault((item.path, together[race[0]].seq), RaceRecord())
 
 
 def find_race(item: Item) -> tuple[int, int] | None:
@@ -168,26 +150,26 @@ class OutcomeRecorder:
         return self.encode(item, make_race_loss_outcome(item, self._run.clock.elapsed_ms()))
 
     async def record(
-        self, item: Item, place: ReservedSteps, act: Callable[[], Coroutine[object, Any, object]]
+        self, item: Item, steps: ReservedSteps, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
-        """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
+        """Return the outcome of an effect and its stored form, which is empty if the run only stopped there."""
         run, where = self._run, format_address(*item.address)
-        if place.race is not None:
-            place.race.start_lookup(item)
+        if steps.race is not None:
+            steps.race.start_lookup(item)
         try:
             only_waits = type(item.effect) in WAITS
-            assert place.step is not None  # noqa: S101 - only a question and a body in this run have none
-            form = await run.workflow.perform_step(place.step, act, where, preemptible=not only_waits)
-            if place.race is not None:
-                place.race.settle(item, is_won="stop" not in form)
+            assert steps.step is not None  # noqa: S101 - only a question and a body in this run have none
+            form = await run.workflow.perform_step(steps.step, act, where, preemptible=not only_waits)
+            if steps.race is not None:
+                steps.race.settle(item, is_won="stop" not in form)
         except UnrecordedStop as stopped:
-            if place.race is not None:
-                place.race.settle(item, is_won=False)
+            if steps.race is not None:
+                steps.race.settle(item, is_won=False)
             if isinstance(stopped.outcome.error, ReplayDivergence):
-                # What stands below can be resumed, so this run has not ended either.
+                # The child can be resumed, so this run has not ended either.
                 run.end.fail(stopped.outcome.error)
             return stopped.outcome, {}
-        # Also what was performed just now is read back from its form: a tuple that is a list on replay must be a list
+        # A new outcome is read back from its form, too: a tuple that is a list on replay must be a list
         # live (durable:U12).
         return self.load_outcome(form, where), form
 
@@ -201,7 +183,7 @@ class OutcomeRecorder:
         try:
             outcome = parse_outcome(form)
         # A divergence and no failure of the run: the record is of a newer release or was damaged, and under the code that
-        # can read it the run goes on.
+        # can read it the run continues.
         except (DataError, LookupError, TypeError, AttributeError) as error:
             msg = f"the recorded outcome of {where} cannot be read: {error}"
             raise ReplayDivergence(msg, kind="undecodable", address=where) from error
@@ -210,14 +192,14 @@ class OutcomeRecorder:
 
     def compare_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
         """
-        Compare the recorded result of a body with what it gave now; where a limit stopped it, the time alone may differ.
+        Compare the recorded result of a body with its present one, unless a limit stopped it.
 
         Raises:
-            ReplayDivergence: when it gave something else.
+            ReplayDivergence: when they differ in value or error.
         """
         if known is None or "stop" in known or "stop" in now:
             return
-        # Not the time and not what was used: these differ between two executions that did the same.
+        # Time and usage may differ between two executions that did the same.
         was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
         if was != is_:
             names = [f"{RESULT}:{self._run.prints.value(each)}" for each in (was, is_)]

@@ -1,5 +1,5 @@
 """
-The queues of runs: what a run is enqueued with, and ``Queues``, by which a worker takes runs without asking each queue again and again.
+The queues of runs: the options of an enqueued run, and ``Queues``, with which a worker takes runs without polling each queue.
 
 The package has a thread for each queue, which asks the database for the queue's limits and then for runs, also when there are none. Here
 one statement asks which of all queues hold something, and only from those the package takes, by one turn of its own loop: what bounds a
@@ -36,13 +36,13 @@ def make_queue_options(
     Return the options of DBOS that put an order on its queue.
 
     Args:
-        order: What is ordered.
-        attributes: What is kept with the run for operators.
-        release: Which release runs it; ``None`` for the latest.
-        queue: Another queue than that of its depth.
+        order: The order.
+        attributes: The attributes of its row.
+        release: The release that runs it; ``None`` for the latest.
+        queue: The queue; by default that of its depth.
     """
-    # A queue for each depth: on one for all, parents that wait would hold the places which their children need, for
-    # ever (durable:U5).
+    # A queue for each depth: on a common queue, waiting parents would block the children that they wait for forever
+    # (durable:U5).
     options: dict[str, object] = {
         "workflow_name": WORKFLOW,
         "queue_name": queue or queue_name(order.pool, len(order.spawns)),

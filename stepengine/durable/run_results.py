@@ -1,7 +1,7 @@
 """
 ``ResultReader``: the results of durable runs, as ``Engine`` returns them.
 
-The database holds what a run ended with; the agents of this process turn the output into their own type.
+The database holds the result of a run; the agents of this process decode its output into their own type.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class ResultReader:
 
     async def wait(self, run: str, *, waits: bool = False) -> RunResult:
         """
-        Wait for the end of a run and return its result, or what it waits for once all of it is suspended.
+        Wait for the end of a run and return its result; one with its open waits once all of it is suspended.
 
         Args:
             run: The run's id.
-            waits: Whether to go on waiting while it waits.
+            waits: Whether to wait on while the run is suspended.
 
         Raises:
             DatabaseAway: when the database is away for more than a minute.
             JournalError: when there is no such run.
-            ReplayDivergence: when it stopped because the code does something else than is recorded.
+            ReplayDivergence: when it stopped because the code differs from the record.
         """
         loop = asyncio.get_running_loop()
         until: float | None = None
@@ -69,10 +69,10 @@ class ResultReader:
                     beyond = self._launcher.services.sleep_in_process
                     asked, left = await self._get_operator().run_waits.find_suspended(run, beyond=beyond)
                     if asked or left:
-                        return self._make_suspended_result(run, asked, left)
+                        return _make_suspended_result(run, asked, left)
                 until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
             except DatabaseAway:
-                # Workers wait for it as well; whoever waits here is told when it stays away.
+                # Workers wait for it as well; a caller learns of a long outage.
                 until = until or loop.time() + MAX_AWAY_SECONDS
                 if loop.time() > until:
                     raise
@@ -108,14 +108,6 @@ class ResultReader:
         except StepEngineError:
             return None
 
-    def _make_suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
-        questions = tuple([question for each in asked for question in each.questions])
-        state = AgentState(run_id=run, pending=questions)
-        waits = make_question_waits(asked)
-        return RunResult(
-            status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
-        )
-
     async def wait_for_next(self, run: str, answered: frozenset[str]) -> RunResult:
         """Return the result of a run once it has ended or has open questions besides the *answered* ones."""
         while True:
@@ -124,3 +116,13 @@ class ResultReader:
             if not open_ or open_ - answered or not answered:
                 return result
             await asyncio.sleep(FIRST_POLL_SECONDS)
+
+
+def _make_suspended_result(run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
+    """Return the result of a suspended run with its open questions and the other waits in *left*."""
+    questions = tuple([question for each in asked for question in each.questions])
+    state = AgentState(run_id=run, pending=questions)
+    waits = make_question_waits(asked)
+    return RunResult(
+        status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
+    )

@@ -1,5 +1,5 @@
 """
-What runs wait for: open questions, other waits, and whether all of a tree is suspended. ``AnswerSender`` sends answers.
+The open questions and other waits of runs, and whether all of a tree is suspended. ``AnswerSender`` sends answers.
 
 The waits of a run are found by its markers: steps that no outcome follows. A message that was sent and not received yet ends a wait.
 """
@@ -32,7 +32,7 @@ UNFINISHED_RUNS = f"""
     where {IN_TREES} and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
     group by s.workflow_uuid, s.status
 """  # noqa: S608
-"""The runs of trees that have not ended, with how many children they asked for, and of how many they know the end."""
+"""The runs of trees that have not ended, with the numbers of started and of ended children."""
 OPEN_QUESTIONS = f"""
     select o.workflow_uuid, o.output,
         (select array_agg(n.topic) from dbos.notifications n where n.destination_uuid = o.workflow_uuid and not n.consumed)
@@ -45,8 +45,8 @@ OPEN_QUESTIONS = f"""
     order by o.workflow_uuid, o.function_id
 """  # noqa: S608
 """
-What a run and those below it ask: a marker that no taken message follows; and the topics of those that were sent and not
-taken yet. The wait for a message draws the number after that of its marker.
+The open questions of trees: markers without a received answer, and the topics of answers that were sent and not received
+yet. The wait for an answer has the number after that of its marker.
 """
 OPEN_WAITS = f"""
     select o.workflow_uuid, o.output
@@ -69,9 +69,9 @@ OPEN_WAITS = f"""
         )
     order by o.workflow_uuid, o.function_id
 """  # noqa: S608
-"""What a run and those below it wait for: a marker that no outcome follows; not for a message that nobody has taken yet."""
+"""The open waits of trees: markers without an outcome, except waits for a message that was sent already."""
 WAKE_SECONDS = 60.0
-"""A run that wakes by itself within a minute counts as running: nobody has to be told that it waits."""
+"""A run that wakes by itself within a minute counts as running."""
 
 
 @frozen(kw_only=True)
@@ -83,7 +83,7 @@ class Waiting:
         run: The run that asks: a root, or a child.
         path: Its path; of a question that the body of a tool asks in that run, the path of the body.
         seq: The number of its ``Ask``.
-        questions: What it asks; all are answered at once.
+        questions: Its questions; all are answered at once.
     """
 
     run: str
@@ -114,7 +114,7 @@ def make_question_waits(asked: Iterable[Waiting]) -> list[Waits]:
 
 class RunWaits:
     """
-    Finds what the runs of a deployment wait for.
+    Finds the open questions and waits of a deployment's runs.
 
     Args:
         deployment: The deployment.
@@ -170,7 +170,7 @@ class RunWaits:
 
         Args:
             roots: The root runs.
-            beyond: Seconds; a run that wakes by itself before is one that goes on.
+            beyond: Seconds; a run that wakes by itself before that counts as running.
         """
         found = await self._find_suspended_trees(roots, beyond)
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
@@ -196,8 +196,8 @@ class RunWaits:
             return {}
         rows = await self._deployment.rows(UNFINISHED_RUNS, list(having), list(having))
         left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
-        below = Counter([_find_nearest_known(get_parent_run_id(run), left) for run in left])
-        going_on = {
+        below = Counter([_find_nearest_known(_get_parent_run_id(run), left) for run in left])
+        active = {
             run.partition("/")[0]
             for run, (state, outstanding) in left.items()
             if state != "PENDING" or not (run in asking or 0 < outstanding <= below[run])
@@ -207,7 +207,7 @@ class RunWaits:
                 [each for each in asked if each.run.partition("/")[0] == root],
                 [wait for run, wait in waits if run.partition("/")[0] == root],
             )
-            for root in having - going_on
+            for root in having - active
         }
 
 
@@ -231,7 +231,7 @@ class AnswerSender:
         Args:
             root: The root run.
             answers: Answers by question id or text.
-            sender: What tells these messages from those of others who answer at the same time.
+            sender: An id of the sender, which distinguishes its answers from those that others send at the same time.
 
         Raises:
             AnswerRejected: when one fits no open question, or one that was asked with it has no answer.
@@ -268,7 +268,7 @@ class AnswerSender:
         return bool(found.get("of") == reply.message["of"])
 
 
-def get_parent_run_id(run: str) -> str:
+def _get_parent_run_id(run: str) -> str:
     """Return the id of the parent by path, which may be a tool body inside its caller's run; ``""`` for a root."""
     root, _, path = run.partition("/")
     above = path.rpartition(".")[0]
@@ -278,7 +278,7 @@ def get_parent_run_id(run: str) -> str:
 def _find_nearest_known(run: str, known: Collection[str]) -> str:
     """Return *run* or its nearest ancestor in *known*, since a tool body may be part of its caller's run."""
     while run and run not in known:
-        run = get_parent_run_id(run)
+        run = _get_parent_run_id(run)
     return run
 
 

@@ -22,7 +22,7 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.durable.database import DatabaseAway, KeptConnection, queue_name
+from stepengine.durable.database import DatabaseAway, ReopeningConnection, queue_name
 from stepengine.durable.deployment import Deployment, DurableRunView
 from stepengine.durable.indexes import (
     SESSION,
@@ -207,7 +207,7 @@ class Sessions:
         self._waits = waits
         self._answers = answers
         self._mine = asyncio.Lock()
-        self._locks = KeptConnection(deployment.url)
+        self._locks = ReopeningConnection(deployment.url)
 
     async def close(self) -> None:
         """Close the connection that holds the locks of sessions."""

@@ -1,5 +1,5 @@
 """
-``SharedEvents``: the events of a durable run, in one order and with the same ids for everybody who watches it in any process.
+``SharedEvents``: the events of a durable run, in the same order and with the same ids in every process.
 
 The agents are driven over the record, as for ``follow_run``, and write a journal in memory. Its records give the events, in the order
 that ``EventOrder`` has from the database.
@@ -98,12 +98,12 @@ class SharedEvents:
         launcher: The engine's, with the agents of the run's release.
         operator: The client.
         run: A root run's id.
-        tries: How many times the run went on after it had stopped: what was shown of its end does not hold any more then, so that
-            the events are of another epoch.
+        tries: How many times the run was retried after it had stopped. Each retry gives the events a new epoch, since the end that
+            was shown is no longer valid.
 
     Attributes:
-        events: What there is by now, by index.
-        is_over: Whether nothing comes any more.
+        events: The events so far, by index.
+        is_over: Whether no more events follow.
         is_suspended: Whether all of the run was suspended at the last look.
     """
 
@@ -129,12 +129,12 @@ class SharedEvents:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def place(self, after: str | None) -> int:
+    async def find_index(self, after: str | None) -> int:
         """
         Return the index after the event *after*; -1 if it is of another epoch.
 
         Raises:
-            StepEngineError: when it is not an id of an event, or of none that was; why the run cannot be shown.
+            StepEngineError: when *after* is not the id of an event so far; when the run cannot be replayed, with the reason.
         """
         given = None if after is None else parse_event_id(after)
         while not (self._is_caught_up or self.is_over):
@@ -152,7 +152,7 @@ class SharedEvents:
             raise StepEngineError(msg)
         return given.index + 1
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read the record once more now; an unreachable database is not waited for long."""
         self._looks.request()
         with contextlib.suppress(TimeoutError):
@@ -173,16 +173,16 @@ class SharedEvents:
                 started = self._looks.started
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
-    async def read(self, place: int, *, patience: float) -> AsyncGenerator[Event, None]:
+    async def read(self, index: int, *, patience: float) -> AsyncGenerator[Event, None]:
         """
-        Yield the events from index *place* on, until the run ends or is suspended.
+        Yield the events from *index* on, until the run ends or is suspended.
 
         Args:
-            place: Where to begin.
+            index: The index of the first event; after -1 an ``EventsDropped`` and all events.
             patience: Seconds to stay while the run is suspended.
         """
-        index = max(0, place)
-        if place < 0:
+        if index < 0:
+            index = 0
             first = self.events[0] if self.events else None
             yield EventsDropped(
                 count=0, reason="epoch", run_id=first.run_id if first else "", epoch=first.epoch if first else ""

@@ -15,14 +15,14 @@ from stepengine.data.effects import CallModel
 MODEL, TOOL = "model", "tool"
 SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
 BODY, RESULT = "body", "result"
-"""Kinds of steps: the body of a tool that was called alone begins; its result, where two are told apart."""
+"""Kinds of steps: the start of a tool body that was called alone; its result, in the error for two that differ."""
 START = "start"
 WAIT = "wait"
-"""A kind of step: a wait begins, and what for; its outcome comes next."""
+"""A kind of step: the start of a wait, before the step with its outcome."""
 KINDS = {"model_call": MODEL, "tool_call": TOOL, "agent_call": CHILD, "wait": "await", "send": "tell"}
 """The kind of the step with the outcome of an effect, where it is not the kind of the effect's record."""
 REASON = "reason"
-"""An attribute of a child that its parent ended: why."""
+"""An attribute of a child that its parent cancelled, with the reason."""
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
 """The names of steps in an error of DBOS."""
 

@@ -23,7 +23,7 @@ class ReservedStep(NamedTuple):
     Attributes:
         reservation: The reservation of DBOS.
         name: The step's name.
-        mark: The result of a marker, which is recorded before any effect begins; ``None`` for other steps.
+        mark: The result of a marker, which is recorded before any effect starts; ``None`` for other steps.
     """
 
     reservation: Any

@@ -1,10 +1,9 @@
 """
 ``Steps``: the performer that makes the effects of one run durable.
 
-It stands where a recorder stands, between the meter of limits and the gate. Before effects begin, everything whose number
-in the database counts is reserved, in program order and in the run's own task: markers, intents, the steps of results.
-What is performed then is recorded under the number that was reserved for it, whenever it ends. Here no rule of the machine
-is known, and nothing that follows from one.
+It takes the place of the recorder, between the meter of limits and the gate. Before effects begin, their numbered steps are
+reserved, in program order and in the run's own task: markers, intents, the steps of results. An outcome is recorded under
+the number that was reserved for it, whenever it arrives. No rule of the machine is here.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.durable.child_runs import ChildRuns, add_body_end, make_ancestor
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.outcome_records import OutcomeRecorder, Races, ReservedSteps, UnrecordedStop, find_race
+from stepengine.durable.outcome_records import OutcomeRecorder, RaceRecord, ReservedSteps, UnrecordedStop, find_race
 from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind_of_effect, parse_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
@@ -48,11 +47,11 @@ from stepengine.runtime.questions import render_questions
 from stepengine.runtime.standstill import list_waits
 
 LONG_RUN_EFFECTS = 5_000
-"""How many effects a run may have before whoever watches it is told that resuming it takes long."""
-# The package waits only with a time limit, so a question that has none gets one that nobody will see.
+"""A run with so many effects warns that resuming it takes long."""
 FOREVER_SECONDS = 10 * 365 * 24 * 3600.0
+"""DBOS waits only with a time limit, so a question without one gets ten years."""
 _Seeded: TypeAlias = "tuple[str, str, Mapping[str, Any] | None]"
-"""What the seed knows of an effect: kind, fingerprint, and its outcome if it has one."""
+"""An effect in the seed: its kind, its fingerprint, and its outcome if it has one."""
 
 
 class Steps:
@@ -60,7 +59,7 @@ class Steps:
     Performs the effects of one run, each of them once.
 
     Args:
-        inner: What performs live.
+        inner: The performer of effects that are not recorded.
         run: The execution.
     """
 
@@ -69,7 +68,7 @@ class Steps:
         self._run = run
         self._outcomes = OutcomeRecorder(run)
         self._children = ChildRuns(inner, run, self._outcomes)
-        self._races = Races()
+        self._races: dict[tuple[str, int], RaceRecord] = {}
         self._reserved: dict[tuple[str, int], ReservedSteps] = {}
         # An intent is a recorded step, so a second execution is given the first one's back. By the token it sees that
         # the intent was another execution's: then the effect was begun before, and is in doubt (durable:U18).
@@ -80,10 +79,10 @@ class Steps:
         Reserve the steps of effects, in order.
 
         Raises:
-            ReplayDivergence: when one is not what was recorded here.
+            ReplayDivergence: when one differs from the record.
         """
         # Numbers are drawn here, in the run's own task and one after the other: the package numbers steps in the order
-        # in which they are asked for. Were they drawn when members of a group are performed, whoever is faster would
+        # in which they are requested. Were they drawn when members of a group are performed, the faster member would
         # have the lower number, and the next execution another record (durable:U20).
         run = self._run
         run.end.check_can_continue()
@@ -94,13 +93,24 @@ class Steps:
         for item in batch:
             started.append((item, await self._reserve_effect(item, reserved, marks)))
         await self._record_marks(reserved, marks, item)
-        for item, place in started:
-            if place.intent is not None:
-                token = marks[place.intent.number]["token"]
-                place = place._replace(is_doubtful=token != self._token)  # noqa: PLW2901
-            race = self._races.find_record(item)
-            self._reserved[item.address] = place._replace(is_early=is_early, race=race)
+        for item, steps in started:
+            if steps.intent is not None:
+                token = marks[steps.intent.number]["token"]
+                steps = steps._replace(is_doubtful=token != self._token)  # noqa: PLW2901
+            race = self._find_race_record(item)
+            self._reserved[item.address] = steps._replace(is_early=is_early, race=race)
         await self._inner.begin(batch)
+
+    def _find_race_record(self, item: Item) -> RaceRecord | None:
+        """Return the record that the members of a race share; ``None`` for an effect in no race."""
+        race = find_race(item)
+        if race is None or item.gather is None:
+            return None
+        together = item.gather.effects
+        # Races of before this group have ended, and a run may have thousands.
+        for over in [key for key in self._races if key[0] == item.path and key[1] < together[0].seq]:
+            del self._races[over]
+        return self._races.setdefault((item.path, together[race[0]].seq), RaceRecord())
 
     def _warn_of_length(self) -> None:
         """Warn that the run grows long; no new run is started, since a handler's variables cannot move there."""
@@ -133,17 +143,17 @@ class Steps:
         _check_supported(item)
         seeded = run.seed.outcomes.get(item.address)
         if seeded is not None:
-            place = self._reserve_from_seed(item, name, seeded)
-            if place is not None:
-                return place
+            steps = self._reserve_from_seed(item, name, seeded)
+            if steps is not None:
+                return steps
         if isinstance(effect, AskPerson):
-            # How many places it draws follows from what is recorded, so everything before it is settled first.
+            # How many numbers it draws follows from its record, so the steps before it are compared first.
             await self._record_marks(reserved, marks, item)
             return await self._record_questions(item, name)
         intent: ReservedStep | None = None
-        # What a run waits for is a step before the wait, since the wait itself is recorded only when it is over, and
-        # `stepengine deploy status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
-        # outcome is enough.
+        # A wait has a marker before it, since the wait itself is recorded only when it is over, and
+        # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
+        # is enough.
         if type(effect) in WAITS:
             reserved.append(run.workflow.reserve(f"{WAIT}:{print_}", _make_wait_form(item)))
         elif type(effect) in RUNS and not _starts_background_child(item):
@@ -184,7 +194,7 @@ class Steps:
             raise run.end.diverge(where, [f"{kind}:{fp}", name])
         if form is None:
             return None if is_repeatable(item) else ReservedSteps(name, run.workflow.reserve(name), is_doubtful=True)
-        # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
+        # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
     async def _record_questions(self, item: Item, name: str) -> ReservedSteps:
@@ -219,31 +229,31 @@ class Steps:
         kind = type(item.effect)
         if kind is RunInBackground:
             return self._children.wait_for_end(item, io)
-        place = self._reserved.pop(item.address)
-        if place.is_settled:
-            return self._read_seed_outcome(item, cast("Mapping[str, object]", place.seeded))
+        steps = self._reserved.pop(item.address)
+        if steps.is_settled:
+            return self._read_seed_outcome(item, cast("Mapping[str, object]", steps.seeded))
         if isinstance(item.effect, AskPerson):
-            return self._wait_for_answers(item, place)
+            return self._wait_for_answers(item, steps)
         if kind in WAITS or kind is EndRuns:
-            return self._wait(item, io, place)
+            return self._wait(item, io, steps)
         if kind is SendToRun:
-            return self._children.send_message(item, place)
+            return self._children.send_message(item, steps)
         if _starts_background_child(item):
-            return self._children.start_in_background(item, io, place)
+            return self._children.start_in_background(item, io, steps)
         if kind in RUNS:
             return (
-                self._perform_body(item, io, place)
+                self._perform_body(item, io, steps)
                 if _is_part_of_run(item)
-                else self._children.perform(item, io, place)
+                else self._children.perform(item, io, steps)
             )
-        return self._perform_leaf(item, io, place)
+        return self._perform_leaf(item, io, steps)
 
     async def _read_seed_outcome(self, item: Item, form: Mapping[str, object]) -> Single:
         outcome = self._outcomes.load_outcome(form, format_address(*item.address))
         self._run.workflow.was_replayed = True
         return self._children.add_child_end(item, outcome)
 
-    async def _perform_leaf(self, item: Item, io: IO, place: ReservedSteps) -> Single:
+    async def _perform_leaf(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         run = self._run
         attempts: list[object] = []
 
@@ -251,20 +261,20 @@ class Steps:
             run.workflow.is_live = True
             # First of all: a race that is recorded as won must not be run for once more by a member whose own end was
             # not recorded.
-            if place.race is not None and await place.race.is_lost(item):
+            if steps.race is not None and await steps.race.is_lost(item):
                 return self._outcomes.encode_race_loss(item)
             # A model call has no intent. Whether an earlier execution has made it cannot be seen, only that there was
             # one; so the sums say `at_least` (durable:U43).
-            again = isinstance(item.effect, CallModel) and place.is_early and await run.workflow.is_repeated_execution()
-            if place.is_doubtful:
+            again = isinstance(item.effect, CallModel) and steps.is_early and await run.workflow.is_repeated_execution()
+            if steps.is_doubtful:
                 error = UnknownOutcome(
                     "the process ended before what it did was recorded; it may or may not have happened"
                 )
                 return self._outcomes.encode(item, Failure(error, run.clock.elapsed_ms()))
             if again:
                 attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
-            # Inside the step, around the work alone: a worker holds hundreds of runs that wait, and only what is really
-            # under way takes one of its places (durable:U21).
+            # Inside the step, around the work alone: a worker has hundreds of runs that wait, and only running effects
+            # count against its limit (durable:U21).
             async with run.effects:
                 outcome = await self._inner.perform(
                     item, Attempts((io, attempts, io.emit)) if isinstance(item.effect, CallModel) else io
@@ -273,41 +283,41 @@ class Steps:
             return self._outcomes.encode_received(item, outcome, attempts)
 
         with run.activity.count_running():
-            return (await self._outcomes.record(item, place, act))[0]
+            return (await self._outcomes.record(item, steps, act))[0]
 
-    async def _wait_for_answers(self, item: Item, place: ReservedSteps) -> Single:
+    async def _wait_for_answers(self, item: Item, steps: ReservedSteps) -> Single:
         run, where = self._run, format_address(*item.address)
-        asked = cast("Mapping[str, Any]", place.asked)
-        if place.answer is None:
+        asked = cast("Mapping[str, Any]", steps.asked)
+        if steps.answer is None:
             return self._outcomes.load_outcome(asked, where)
         clock, workflow = run.clock, run.workflow
         clock.advance_to(asked["at"])
-        workflow.is_live = workflow.is_live or not place.answer.done()
+        workflow.is_live = workflow.is_live or not steps.answer.done()
         try:
             with run.activity.count_waiting():
-                said = await workflow.guard(place.answer, where)
+                said = await workflow.guard(steps.answer, where)
         finally:
-            place.answer.cancel()
+            steps.answer.cancel()
         questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
-        # The time of an answer is that of who sent it, whose clock may be anywhere: it may neither turn the run's time
+        # The time of an answer is that of its sender, whose clock may be wrong: it may neither turn the run's time
         # back nor move it into the future.
         clock.advance_to(min(int(said["at"]), clock.elapsed_ms()))
         try:
             return Value(parse_answers(said["answers"], questions), clock.last)
         # Answers of ours are checked before they are sent (durable:U37), so this is a message that some other client of
         # the database wrote. The question is used up by it: the package has delivered the message and recorded that. So
-        # it can neither be asked again nor be left standing, and an exception would come again at each execution; a
-        # failure is told to the handler, which may ask once more.
+        # it can neither be asked again nor be left open, and an exception would come again at each execution; a
+        # failure reaches the handler, which may ask once more.
         except (DataError, LookupError, TypeError) as error:
             return Failure(StepEngineError(f"what was sent as the answer at {where} is none: {error}"), clock.last)
 
     # --- bodies of tools ----------------------------------------------------------------------------------------------
 
-    async def _perform_body(self, item: Item, io: IO, place: ReservedSteps) -> Single:
+    async def _perform_body(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
         Run the body of a tool in this run, and return its result: the recorded one, with the current changes of the body.
 
-        Its effects are recorded one by one as the run's own are, so whoever resumes the run goes through it again.
+        Its effects are recorded one by one as the run's own are, so a resumed run repeats it.
         """
         run, where = self._run, format_address(*item.address)
         run.bodies.append(make_ancestor(item))
@@ -324,26 +334,26 @@ class Steps:
             run.workflow.is_live = True
             return now | {"at": run.clock.advance_time(outcome.at)} | run.messages.pop_received(outcome)
 
-        # The result is recorded, and still the body is gone through again by whoever goes on with the run: what it left
-        # (changes of the conversation, what it spent) is in no record, and follows from its effects alone.
-        known = place.seeded or await run.workflow.step(place.name, act, where)
+        # The result is recorded, and still a resumed run repeats the body: its changes (of the conversation, of what was
+        # spent) are in no record, and follow from its effects alone.
+        known = steps.seeded or await run.workflow.step(steps.name, act, where)
         self._outcomes.compare_results(item, known, now)
         return add_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, item: Item, io: IO, place: ReservedSteps) -> Single:
+    async def _wait(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
-        Wait until the time that the run's record gives, for a message, or for children, and record what came.
+        Wait for a time, a message or children, and record the outcome.
 
-        The time needs no timer of the database: it follows from what is recorded, so that whoever goes on waits for the same one.
+        The time needs no timer of the database: it follows from the record, so that a resumed run waits for the same one.
         """
         run = self._run
         found: list[Single] = []
 
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
-            if place.race is not None and await place.race.is_lost(item):
+            if steps.race is not None and await steps.race.is_lost(item):
                 return self._outcomes.encode_race_loss(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
             form = self._outcomes.encode_received(item, outcome)
@@ -351,7 +361,7 @@ class Steps:
             return form
 
         with run.activity.count_waiting():
-            outcome, _ = await self._outcomes.record(item, place, act)
+            outcome, _ = await self._outcomes.record(item, steps, act)
         if type(item.effect) not in CHILD_ENDS or not isinstance(outcome, Value):
             return outcome
         if found:
@@ -372,7 +382,7 @@ def _is_part_of_run(item: Item) -> bool:
     """
     Return whether the work of an effect is part of this run: the body of a tool that was called alone.
 
-    Several at once are runs of their own, as children are: one run would number their steps in the order in which they end.
+    Bodies that are called together are separate runs, as children are: one run would number their steps as they end.
     """
     return isinstance(item.effect, CallBody) and item.gather is None
 
@@ -383,9 +393,8 @@ def _starts_background_child(item: Item) -> bool:
 
 
 def _check_supported(item: Item) -> None:
-    """Raise ``StepEngineError`` for what a durable run cannot do, before anything of it begins."""
-    # Refused before anything begins, and not when the result fails to come: the sender would deliver to a process that
-    # has forgotten the call.
+    """Raise ``StepEngineError`` for an effect that a durable run cannot perform, before it starts."""
+    # Not when the result fails to arrive: the sender would deliver to a process that has forgotten the call.
     if is_deferred(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
@@ -399,7 +408,7 @@ def _has_unrecorded_changes(item: Item, form: Mapping[str, Any]) -> bool:
     effect = item.effect
     if not isinstance(effect, CallBody):
         return isinstance(effect, Spawn) and effect.is_inline
-    # One that was cut off with its group would go on now; one that was refused never began.
+    # One that was cut off with its group would continue now; one that was refused never started.
     return "error" not in form and form["value"].get("status") != "cancelled"
 
 

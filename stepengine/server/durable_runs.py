@@ -423,10 +423,10 @@ class DurableWatcher:
             msg = f"{MAX_READERS} watch this run already; ask again in a moment"
             raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
         shared = self._get_shared_events(row)
-        await shared.place(after)
+        await shared.find_index(after)
         if shared.is_suspended:
             # It may have been answered since, and a client that is told that nothing follows does not ask again.
-            await shared.look()
+            await shared.refresh()
         return shared.is_over or shared.is_suspended
 
     def position(self, after: str | None) -> None:
@@ -442,7 +442,9 @@ class DurableWatcher:
         self._readers[key] += 1
         try:
             shared = self._get_shared_events(row)
-            async with contextlib.aclosing(shared.read(await shared.place(after), patience=self._patience)) as events:
+            async with contextlib.aclosing(
+                shared.read(await shared.find_index(after), patience=self._patience)
+            ) as events:
                 async for event in events:
                     yield event
         finally:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stepengine.data.outcomes import Stop
-from stepengine.durable.database import DatabaseAway, KeptConnection
+from stepengine.durable.database import DatabaseAway, ReopeningConnection
 from stepengine.durable.event_order import PLACE, EventOrder
 from stepengine.durable.executions import Activity, ExecutionEnd
 from stepengine.durable.shared_events import RecordLooks
@@ -124,7 +124,7 @@ async def test_worker_waits_for_running_effects_and_not_for_waits():
 
 class Connection:
     """
-    A connection that fails as often as it is told to.
+    A connection that raises the given errors.
     """
 
     broken = closed = False
@@ -144,7 +144,7 @@ class Connection:
         self.closed = True
 
 
-async def test_kept_connection_is_opened_again_after_a_restart(monkeypatch: pytest.MonkeyPatch):
+async def test_connection_is_reopened_after_a_restart(monkeypatch: pytest.MonkeyPatch):
     psycopg = pytest.importorskip("psycopg")
     opened: list[Connection] = []
     failures: list[Exception] = []
@@ -154,12 +154,12 @@ async def test_kept_connection_is_opened_again_after_a_restart(monkeypatch: pyte
         return opened[-1]
 
     monkeypatch.setattr("stepengine.durable.database.open_connection", open_one)
-    kept = KeptConnection("postgresql://host/x")
+    connection = ReopeningConnection("postgresql://host/x")
     failures.append(psycopg.OperationalError("away"))
     with pytest.raises(DatabaseAway):
-        await kept.rows("select")
-    assert [("here",)] == await kept.rows("select")
+        await connection.rows("select")
+    assert [("here",)] == await connection.rows("select")
     failures.append(psycopg.OperationalError("away"))
-    assert [("here",)] == await kept.rows("select")
+    assert [("here",)] == await connection.rows("select")
 
     assert [True, True, False] == [each.closed for each in opened]

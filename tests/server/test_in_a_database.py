@@ -96,11 +96,11 @@ async def test_event_id_from_a_faster_server_is_waited_for(db: str) -> None:
                     while not fast.events or fast.events[-1].type != "run_finished":  # noqa: ASYNC110 - a worker does so
                         await asyncio.sleep(0.01)
                     newest = fast.events[-1].id
-                    had, place = len(slow.events), await slow.place(newest)
+                    had, place = len(slow.events), await slow.find_index(newest)
                 finally:
                     await fast.close()
             with pytest.raises(StepEngineError, match="was not yet"):
-                await slow.place(f"{newest.partition('-')[0]}-99")
+                await slow.find_index(f"{newest.partition('-')[0]}-99")
         finally:
             await slow.close()
 
@@ -121,12 +121,12 @@ async def test_answered_run_is_not_reported_as_resting(db: str, monkeypatch: pyt
                 # From here on it looks once a minute by itself: what it knows is that the run rests.
                 for name, value in (("LAST_PAUSE_SECONDS", 60.0), ("PAUSE_FACTOR", 1_000_000.0)):
                     monkeypatch.setattr(f"stepengine.durable.shared_events.{name}", value)
-                await shown.look()
+                await shown.refresh()
                 await engine.answer(run, {"q0": "seven"})
-                await shown.look()
+                await shown.refresh()
                 was_suspended = shown.is_suspended
                 while shown.events[-1].type != "run_finished":
-                    await shown.look()
+                    await shown.refresh()
         finally:
             await shown.close()
 
