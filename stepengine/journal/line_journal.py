@@ -157,7 +157,7 @@ class LineJournal(Journal):
 
 class LockedStore:
     """
-    The locked bytes of a ``LineJournal``: nobody else appends, and on a full disk room is kept for the last results.
+    The locked bytes of a ``LineJournal``: no other writer appends, and disk space is reserved for the last results.
 
     Args:
         journal: The journal; its store is locked until ``release``.
@@ -166,7 +166,7 @@ class LockedStore:
         journal: The same.
         size: How many bytes are stored.
         repaired: Bytes of a torn tail that were cut off.
-        reserve: The room that is kept on the disk of the journal; ``None`` without a disk.
+        reserve: The reserved space on the disk of the journal; ``None`` without a disk.
     """
 
     def __init__(self, journal: LineJournal) -> None:
@@ -183,12 +183,12 @@ class LockedStore:
             raise JournalError(msg) from error
 
     def _read(self) -> tuple[Reading, int]:
-        """Return what is stored, and how many bytes it has."""
+        """Return the stored records, and the number of stored bytes."""
         reading = self.journal.reading()
         return reading, reading.end + reading.torn
 
     def open(self) -> Reading:
-        """Cut off a torn tail, add a missing newline, reserve room, and return what is stored."""
+        """Cut off a torn tail, add a missing newline, reserve disk space, and return the stored records."""
         journal = self.journal
         reading, self.size = self._read()
         try:
@@ -242,7 +242,7 @@ class LockedStore:
         self.reserve.reserve_remaining()
 
     def make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
-        """Return the error for lines that cannot be stored; it says what is still whole."""
+        """Return the error for lines that cannot be stored; its message tells how to continue."""
         if self.size and getattr(error, "errno", 0) == errno.ESTALE:
             then = "What was committed before is in the file that this run wrote to; if you still have it, resume from that"
         elif self.size:
@@ -265,7 +265,7 @@ class LockedStore:
 
 class LineWriter(Writer):
     """
-    The writer of a ``LineJournal``: it encodes records, and keeps their lines until they are committed.
+    The writer of a ``LineJournal``: it encodes records, and holds their lines until they are committed.
 
     Args:
         store: The locked store; it is released when this is closed.
