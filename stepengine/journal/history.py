@@ -242,9 +242,9 @@ class History:
         if record.gather not in {None, seq, before.gather}:
             return f"it began together with #{record.gather}, and the effect before it did not"
         first = seq - 1 if before.gather is None else before.gather
-        is_beside = record.gather is not None and record.gather == before.gather
-        may_begin = is_beside or all((path, number) in self.results for number in range(first, seq))
-        return "" if may_begin else f"{format_address(path, seq - 1)} before it has no result"
+        is_same_group = record.gather is not None and record.gather == before.gather
+        may_start = is_same_group or all((path, number) in self.results for number in range(first, seq))
+        return "" if may_start else f"{format_address(path, seq - 1)} before it has no result"
 
     def _append_result(self, record: Result) -> str:
         address = (record.path, record.seq)

@@ -247,7 +247,12 @@ class SqliteJournal(LineJournal):
 
 
 class LockedRun(LockedStore):
-    """One locked run of an SQLite file. All runs of this process share a connection."""
+    """
+    One locked run of an SQLite file.
+
+    Attributes:
+        database: The connections to the file, which all runs of this process share.
+    """
 
     journal: SqliteJournal
 

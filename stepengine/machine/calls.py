@@ -806,8 +806,8 @@ class ToolMember(EffectMember):
         asked: The call as it was asked for, with the input that hooks and people made of it.
         accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
         source: Who asked for it.
-        binding: The tool; ``None`` for one that is not there.
-        is_closed: Whether its result only gives the reason why there is none.
+        binding: The tool; ``None`` for an unknown one.
+        is_closed: Whether its result is a placeholder: pending, or cancelled by the end of the run.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
 
