@@ -11,8 +11,8 @@ list of classes is closed, so nothing that is loaded can run code. Text and numb
 
 Must not be here: a clock, ids, randomness, files, an event loop, an SDK, pydantic, or code that decides what happens next.
 
-Start reading with ``messages`` and ``transcript``, the conversation. Then read ``yields``, ``effects`` and ``outcomes``, which are
-what an author asks for, what the machine asks for, and what comes back; then ``state``.
+Start reading with ``messages`` and ``transcript``, the conversation. Then read ``yields``, the requests of an author,
+``effects``, the requests of the machine, and ``outcomes``, the answers to them; then ``state``.
 """
 
 __all__: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from stepengine.data.state import RunResult
 from stepengine.engine.neighbour_imports import load_fresh_module
 from stepengine.errors import DataError
 from stepengine.journal import Journal
-from stepengine.journal.programs import get_program, list_program_effects
+from stepengine.journal.programs import get_program
 from stepengine.runtime.performer import child_path
 from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.paths import find_similar_path
@@ -164,7 +164,7 @@ def _tools_called_by_programs(result: RunResult) -> Iterator[str]:
         if not path and intent.begins_run and get_program(history.form(intent)) is not None:
             yield from [
                 str(form["tool_name"])
-                for form in list_program_effects(history, child_path(path, seq))
+                for form in map(history.form, history.tree.list_effects(child_path(path, seq)))
                 if form["type"] == "tool_call"
             ]
 

@@ -20,7 +20,7 @@ from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
 from stepengine.journal import ForkReport, Journal, Purse
 from stepengine.journal.history import History
-from stepengine.journal.programs import get_program, list_program_effects
+from stepengine.journal.programs import get_program
 from stepengine.journal.recorded_forks import ForkTools
 from stepengine.journal.recorded_part import JournalCut, parse_address
 from stepengine.journal.records import Address, Intent, format_address
@@ -152,7 +152,7 @@ def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str,
 
 def _requests_of_program(history: History, path: str) -> Iterator[tuple[str, Any]]:
     """Yield names and inputs of a program's requests, without waits and permission checks."""
-    for form in list_program_effects(history, path):
+    for form in map(history.form, history.tree.list_effects(path)):
         if form["type"] == "tool_call":
             yield form["tool_name"], plain(form["input"])
         elif form["type"] == "agent_call":

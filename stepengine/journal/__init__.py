@@ -6,12 +6,12 @@ snapshot of a state. To resume a run, the agent runs again over its records. Eac
 address and gets the recorded outcome, until the record ends. So a handler must do the same when it receives the same, and an edit of
 it is found at the first effect that differs.
 
-- ``JournaledRun`` composes the parts that work on one run and its journal. Its ``Mode`` says what differs between recording, resuming,
-  replaying and the other ways to open a journal.
+- ``JournaledRun`` composes the parts that work on one run and its journal. Its ``Mode`` has the rules that differ between recording,
+  resuming, replaying and the other ways to open a journal.
 - ``Recorder`` wraps the performer and writes through ``Encoder`` to a store. In a run with a past, ``RecordPlayer`` takes its place: it
   asks ``Replayer`` about the record, and passes live effects to the recorder.
-- ``History`` holds the records by address and decodes them on demand. ``RecordedTree`` knows where its runs start and end,
-  ``RecordedFacts`` what its inputs say, ``RecordBlobs`` its long texts. ``RecordedCalls`` finds the effects of a tool call.
+- ``History`` holds the records by address and decodes them on demand. Its parts are ``RecordedTree`` (where runs start and end),
+  ``RecordedFacts`` (the facts in the input records) and ``RecordBlobs`` (long texts). ``RecordedCalls`` finds the effects of a tool call.
 - Stores (memory, file, SQLite) hold the same lines. They lock, commit and repair, and know nothing of effects. ``LineWriter`` encodes and
   signs; ``LockedStore`` appends the bytes.
 - ``Mailbox`` brings answers, messages and results from other processes.

@@ -99,7 +99,7 @@ class JournalScan:
         marks: The marks of the lines after the last signature.
         others: The keys of signatures by somebody else.
         digests: The SHA-256 of the bytes up to the end of each signature.
-        problems: What contradicts a signature, one sentence each.
+        problems: The contradictions to signatures, one sentence each.
     """
 
     def __init__(self, trusted: Collection[str]) -> None:

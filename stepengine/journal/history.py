@@ -1,8 +1,8 @@
 """
 ``History``: the records of a journal by address, in valid order, decoded on demand; and the opening of its run.
 
-The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)``. What the records say about runs,
-inputs and long texts is in ``RecordedTree``, ``RecordedFacts`` and ``RecordBlobs``.
+The opening is the head, and the Spawn of the root at ``("", -1)``. ``RecordedTree`` finds the runs of the records, ``RecordedFacts`` has
+the facts in the inputs, and ``RecordBlobs`` the long texts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class History:
         results: Results by address.
         open: Intents that have no result, by address, in order: few, however long the journal is.
         inputs: Inputs in order.
-        facts: What the inputs say about runs and effects.
+        facts: The facts about runs and effects in the inputs.
         tree: The runs of the record.
         blobs: The long texts that other records name.
         last_at: The latest time in milliseconds since the root run was created.
@@ -121,7 +121,7 @@ class History:
 
     def grow(self, records: Sequence[Record]) -> None:
         """Append records written after the known ones; raises as the class does."""
-        # What the tree has looked up holds for the known records only.
+        # A new one, since the tree stores look-ups, which hold for the earlier records only.
         self.tree = RecordedTree(self.intents, self.results, self.outcome)
         first = len(self.records) + 1
         self.records += records
@@ -242,9 +242,9 @@ class History:
         if record.gather not in {None, seq, before.gather}:
             return f"it began together with #{record.gather}, and the effect before it did not"
         first = seq - 1 if before.gather is None else before.gather
-        is_beside = record.gather is not None and record.gather == before.gather
-        may_begin = is_beside or all((path, number) in self.results for number in range(first, seq))
-        return "" if may_begin else f"{format_address(path, seq - 1)} before it has no result"
+        is_same_group = record.gather is not None and record.gather == before.gather
+        may_start = is_same_group or all((path, number) in self.results for number in range(first, seq))
+        return "" if may_start else f"{format_address(path, seq - 1)} before it has no result"
 
     def _append_result(self, record: Result) -> str:
         address = (record.path, record.seq)

@@ -157,7 +157,7 @@ class LineJournal(Journal):
 
 class LockedStore:
     """
-    The locked bytes of a ``LineJournal``: nobody else appends, and on a full disk room is kept for the last results.
+    The locked bytes of a ``LineJournal``: no other writer appends, and disk space is reserved for the last results.
 
     Args:
         journal: The journal; its store is locked until ``release``.
@@ -166,15 +166,13 @@ class LockedStore:
         journal: The same.
         size: How many bytes are stored.
         repaired: Bytes of a torn tail that were cut off.
-        reserve: The room that is kept on the disk of the journal; ``None`` without a disk.
-        is_stored: Whether any record is stored.
+        reserve: The reserved space on the disk of the journal; ``None`` without a disk.
     """
 
     def __init__(self, journal: LineJournal) -> None:
         self.journal = journal
         self.size = self.repaired = 0
         self.reserve: DiskReserve | None = None
-        self.is_stored = False
         self._unlock = self._lock()
 
     def _lock(self) -> Callable[[], None]:
@@ -185,12 +183,12 @@ class LockedStore:
             raise JournalError(msg) from error
 
     def _read(self) -> tuple[Reading, int]:
-        """Return what is stored, and how many bytes it has."""
+        """Return the stored records, and the number of stored bytes."""
         reading = self.journal.reading()
         return reading, reading.end + reading.torn
 
     def open(self) -> Reading:
-        """Cut off a torn tail, add a missing newline, reserve room, and return what is stored."""
+        """Cut off a torn tail, add a missing newline, reserve disk space, and return the stored records."""
         journal = self.journal
         reading, self.size = self._read()
         try:
@@ -205,7 +203,6 @@ class LockedStore:
         except OSError as error:
             msg = f"{journal.name} cannot be repaired: {describe_os_error(error)}; nothing was run"
             raise JournalWriteFailed(msg) from error
-        self.is_stored = bool(reading.records)
         self.reserve = None if journal.folder is None else DiskReserve.for_disk_of(journal.folder)
         return reading
 
@@ -228,16 +225,11 @@ class LockedStore:
             self.append_bytes(data)
         except OSError as error:
             self._append_into_reserve(data, error)
-        self.count(data)
+        self.size += len(data)
 
     def append_bytes(self, data: bytes) -> None:
         """Append lines; raises ``OSError`` when that is impossible."""
         self.journal.append_bytes(data, self.size)
-
-    def count(self, data: bytes) -> None:
-        """Count lines as stored."""
-        self.size += len(data)
-        self.is_stored = True
 
     def _append_into_reserve(self, data: bytes, error: OSError) -> None:
         """Release the reserved room of a full disk and append once more (reliability:JR09)."""
@@ -250,10 +242,10 @@ class LockedStore:
         self.reserve.reserve_remaining()
 
     def make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
-        """Return the error for lines that cannot be stored; it says what is still whole."""
-        if self.is_stored and getattr(error, "errno", 0) == errno.ESTALE:
+        """Return the error for lines that cannot be stored; its message tells how to continue."""
+        if self.size and getattr(error, "errno", 0) == errno.ESTALE:
             then = "What was committed before is in the file that this run wrote to; if you still have it, resume from that"
-        elif self.is_stored:
+        elif self.size:
             then = "What was committed before is whole; resume from it"
         else:
             then = "Nothing was run or recorded; start the run again, in the same journal if you like"
@@ -273,7 +265,7 @@ class LockedStore:
 
 class LineWriter(Writer):
     """
-    The writer of a ``LineJournal``: it encodes records, and keeps their lines until they are committed.
+    The writer of a ``LineJournal``: it encodes records, and holds their lines until they are committed.
 
     Args:
         store: The locked store; it is released when this is closed.
@@ -325,7 +317,7 @@ class LineWriter(Writer):
         key = load_key()
         if key is not None:
             chain = MacChain(key)
-            if self.store.is_stored:
+            if self.store.size:
                 chain.add_lines(split_into_lines(self.store.journal.read_piece))
             self._encoder.add_mac = chain.add
 

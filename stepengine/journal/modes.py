@@ -1,7 +1,7 @@
 """
-How a run is opened on its journal; one journal, one mode, from start to end. What differs by the mode stands here, alone.
+The modes in which a run opens its journal: the rules that differ between recording, resuming, replaying and the others.
 
-A mode is not a state: it is asked about the run and its past, and says what is to be done.
+A run has one journal and one mode, from start to end. A mode has no state: its methods receive the run and its recorded part.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Mode:
     The default rules for a run: it performs its effects and records them.
 
     Attributes:
-        name: As the documentation calls it.
-        writes: Whether anything is written down.
-        copies: Whether what is repeated is written anew, into a journal beside the one that was given.
-        takes_over: Whether the journal that is made has the recorded records of what is the same, and no second ones: of a
-            long run those would be a third of what is in memory.
-        replaces: Whether the journal that was given is replaced at the end.
-        cuts_off: Whether what does not hold any more is cut off the record, and the run goes on live from there.
-        resumes: Whether the run goes on in the journal that was given, behind what that holds, unless that has an end.
-        keeps_writes: Whether what calls write to files is kept, so that it can be undone.
-        takes_letters: Whether the mailbox of the journal is that of the run, and what others post there is for it.
-        waits: Whether a tree that only waits for a time that comes soon waits for it.
+        name: The name of the mode in the documentation.
+        writes: Whether anything is recorded.
+        copies: Whether repeated effects are recorded in a new journal, next to the source journal.
+        takes_over: Whether the new journal shares the records of equal effects with the source journal, since copies would
+            be a third of the memory of a long run.
+        replaces: Whether the source journal is replaced at the end.
+        cuts_off: Whether the record is cut off where it does not hold any more, and the run continues live from there.
+        resumes: Whether the run appends to the source journal, unless that is complete.
+        keeps_writes: Whether the file writes of calls are recorded, so that they can be undone.
+        takes_letters: Whether the run receives the letters in the mailbox of the journal.
+        waits: Whether a tree that only waits for a near time waits for it, instead of being suspended.
     """
 
     name = ""
@@ -222,7 +222,6 @@ class Forking(Mode):
     """
 
     name = "fork"
-
     copies = True
     keeps_writes = False
     waits = False

@@ -6,7 +6,7 @@ Journals that are older than these lines have none; a program is shown without i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,8 +33,3 @@ def has_programs(history: History) -> bool:
     return any(
         intent.begins_run and get_program(history.form(intent)) is not None for intent in history.intents.values()
     )
-
-
-def list_program_effects(history: History, path: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the stored forms of a program's effects, in order; *path* is that of the program's run."""
-    yield from map(history.form, history.tree.list_effects(path))

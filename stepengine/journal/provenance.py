@@ -56,7 +56,7 @@ def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> b
     """
     Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again.
 
-    Where the caller says so itself, *trust* is the answer.
+    *trust* is the caller's own answer, which is returned as it is; ``None`` (default) to look at the journal.
     """
     if trust is not None:
         return trust

@@ -1,4 +1,4 @@
-"""``RecordBlobs``: the long texts of a journal, which its other records name, within the limit of what may be made of them."""
+"""``RecordBlobs``: the long texts that other records of a journal name, and the limit for filling them in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RecordBlobs:
 
     Attributes:
         values: Blob values by fingerprint.
-        limit: Counts what is made by filling in blobs.
+        limit: Counts the bytes that are filled in.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:

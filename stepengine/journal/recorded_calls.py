@@ -14,7 +14,7 @@ class RecordedCalls:
     The tool calls of one record.
 
     Args:
-        history: What was recorded.
+        history: The records.
 
     Attributes:
         history: The same.
@@ -22,7 +22,7 @@ class RecordedCalls:
 
     def __init__(self, history: History) -> None:
         self.history = history
-        # These are made when first asked: most who repeat a run ask for none of them, and each is a walk through all of it.
+        # Built on first use: most repeated runs use neither, and each takes a walk over all records.
         self._tools: dict[str, set[str]] | None = None
         self._effects: dict[tuple[str, str, str | None], list[Intent]] | None = None
 

@@ -1,5 +1,5 @@
 """
-``RecordedFacts``: what the input records of a journal say about runs and effects.
+``RecordedFacts``: the facts about runs and effects in the input records of a journal.
 
 No effect asked for these values: a system prompt that was looked up, a difference that somebody accepted, the usage of a stopped call.
 """
@@ -77,7 +77,7 @@ class RecordedFacts:
         return [*found, "context_window"] if path in self.context_windows else found
 
     def find_lost_usage(self, address: Address) -> PartialUsage | None:
-        """Return what is known of the usage of a model call without a result; ``None`` if none was sent."""
+        """Return the known usage of a model call without a result; ``None`` if no request was sent."""
         intent = self._open.get(address)
         # In a run that has ended, a call without a word of its usage was stopped before it was sent.
         is_over = address in self._stopped or (address[0], -1) in self._results

@@ -563,12 +563,12 @@ def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:
 
 class PaidPerformer:
     """
-    The wrapper of a performer whose model calls a purse pays for.
+    A performer whose model calls are paid from a purse.
 
     Args:
-        inner: What performs.
-        purse: What model calls are paid from.
-        estimate: Says how much a model call may use.
+        inner: The wrapped performer.
+        purse: The money for the model calls.
+        estimate: Returns how much a model call may use.
     """
 
     def __init__(self, inner: Performer, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]) -> None:
@@ -598,13 +598,13 @@ class PaidPerformer:
 
 class _CountingPerformer(PaidPerformer):
     """
-    The wrapper of the innermost performer in a fork; its effects are live.
+    The performer of the live effects in a fork, which counts them.
 
     Args:
-        inner: What performs.
-        count: Where it is counted.
-        purse: What model calls are paid from.
-        estimate: Says how much a model call may use.
+        inner: The wrapped performer.
+        count: The counts of the fork.
+        purse: The money for the model calls.
+        estimate: Returns how much a model call may use.
     """
 
     def __init__(

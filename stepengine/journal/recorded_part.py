@@ -24,17 +24,16 @@ from stepengine.journal.divergence import (
     compare_child_results,
     compare_outcomes,
     describe_effect,
-    find_definition_line,
     format_value,
     make_divergence_error,
 )
 from stepengine.journal.encoding import bare, changes_world_again, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, describe_plan_changes, find_outside_stop
+from stepengine.journal.history import History, find_outside_stop
 from stepengine.journal.recorded_calls import RecordedCalls
 from stepengine.journal.recorded_tree import RecordedTree
 from stepengine.journal.records import ROOT, Address, Intent, Result, format_address, get_start_address
-from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import child_path
 
 LISTED_EFFECTS = 10
@@ -255,6 +254,7 @@ class RecordedPart:
         has_new_effects: Whether effects that are not recorded were performed.
         refused: Why nothing was cut off, if that was asked for and is not allowed.
         answered: How many effects were answered from the record.
+        handler_line: Where the handler of the root is defined, for errors; ``""`` without one.
     """
 
     def __init__(self, history: History, prints: Fingerprints, leeway: AllowedDifferences = NO_LEEWAY) -> None:
@@ -266,7 +266,7 @@ class RecordedPart:
         self.has_new_effects = False
         self.refused: JournalError | None = None
         self.answered = 0
-        self._handler = ""
+        self.handler_line = ""
         # Made when first asked: only a fork with `tools=` looks for an effect by what it is and not by where it stands.
         self._by_print: dict[str, dict[str, list[Address]]] | None = None
         # That a replay has come by every record is what makes it a test: an agent that silently stops doing something
@@ -354,12 +354,6 @@ class RecordedPart:
         known = self.history.results.get(address)
         return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
 
-    def describe_changes(self, plan: RunPlan) -> list[str]:
-        """Return a sentence for each difference of the present plan from the recorded one; they are hints."""
-        self._handler = find_definition_line(plan.definition.handle_steps)
-        head = self.history.head
-        return [] if head is None else describe_plan_changes(head, plan, self.history.name)
-
     def use(self, address: Address) -> None:
         """Record that the run has reached this address."""
         self._used.add(address)
@@ -419,7 +413,7 @@ class RecordedPart:
         if not fields:
             return None
         said = "every effect is as recorded, but the run ends in another way"
-        location = getattr(finished.error, "where", "") or self._handler
+        location = getattr(finished.error, "where", "") or self.handler_line
         return make_divergence_error(
             self.history, ROOT, "end", asked=said, agent_id=finished.state.agent_id, location=location, fields=fields
         )
@@ -449,7 +443,7 @@ class RecordedPart:
         said = f"the run ended, but {describe_effect(left.effect)} was recorded here"
         left_calls_model = left.type == "model_call"
         # The generator is gone: where it was written is all that is left of it, unless it raised.
-        where = self._handler if not address[0] else ""
+        where = self.handler_line if not address[0] else ""
         if why is not None:
             said += f"\n  it failed: {why}"
             where = getattr(why, "location", "") or where

@@ -34,7 +34,7 @@ def limit_to_one_call(answer: Any) -> Any:
 
 
 def list_answers(outcome: Value | Failure) -> list[Answer]:
-    """Return the answers in a recorded outcome, of whatever effect."""
+    """Return the answers in a recorded outcome; an empty list for one without answers."""
     value = getattr(outcome, "value", None)
     return [each for each in value if isinstance(each, Answer)] if isinstance(value, list | tuple) else []
 

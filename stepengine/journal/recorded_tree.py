@@ -30,7 +30,7 @@ class RecordedTree:
         self._intents = intents
         self._results = results
         self._decode = decode
-        # Made when first asked: most who read a journal never ask, and it is a walk through all of it.
+        # Built on first use: few readers need it, and it takes a walk over all records.
         self._reports: dict[str, Address] | None = None
 
     def has_run(self, path: str) -> bool:

@@ -227,7 +227,7 @@ class Replayer:
             raise error
 
     def has_recorded_start(self, address: Address) -> bool:
-        """Return whether the start of an effect is recorded; without a result, nobody knows whether it happened."""
+        """Return whether the start of an effect is recorded; without a result, it is unknown whether the effect happened."""
         return self._past.intent(address) is not None
 
     def answer(self, known: Result, item: Item) -> Value | Failure:

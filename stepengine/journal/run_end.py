@@ -39,7 +39,7 @@ async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Wait
     Args:
         run: The run.
         finished: How it ended.
-        waits: What a suspended run waits for, which the wake index stores.
+        waits: The waits of a suspended run, which the wake index stores.
     """
     if not run.writer.has_opened:
         return finished

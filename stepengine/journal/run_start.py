@@ -14,10 +14,12 @@ import attrs
 from stepengine.data.limits import Limits
 from stepengine.data.state import AgentState
 from stepengine.errors import JournalError, StepEngineError
+from stepengine.journal.divergence import find_definition_line
 from stepengine.journal.history import (
     STABLE_CREATED,
     ChosenModels,
     History,
+    describe_plan_changes,
     encode_root_start,
     make_head,
     parse_created,
@@ -122,7 +124,8 @@ def _start_recorded(
     assert past is not None  # noqa: S101 - asked for a recorded run
     history, head = past.history, past.history.head
     assert head is not None  # noqa: S101 - an opening was read from it
-    run.writer.warnings += past.describe_changes(plan)
+    past.handler_line = find_definition_line(plan.definition.handle_steps)
+    run.writer.warnings += describe_plan_changes(head, plan, history.name)
     machines.seed = head.seed
     # As the engine made it, the plan is created now, by the engine's clock.
     created, now = parse_created(head), plan.created

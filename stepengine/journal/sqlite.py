@@ -247,7 +247,12 @@ class SqliteJournal(LineJournal):
 
 
 class LockedRun(LockedStore):
-    """One locked run of an SQLite file. All runs of this process share a connection."""
+    """
+    One locked run of an SQLite file.
+
+    Attributes:
+        database: The connections to the file, which all runs of this process share.
+    """
 
     journal: SqliteJournal
 
@@ -290,7 +295,7 @@ class LockedRun(LockedStore):
 
 class SqliteWriter(LineWriter):
     """
-    The writer of one run. Whoever gets the connection stores what all runs have announced, in one transaction.
+    The writer of one run. The writer that gets the connection stores the announced lines of all runs, in one transaction.
 
     Args:
         store: The locked run.
@@ -366,7 +371,7 @@ class SqliteWriter(LineWriter):
                 one.mark_broken(one.store.make_write_error(why, error))
         else:
             for one, data in batches:
-                one.store.count(data)
+                one.store.size += len(data)
 
     def begin(self) -> list[bytes]:
         """Return the lines to be stored now; the caller has to call ``end`` afterwards."""
@@ -379,22 +384,18 @@ class SqliteWriter(LineWriter):
         """Record that no store is running any more."""
         self._is_under_way = False
 
-    def store_own_lines(self, data: bytes) -> None:
-        """Store lines in a transaction of their own; on failure they are lost."""
-        try:
-            self.store.append(data)
-        except JournalError as error:
-            self.mark_broken(error)
-
 
 Batches: TypeAlias = "list[tuple[SqliteWriter, bytes]]"
 """Writers, each with the lines that it has to store."""
 
 
 def _store_each(batches: Batches) -> None:
-    """Store the lines of each writer in a transaction of its own."""
+    """Store the lines of each writer in a transaction of its own; a failure loses the lines of that writer alone."""
     for one, data in batches:
-        one.store_own_lines(data)
+        try:
+            one.store.append(data)
+        except JournalError as error:
+            one.mark_broken(error)
 
 
 def _lock_file_path(database: Path, status: os.stat_result, run: str) -> Path:

@@ -17,7 +17,7 @@ line to errors. ``signals`` has the exceptions that no ``except Exception`` of a
 
 Must not be here: I/O of any kind, third-party packages other than attrs, and code that only one driver needs.
 
-Start reading with ``protocol``, the tables of what may follow what. Then read ``run``, ``handler``, ``step`` (one model call and its
+Start reading with ``protocol``, the tables of valid sequences. Then read ``run``, ``handler``, ``step`` (one model call and its
 tools), ``batch`` (the order of calls), ``calls`` (the effects of each call) and ``state``.
 """
 

@@ -440,8 +440,8 @@ class ModelCallMember(EffectMember):
         """Count the replies and set the result: the list of them, or the one reply of a single call."""
         replies: list[ModelReply] = []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
-            # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
-            # see the replies.
+            # All of them are counted first: each reply was paid for, even if a sibling was stopped and the replies are
+            # not used.
             if isinstance(outcome, Value):
                 self.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
                 self.run.side_events.report_gaps(outcome.value)
@@ -452,7 +452,7 @@ class ModelCallMember(EffectMember):
         if replies:
             self.result = replies if self.is_gathered else replies[0]
         else:
-            # The first failure speaks for all: they asked the same of the same model, and mostly failed of the same cause.
+            # One failure is enough: the requests were the same, so the cause mostly is, too.
             self.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
         return None
 
@@ -806,8 +806,8 @@ class ToolMember(EffectMember):
         asked: The call as it was asked for, with the input that hooks and people made of it.
         accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
         source: Who asked for it.
-        binding: The tool; ``None`` for one that is not there.
-        is_closed: Whether its result only gives the reason why there is none.
+        binding: The tool; ``None`` for an unknown one.
+        is_closed: Whether its result is a placeholder: pending, or cancelled by the end of the run.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
 

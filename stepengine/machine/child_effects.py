@@ -111,8 +111,8 @@ class RequestedChildren:
         stops: list[Stop] = []
         ended: list[ChildResult] = []
         for effect, outcome in zip(self.effects, outcomes, strict=True):
-            # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
-            # paid (reliability:I4). When it goes on, the recorded ones are answered and none runs twice.
+            # Children that ended are counted although the call as a whole is stopped: the sums of a run must include all
+            # that was paid (reliability:I4). After a resume they are answered from the record, and none runs twice.
             if isinstance(outcome, Stop):
                 self._run.spent.count_child_of_stop(outcome)
                 stops.append(outcome)
@@ -129,8 +129,8 @@ class RequestedChildren:
 
     def warn_of_refused(self, tool_name: str) -> None:
         """Warn of children that a limit refused, since the call of *tool_name* as a whole succeeds."""
-        # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
-        # none of it. What would be missing in silence is told once in the run's warnings.
+        # A model sees the entries of its call. An author's program may ignore the list, so the missing children are also
+        # in the run's warnings.
         refused = [
             c.error
             for c in self.results

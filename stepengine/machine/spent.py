@@ -28,7 +28,7 @@ class UsageTotals:
         child_run_ids: The run ids of those that ran.
         cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
         credits_used: The credits that they used.
-        entries: How often something was added. A kept sum is current while this number is the same.
+        entries: How often something was added. A cached sum is current while this number is the same.
     """
 
     __slots__ = (

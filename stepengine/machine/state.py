@@ -312,7 +312,7 @@ class RunState:
 
     Attributes:
         plan: What it was started with.
-        effects: The effects that it asks for, and what it receives.
+        effects: The numbers, clock and stop of its effects, and the sources of the received values.
         history: Record and view.
         prompt: What requests carry beside the history.
         tools: Its tools and calls.

@@ -26,7 +26,6 @@ from stepengine.debugging import describe_run, render_text
 from stepengine.errors import JournalError, PerformError
 from stepengine.journal import MemoryJournal, SqliteJournal, check, diff
 from stepengine.journal.forks import branch
-from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.runs import fork
 from stepengine.testing import Clock, ScriptedModel
 from tests.journal.mutants import sealed, unsealed
@@ -180,30 +179,6 @@ def test_fork_writes_to_its_own_file_or_store(recorded, fresh_world, tmp_path):
     assert len(store.runs()) == 2
     with pytest.raises(JournalError, match="a fork needs a journal of its own"):
         branch(journal, 7, allow_repeat=True, into=tmp_path / "fork.jsonl")
-
-
-class Together:
-    """As much of a tree as a cut asks for: effects 3 and 4 of the root began together, 3 in the background."""
-
-    def find_group_end(self, address):
-        return 4 if address in {("", 3), ("", 4)} else address[1]
-
-    def is_background(self, path):
-        return path == "3"
-
-    def find_first_report(self, path):
-        return ("", 8) if path == "3" else None
-
-
-@pytest.mark.spec("waiting:WT4")
-def test_cut_in_a_background_child_keeps_its_parent_until_notified():
-    cut = JournalCut(Together())
-    cut.cut_at(("3", 2))
-    kept = [("", 3), ("", 4), ("", 7), ("3", 1), ("5", 9)]
-    gone = [("3", 2), ("3.2", 0), ("", 8), ("", 9), ("8", 0)]
-    assert [a for a in kept + gone if cut.keeps_intent(a)] == kept
-    assert cut.keeps_result(("", 3))  # the reference to it, which it had at once
-    assert not cut.keeps_result(("3", -1))
 
 
 # --- differences ----------------------------------------------------------------------------------------------------

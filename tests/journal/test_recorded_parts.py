@@ -7,11 +7,14 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from stepengine.data.codec import bare
 from stepengine.data.outcomes import Failure, PartialUsage, Value
 from stepengine.data.usage import Usage
 from stepengine.data.waits import Awaited
 from stepengine.journal.recorded_facts import RecordedFacts
+from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.recorded_tree import RecordedTree
 from stepengine.journal.records import ROOT, Address, Input, Intent, Result
 
@@ -53,6 +56,22 @@ def test_first_wait_with_an_end_reports_it() -> None:
     assert tree_of(intents, Result("", 1, 1, none)).find_first_report("0") is None
     assert ("", 2) == tree_of(intents, Result("", 1, 1, none), Result("", 2, 2, second)).find_first_report("0")
     assert ("", 1) == tree_of(intents, Result("", 1, 1, first), Result("", 2, 2, second)).find_first_report("0")
+
+
+@pytest.mark.spec("waiting:WT4")
+def test_cut_in_a_background_child_keeps_its_parent_until_notified() -> None:
+    # Effects 3 and 4 of the root began together, 3 in the background; the wait of effect 8 reports its end.
+    started = [effect(("", 3), "agent_call", 3, background=True), effect(("", 4), "agent_call", 3)]
+    report = Result("", 8, 1, Awaited(done=("3",)))
+    cut = JournalCut(tree_of(dict([*started, effect(("", 8), "wait")]), report))
+
+    cut.cut_at(("3", 2))
+
+    kept = [("", 3), ("", 4), ("", 7), ("3", 1), ("5", 9)]
+    gone = [("3", 2), ("3.2", 0), ("", 8), ("", 9), ("8", 0)]
+    assert [a for a in kept + gone if cut.keeps_intent(a)] == kept
+    assert cut.keeps_result(("", 3))  # the reference to it, which it had at once
+    assert not cut.keeps_result(("3", -1))
 
 
 def test_usage_of_each_stopped_attempt_is_added() -> None:

@@ -599,7 +599,7 @@ def test_inserted_message_is_shown_as_one_insertion(rig):
 
 
 @pytest.mark.spec("replay:D7")
-def test_what_does_not_identify_a_request_is_no_difference(rig):
+def test_tags_and_ttl_are_no_difference_of_a_request(rig):
     def agent(unseen, tail):
         def handle_steps(ctx):
             messages = [{"role": "user", "content": "hello", **unseen}, {"role": "user", "content": tail}]
