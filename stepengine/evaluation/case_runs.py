@@ -825,7 +825,7 @@ class _EvaluationRun:
         if status == RunStatus.COMPLETED.value:
             bench = None if self.mode.recheck else self._judge_engine
             judges = _Judges(slot.place, self.load, bench, made.models, self.ledger)
-            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files, judges.ask)
+            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files)
             scores = {name: await _score_check(name, check, run, note.scores, judges) for name, check in checks.items()}
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
@@ -856,9 +856,8 @@ async def _score_check(
 ) -> Score:
     """Return the verdict of a check; an earlier verdict if the check is unchanged and its data are gone."""
     of, is_judge = hash_function(check), _is_judge(check)
-    judges.set_check(name)
     try:
-        verdict = await apply_check(check, run)
+        verdict = await apply_check(check, attrs.evolve(run, ask=partial(judges.ask, name)))
     except (FilesGone, JudgeNeeded) as gone:
         known = before.get(name)
         return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
@@ -946,15 +945,10 @@ class _Judges:
         ledger: EvaluationBudget,
     ) -> None:
         self._place, self._load, self._bench, self._models, self._ledger = place, load, bench, models, ledger
-        self._name = ""
 
-    def set_check(self, check: str) -> None:
-        """Set the name of the check that asks next."""
-        self._name = check
-
-    async def ask(self, agent: Any, prompt: str) -> Any:
-        """Return the output of the judge *agent* for *prompt*, recorded or new."""
-        place = self._place.with_name(f"{self._place.stem}.{self._name}.jsonl")
+    async def ask(self, check: str, agent: Any, prompt: str) -> Any:
+        """Return the output of the judge *agent* for *prompt*, recorded for the check named *check* or new."""
+        place = self._place.with_name(f"{self._place.stem}.{check}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self._load(agent)
         known = await _recall_judgement(definition, prompt, place)
         if known is not None:
