@@ -40,20 +40,8 @@ def replace(file: Path, text: str) -> None:
 def suite_run(root: Path, suite: Sequence[str], seconds: float = SECONDS) -> tuple[int | None, str]:
     """Run tests in the checkout at *root*; return pytest's status, ``None`` when it took too long, and what it says."""
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        GATE,
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        "--no-header",
-        *suite,
-    ]
+        sys.executable, "-m", "pytest", "-m", GATE, "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--no-header", *suite
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHON_COLORS": "0"}
     # A session of its own, so that nothing that a hanging test started outlives it.
     with subprocess.Popen(

@@ -156,8 +156,8 @@ class ChatConversation:
         """The permission policy of the next turn."""
         return bench.choose_policy(self.options) or bench.make_asking_policy()
 
-    async def use_policy_keeping_approvals(self, policy: Policy) -> None:
-        """Use *policy* and the lasting approvals of this conversation from the next turn on, without those of a category."""
+    async def switch_policy(self, policy: Policy) -> None:
+        """Use *policy* from the next turn on, with the lasting approvals of this conversation except those of a category."""
         from stepengine.permissions import Category
 
         for rule in self.bench.engine.remembered(self.session_id):
@@ -179,7 +179,7 @@ class ChatConversation:
     async def apply_mode(self, mode: str) -> None:
         """Set the permission mode, and forget a scheduled one."""
         self.wanted_mode = ""
-        await self.use_policy_keeping_approvals(attrs.evolve(self.policy, mode=cast("Any", mode)))
+        await self.switch_policy(attrs.evolve(self.policy, mode=cast("Any", mode)))
 
     def list_approval_rules(self) -> list[Rule]:
         """Return the lasting approvals of files and of this conversation."""
@@ -192,7 +192,7 @@ class ChatConversation:
         policy = self.policy
         if rule in (*policy.rules, *policy.remembered):
             rules, remembered = [[r for r in kept if r != rule] for kept in (policy.rules, policy.remembered)]
-            await self.use_policy_keeping_approvals(attrs.evolve(policy, rules=rules, remembered=remembered))
+            await self.switch_policy(attrs.evolve(policy, rules=rules, remembered=remembered))
         else:
             self.bench.engine.forget(self.session_id, rule.id)
 

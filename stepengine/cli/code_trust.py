@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepengine.engine.trust import AccessRequest, UntrustedFolder
 
 HARMLESS = "tools, read"
-WISHED = (
+KIND_ORDER = (
     "host",
     "writes",
     "reads",
@@ -35,7 +35,7 @@ WISHED = (
     "tools, of no category",
     "agent",
 )
-"""The kinds of wishes in the order in which a person is shown them; categories of others follow."""
+"""The kinds of requests in the order in which a person sees them; other categories follow."""
 CONTENT = re.compile(r"sha256:[0-9a-f]{64}")
 OPTION = typer.Option(
     "--trust", help="Run ./agents only if its files have this hash; for CI.", metavar="sha256:...", show_default=False
@@ -176,7 +176,7 @@ class _TrustGate:
                 approve_access(request)
         if not self._agreed[request]:
             self.tell(
-                f"not loaded, because it is not approved: {request}\n{_describe_wishes(request, find_unapproved_access(request))}\n"
+                f"not loaded, because it is not approved: {request}\n{_describe_request(request, find_unapproved_access(request))}\n"
                 f"  where nobody can be asked: {request.how}"
             )
         return self._agreed[request]
@@ -232,16 +232,16 @@ def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _ask_to_approve_package(wishes: AccessRequest, missing: Sequence[str] | None) -> bool:
-    said = f"{wishes}, is not approved yet" if missing is None else f"{wishes}, asks for more than you approved"
-    print(f"stepengine: {visible(said)}:\n{visible(_describe_wishes(wishes, missing))}", file=sys.stderr)
+def _ask_to_approve_package(request: AccessRequest, missing: Sequence[str] | None) -> bool:
+    said = f"{request}, is not approved yet" if missing is None else f"{request}, asks for more than you approved"
+    print(f"stepengine: {visible(said)}:\n{visible(_describe_request(request, missing))}", file=sys.stderr)
     print("Approve and load it? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _describe_wishes(wishes: AccessRequest, missing: Sequence[str] | None) -> str:
+def _describe_request(request: AccessRequest, missing: Sequence[str] | None) -> str:
     """Return the requests of a package as lines, with a warning that it is a program."""
-    asks = wishes.asks if missing is None else missing
+    asks = request.asks if missing is None else missing
     return "\n".join(
         [
             "it asks for:" if missing is None else "new:",
@@ -265,7 +265,7 @@ def format_package_requests(asks: Sequence[str]) -> list[str]:
             rest, _, category = rest.rpartition(": ")
             kind = f"tools, {category}"
         groups.setdefault(kind, []).append(rest)
-    kinds = sorted(groups, key=lambda kind: (WISHED.index(kind) if kind in WISHED else len(WISHED), kind))
+    kinds = sorted(groups, key=lambda kind: (KIND_ORDER.index(kind) if kind in KIND_ORDER else len(KIND_ORDER), kind))
     # What only reads is the least of it. Categories of the package's own come before that.
     kinds.sort(key=lambda kind: kind == HARMLESS)
     lines = [f"  {kind}: {', '.join(groups[kind])}" for kind in kinds]

@@ -65,19 +65,23 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         return self._debugger.place(text)
 
-    def move_positions(self, rest: str, sign: int = 1) -> None:
-        """Move *sign* times the count of positions in *rest* (1 if empty) and show the new one; raise at either end."""
-        target = self._debugger.position_after(sign * parse_count(rest))
-        if target == self._debugger.position:
-            self._raise_at_end() if sign > 0 else self._raise_at_start()
-        self.go(target, jumps=False)
+    def move_by(self, rest: str, sign: int = 1, *, steps: bool = False) -> None:
+        """
+        Move by a count of positions and show the new one.
 
-    def move_steps(self, rest: str, sign: int = 1) -> None:
-        """Move *sign* times the count of steps in *rest* (1 if empty) and show the new position; raise at either end."""
-        target = self._debugger.position_of_step_after(sign * parse_count(rest))
+        Args:
+            rest: The count; 1 if empty.
+            sign: 1 to move forward, -1 to move back.
+            steps: Count steps instead of positions.
+
+        Raises:
+            RefusedCommand: at either end, or when *rest* is no count.
+        """
+        after = self._debugger.position_of_step_after if steps else self._debugger.position_after
+        target = after(sign * parse_count(rest))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
-        self.go(target)
+        self.go(target, jumps=steps)
 
     def _raise_at_start(self) -> Never:
         inside = self._debugger.followed_path

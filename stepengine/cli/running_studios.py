@@ -23,18 +23,8 @@ STUDIOS = "studios"
 SECONDS = 5.0
 
 
-@contextlib.contextmanager
-def studio_announcement(folder: Path) -> Iterator[_Announcement]:
-    """Yield an announcement of a studio, not published yet; remove its file at the end."""
-    announcement = _Announcement(folder)
-    try:
-        yield announcement
-    finally:
-        announcement.remove()
-
-
-class _Announcement:
-    """The file that announces a running studio."""
+class StudioAnnouncement:
+    """The file that announces a running studio of *folder*. ``publish`` writes it, ``close`` removes it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,7 +42,8 @@ class _Announcement:
             self._file = place / f"{secrets.token_hex(8)}.json"
             replace_path(self._file, json.dumps(told).encode(), mode=0o600)
 
-    def remove(self) -> None:
+    def close(self) -> None:
+        """Remove the file if it was written; ignore errors."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)

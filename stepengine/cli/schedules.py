@@ -38,13 +38,13 @@ def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_jso
 
 
 def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
-    async def print_standings(operator: Operator) -> Exit:
+    async def print_states(operator: Operator) -> Exit:
         from stepengine.durable.schedules import list_schedule_states
 
         return _print_schedules(await list_schedule_states(operator, found, now=datetime.now(UTC)), as_json=as_json)
 
     try:
-        return run_with_operator(db, print_standings, app=app)
+        return run_with_operator(db, print_states, app=app)
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
 

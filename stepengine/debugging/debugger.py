@@ -815,7 +815,7 @@ class Debugger:
         ahead = [p for p in calls if p > self.position] if count > 0 else [p for p in calls[::-1] if p < self.position]
         if not ahead or not count:
             return self.last if count > 0 else 0
-        return ahead[count - 1] if 0 < count <= len(ahead) else ahead[min(abs(count), len(ahead)) - 1]
+        return ahead[min(abs(count), len(ahead)) - 1]
 
     def _is_of_followed_child(self, position: int) -> bool:
         address = self.stepper.tape.address_at(position)

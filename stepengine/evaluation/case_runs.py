@@ -823,10 +823,11 @@ class _EvaluationRun:
         status = ERROR if cut else _run_status(result)
         checks = self.evaluation.checks_of(slot.case)
         if status == RunStatus.COMPLETED.value:
-            bench = None if self.mode.recheck else self._judge_engine
-            judges = _Judges(slot.place, self.load, bench, made.models, self.ledger)
-            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files, judges.ask)
-            scores = {name: await _score_check(name, check, run, note.scores, judges) for name, check in checks.items()}
+            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files)
+            scores = dict[str, Score]()
+            for name, check in checks.items():
+                judged = attrs.evolve(run, ask=partial(self._ask_judge, slot, name, made.models))
+                scores[name] = await _score_check(check, judged, note.scores.get(name))
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
             reason = f"{cut}, so that the run says nothing of the agent" if cut else reason
@@ -847,20 +848,56 @@ class _EvaluationRun:
             reused=made.reused,
         )
 
-    def _judge_engine(self, agent: AgentDefinition) -> Engine:
-        return self.bench(agent, self.root, performs=False)
+    async def _ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
+        """
+        Return the output of a judge, recorded if the question is the same, or new.
+
+        Args:
+            slot: The sample.
+            check: The name of the check, which is in the name of the judge's journal.
+            models: The models of the sample; ``None`` for real ones.
+            agent: The judge, or a value from which ``load`` finds it.
+            prompt: The question.
+
+        Raises:
+            JudgeNeeded: if nothing is recorded and only records count, or the budget is spent.
+            DataError: if the judge does not complete.
+        """
+        place = slot.place.with_name(f"{slot.place.stem}.{check}.jsonl")
+        definition = agent if isinstance(agent, AgentDefinition) else self.load(agent)
+        known = await _recall_judgement(definition, prompt, place)
+        if known is not None:
+            return known
+        if self.mode.recheck:
+            msg = "the judge would have to be asked anew"
+            raise JudgeNeeded(msg)
+        limits, reserved = definition.limits, None
+        if self.ledger.budget is not None:
+            reserved = await self.ledger.reserve(limits)
+            if reserved is None:
+                raise JudgeNeeded(self.ledger.stopped)
+            limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=models is not None or None)
+        result: RunResult | None = None
+        try:
+            place.unlink(missing_ok=True)
+            async with self.bench(definition, self.root, performs=False) as engine:
+                with engine.override(models=models, budget=self.ledger.purse):
+                    journal = FileJournal(place, sync="write")
+                    result = await engine.run(definition, prompt, journal=journal, limits=limits)
+        finally:
+            self.ledger.settle(reserved, None if result is None else result.cost)
+        if result.status is not RunStatus.COMPLETED:
+            msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
+            raise DataError(msg)
+        return plain(result.output)
 
 
-async def _score_check(
-    name: str, check: CheckFunction, run: JudgedRun, before: Mapping[str, Score], judges: _Judges
-) -> Score:
-    """Return the verdict of a check; an earlier verdict if the check is unchanged and its data are gone."""
+async def _score_check(check: CheckFunction, run: JudgedRun, known: Score | None) -> Score:
+    """Return the verdict of a check; the earlier one, *known*, if the check is unchanged and its data are gone."""
     of, is_judge = hash_function(check), _is_judge(check)
-    judges.set_check(name)
     try:
         verdict = await apply_check(check, run)
     except (FilesGone, JudgeNeeded) as gone:
-        known = before.get(name)
         return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
     except Exception as error:  # noqa: BLE001 - whatever it raises, the run is not to blame
         return Score(None, None, f"{type(error).__name__}: {error}", "broken", is_judge, of)
@@ -923,64 +960,6 @@ async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) ->
 
 
 # --- judges -----------------------------------------------------------------------------------------------------------
-
-
-class _Judges:
-    """
-    Asks judges about one sample; recorded answers are used while the question is the same.
-
-    Args:
-        place: The journal of the sample.
-        load: Finds the agent of a judge.
-        bench: Makes the engine of one; ``None`` where no model is asked.
-        models: The models of the sample; ``None`` for real ones.
-        ledger: What all runs may cost, those of judges included.
-    """
-
-    def __init__(
-        self,
-        place: Path,
-        load: Callable[[Any], AgentDefinition],
-        bench: Callable[[AgentDefinition], Engine] | None,
-        models: Any,
-        ledger: EvaluationBudget,
-    ) -> None:
-        self._place, self._load, self._bench, self._models, self._ledger = place, load, bench, models, ledger
-        self._name = ""
-
-    def set_check(self, check: str) -> None:
-        """Set the name of the check that asks next."""
-        self._name = check
-
-    async def ask(self, agent: Any, prompt: str) -> Any:
-        """Return the output of the judge *agent* for *prompt*, recorded or new."""
-        place = self._place.with_name(f"{self._place.stem}.{self._name}.jsonl")
-        definition = agent if isinstance(agent, AgentDefinition) else self._load(agent)
-        known = await _recall_judgement(definition, prompt, place)
-        if known is not None:
-            return known
-        if self._bench is None:
-            msg = "the judge would have to be asked anew"
-            raise JudgeNeeded(msg)
-        limits, reserved = definition.limits, None
-        if self._ledger.budget is not None:
-            reserved = await self._ledger.reserve(limits)
-            if reserved is None:
-                raise JudgeNeeded(self._ledger.stopped)
-            limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=self._models is not None or None)
-        result: RunResult | None = None
-        try:
-            place.unlink(missing_ok=True)
-            async with self._bench(definition) as engine:
-                with engine.override(models=self._models, budget=self._ledger.purse):
-                    journal = FileJournal(place, sync="write")
-                    result = await engine.run(definition, prompt, journal=journal, limits=limits)
-        finally:
-            self._ledger.settle(reserved, None if result is None else result.cost)
-        if result.status is not RunStatus.COMPLETED:
-            msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
-            raise DataError(msg)
-        return plain(result.output)
 
 
 async def _recall_judgement(agent: AgentDefinition, prompt: str, place: Path) -> object:

@@ -701,7 +701,7 @@ class DurableRuns:
         msg = "what a run in a database wrote is not kept, so nothing of it can be undone"
         raise _unsupported_problem(msg)
 
-    async def standings(self) -> list[ScheduleStatus]:
+    async def load_schedule_statuses(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
         try:
             return await list_schedule_states(self._store.operator, self._schedules, now=datetime.now(UTC))

@@ -59,10 +59,10 @@ def require_runs_in_folder(known: AnyRuns) -> Runs:
 
 def get_path_agent(request: Request) -> str:
     """
-    Return the agent id in the path of a request. An unknown agent is a 404, a server with a database a 501.
+    Return the agent id in the path of a request.
 
     Raises:
-        Problem: as described above.
+        Problem: 404 for an unknown agent, 501 for a server with a database.
     """
     runs = require_runs_in_folder(request.app.state.runs)
     name: str = request.path_params["agent"]

@@ -1129,7 +1129,9 @@ async def get_report(request: Request) -> Response:
 
 
 async def list_schedules(request: Request) -> Response:
-    return _json_response(ScheduleList(schedules=[_schedule_view(one) for one in await _get_runs(request).standings()]))
+    return _json_response(
+        ScheduleList(schedules=[_schedule_view(one) for one in await _get_runs(request).load_schedule_statuses()])
+    )
 
 
 def _schedule_view(one: Any) -> ScheduleView:

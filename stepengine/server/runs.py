@@ -184,7 +184,7 @@ class Runs:
         await self.engines.close_all_replaced()
         await self.store.close()
 
-    async def standings(self) -> list[ScheduleStatus]:
+    async def load_schedule_statuses(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
         return await asyncio.to_thread(
             load_schedule_statuses, self._schedules, runs=self.store.place, now=datetime.now(UTC)

@@ -111,7 +111,7 @@ class _OptionalSource:
             change: Change = yield from self._source.pre_run(ctx)
         except (ToolError, DefinitionError) as error:
             warning = f"The MCP server {self.name!r} is left out: {visible(error.message)[:SHOWN_CHARS]}"
-            if warning != self._last_warning:  # every turn tries to start the server, and the first one reports it
+            if warning != self._last_warning:  # every turn tries to start the server; an equal warning is not repeated
                 self._last_warning = warning
                 self._warn(warning)
             return Change()

@@ -225,7 +225,7 @@ def page_calls(state: AgentState | None) -> list[str]:
 
 
 def find_page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
-    """Return the answer to the question for a page tool call, if its result is known."""
+    """Return the answer to the first question for a page tool call with a known result, by question id; else an empty dict."""
     names = {call.tool_call_id: call.tool_name for call in waiting_calls(state)}
     for question in state.pending if state is not None else ():
         name = page_tool_of(question)

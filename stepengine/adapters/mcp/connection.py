@@ -614,7 +614,7 @@ class ServerConnection:
     async def request(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
     ) -> Any:
-        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; errors are those of ``guarded``."""
+        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; errors are those of ``await_response``."""
         import mcp_types as types
         from pydantic import TypeAdapter
 

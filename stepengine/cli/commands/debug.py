@@ -498,10 +498,12 @@ OWN_CODE = (
     "the expression is your own code: it runs in a forked process without network, and files are unprotected there"
 )
 COMMANDS: dict[str, _Command] = {
-    "next": _Command(_wrap_move_command(DebugNavigation.move_positions), "[COUNT]", "one position on", goes=True),
-    "back": _Command(lambda s, rest: s.navigation.move_positions(rest, -1), "[COUNT]", "one position back", goes=True),
-    "step": _Command(_wrap_move_command(DebugNavigation.move_steps), "[COUNT]", "one step on", goes=True),
-    "unstep": _Command(lambda s, rest: s.navigation.move_steps(rest, -1), "[COUNT]", "one step back", goes=True),
+    "next": _Command(_wrap_move_command(DebugNavigation.move_by), "[COUNT]", "one position on", goes=True),
+    "back": _Command(lambda s, rest: s.navigation.move_by(rest, -1), "[COUNT]", "one position back", goes=True),
+    "step": _Command(lambda s, rest: s.navigation.move_by(rest, steps=True), "[COUNT]", "one step on", goes=True),
+    "unstep": _Command(
+        lambda s, rest: s.navigation.move_by(rest, -1, steps=True), "[COUNT]", "one step back", goes=True
+    ),
     "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "to a step or an effect", goes=True),
     "first": _Command(lambda s, _: s.navigation.go_to_end(last=False), "", "to the first position", goes=True),
     "last": _Command(

@@ -92,11 +92,11 @@ def agree(
         was = trust.withdraw_approval(name)
         print(to_ascii_json({"forgotten": was}) if as_json else "forgotten" if was else "it was not agreed to")
         return Exit.COMPLETED
-    wishes = packages.approve_package(name)
+    request = packages.approve_package(name)
     if as_json:
-        print(to_ascii_json(attrs.asdict(wishes)))
+        print(to_ascii_json(attrs.asdict(request)))
         return Exit.COMPLETED
-    print(f"agreed, for {visible(str(wishes), strict=True)}:")
-    lines = format_package_requests(wishes.asks) or ["  it asks for no tool, folder or host"]
+    print(f"agreed, for {visible(str(request), strict=True)}:")
+    lines = format_package_requests(request.asks) or ["  it asks for no tool, folder or host"]
     print(visible("\n".join(lines)))
     return Exit.COMPLETED

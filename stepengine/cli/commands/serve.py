@@ -26,7 +26,7 @@ from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.deployment import resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.running_studios import studio_announcement
+from stepengine.cli.running_studios import StudioAnnouncement
 from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
@@ -266,7 +266,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
         begun = partial(_print_addresses, wanted, token=token, logins=logins, agents=agents, script=options.script)
-        with _print_engine_warnings(), studio_announcement(wanted.folder) as announcement:
+        with _print_engine_warnings(), contextlib.closing(StudioAnnouncement(wanted.folder)) as announcement:
 
             def listens(url: str) -> None:
                 if logins is not None:

@@ -528,7 +528,7 @@ class RunPayload:
     def run(self) -> Form:
         """Return the header of the run: agent, status, numbers, input and output."""
         history = self._history
-        root, head, number = history.root, history.head, self.texts.add
+        root, head, add = history.root, history.head, self.texts.add
         ended = find_root_end(history)
         spending = self._spent if ended is None else ended.spending
         told: Form = {
@@ -547,19 +547,19 @@ class RunPayload:
             "milliseconds": history.duration_ms,
             "usage": _token_counts(spending.usage),
             "cost": None if spending.cost is None else str(spending.cost),
-            "prompt": number(root["prompt"]),
+            "prompt": add(root["prompt"]),
             "previous": [self._request_item_to_json(m, "") for m in list_initial_messages(root)],
             "ended": history.is_complete,
         }
         if root.get("params") is not None:
-            told["params"] = number(plain(root["params"]))
+            told["params"] = add(plain(root["params"]))
         if ended is not None:
-            told["output"] = number(_result_to_parts(ended), whole_at=self._show_command)
+            told["output"] = add(_result_to_parts(ended), whole_at=self._show_command)
         elif not history.is_complete:
             asked = [
                 {"id": q.id, "text": q.text, "options": list(q.options)} for _, q in open_questions(history).values()
             ]
-            told |= {"questions": number(asked)} if asked else {}
+            told |= {"questions": add(asked)} if asked else {}
         return told
 
     def _add_to_series(self, number: int, row: Form) -> None:

@@ -216,7 +216,7 @@ def _check_cancel(given: tuple[MakeProvider, str]) -> None:
         task = asyncio.ensure_future(ask(provider, _request(provider, given[1], "a heron")))
         start = time.monotonic()
         await asyncio.sleep(0.1)
-        # Asked for in any case: asyncio would print an error that nobody asks for.
+        # Read the error in any case: asyncio logs errors of tasks that are never read.
         end = _describe_end(task) if task.done() else ""
         require(not end or time.monotonic() - start < BLOCKED_SECONDS, BLOCKED)
         loop_runs.set()

@@ -10,8 +10,7 @@ const given = JSON.parse(await new Promise((done) => {
 }));
 const require = createRequire(given.root + "/");
 const sdk = await import(pathToFileURL(require.resolve(given.package)));
-const seen = { results: [], updates: [], asked: [], forms: [], reads: [], writes: [], terminals: [], problems: [] };
-const buffers = given.buffers ?? {};
+const seen = { results: [], updates: [], asked: [], forms: [], terminals: [], problems: [] };
 const terminals = new Map();
 console.error = (...words) => seen.problems.push(words.map(String).join(" "));
 
@@ -28,12 +27,6 @@ const handlers = {
     return { outcome: option ? { outcome: "selected", optionId: option.optionId } : { outcome: "cancelled" } };
   },
   "elicitation/create": (params) => (seen.forms.push(params), given.form),
-  "fs/read_text_file": (params) => {
-    seen.reads.push(params.path);
-    if (!(params.path in buffers)) throw new sdk.RequestError(-32002, "not open");
-    return { content: buffers[params.path] };
-  },
-  "fs/write_text_file": (params) => (seen.writes.push(params), (buffers[params.path] = params.content), {}),
 };
 let release = () => {};
 
@@ -83,9 +76,8 @@ async function connected() {
   if (sdk.ClientSideConnection) {
     const names = {
       "session/update": "sessionUpdate", "session/request_permission": "requestPermission", "elicitation/create": "createElicitation",
-      "fs/read_text_file": "readTextFile", "fs/write_text_file": "writeTextFile", "terminal/create": "createTerminal",
-      "terminal/output": "terminalOutput", "terminal/wait_for_exit": "waitForTerminalExit", "terminal/kill": "killTerminal",
-      "terminal/release": "releaseTerminal",
+      "terminal/create": "createTerminal", "terminal/output": "terminalOutput", "terminal/wait_for_exit": "waitForTerminalExit",
+      "terminal/kill": "killTerminal", "terminal/release": "releaseTerminal",
     };
     const client = Object.fromEntries(Object.entries(names).map(([method, name]) => [name, handlers[method]]));
     client.unstable_createElicitation = client.createElicitation;
@@ -138,4 +130,4 @@ for (const step of given.steps) {
 }
 agent.stdin.end();
 await new Promise((done) => agent.on("exit", done));
-process.stdout.write(JSON.stringify({ ...seen, buffers }), () => process.exit(0));
+process.stdout.write(JSON.stringify(seen), () => process.exit(0));
