@@ -114,9 +114,9 @@ class Person:
     def allows(self, foreign: trust.UntrustedFolder) -> bool:
         return False
 
-    def agrees(self, wishes: trust.AccessRequest) -> bool:
-        self.asked.append(wishes)
-        return wishes.package in self.agreed
+    def agrees(self, request: trust.AccessRequest) -> bool:
+        self.asked.append(request)
+        return request.package in self.agreed
 
     def tell(self, message: str) -> None:
         pass
@@ -277,8 +277,8 @@ def test_at_the_command_line_nothing_is_imported_before_somebody_agreed(site: Si
         with pytest.raises(DefinitionError, match="was not loaded: nobody agreed"):
             load_agent("acme/reviewer")
         assert not [name for name in sys.modules if name.startswith("acme_agents")]
-        (wishes,) = person.asked
-        assert ("agent other/x", "writes .", "host h.example") == wishes.asks
+        (request,) = person.asked
+        assert ("agent other/x", "writes .", "host h.example") == request.asks
     finally:
         trust.GATE.reset(token)
 
@@ -286,31 +286,31 @@ def test_at_the_command_line_nothing_is_imported_before_somebody_agreed(site: Si
 @pytest.mark.spec("packages:PK6")
 def test_package_consent_holds_for_versions_that_want_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    wishes = trust.AccessRequest("Acme_Agents", "1.0", "acme", ("tool a: read", "host b"))
-    assert trust.find_unapproved_access(wishes) is None
+    request = trust.AccessRequest("Acme_Agents", "1.0", "acme", ("tool a: read", "host b"))
+    assert trust.find_unapproved_access(request) is None
 
-    trust.approve_access(wishes)
+    trust.approve_access(request)
 
-    assert () == trust.find_unapproved_access(wishes)
+    assert () == trust.find_unapproved_access(request)
     assert () == trust.find_unapproved_access(trust.AccessRequest("acme-agents", "2.0", "acme", ("host b",)))
     assert ("host c",) == trust.find_unapproved_access(
         trust.AccessRequest("acme-agents", "2.0", "acme", ("host c", "host b"))
     )
     assert trust.find_unapproved_access(trust.AccessRequest("acme-agents", "2.0", "other", ("host b",))) is None
     assert (True, False) == (trust.withdraw_approval("acme.agents"), trust.withdraw_approval("acme.agents"))
-    assert trust.find_unapproved_access(wishes) is None
+    assert trust.find_unapproved_access(request) is None
 
 
 @pytest.mark.spec("packages:PK6")
 def test_consent_file_writable_by_others_counts_as_no_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    wishes = trust.AccessRequest("acme-agents", "1.0", "acme", ())
-    trust.approve_access(wishes)
+    request = trust.AccessRequest("acme-agents", "1.0", "acme", ())
+    trust.approve_access(request)
     (tmp_path / "state" / "agreed").chmod(0o777)
 
-    assert trust.find_unapproved_access(wishes) is None
+    assert trust.find_unapproved_access(request) is None
     with pytest.raises(DefinitionError, match="STEPENGINE_STATE_DIR"):
-        trust.approve_access(wishes)
+        trust.approve_access(request)
 
 
 TOOLED = """
