@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = re.sub(r"^```.*?^```$", "", (ROOT / "docs" / "the-machine.md").read_text(), flags=re.MULTILINE | re.DOTALL)
 PACKAGE = ROOT / "stepengine"
-KERNEL = ("data", "machine", "runtime", "journal", "engine")
+KERNEL = ("data", "machine", "runtime", "journal", "engine", "durable")
 
 
 def defined(names: set[str]) -> set[str]:
