@@ -170,7 +170,7 @@ class AdvanceAnswers:
             _check_answer_type(value, f"for the question {key!r}")
         self._given = given
         self._earlier = list(earlier)
-        self._unused = set(given)
+        self._unused = list(given)
         self._misfits: dict[str, str] = {}
 
     def find(self, question: Question) -> Answer | None:
@@ -183,7 +183,7 @@ class AdvanceAnswers:
                 return to_answer(value, question)
         for key in (question.id, question.text):
             if key in self._given:
-                self._unused.discard(key)
+                self._unused = [other for other in self._unused if other != key]
                 problem = answer_problem(self._given[key], question)
                 if problem is None:
                     return to_answer(self._given[key], question)
