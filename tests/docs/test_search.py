@@ -87,7 +87,7 @@ TYPED = (
     ("getting started", "tutorial/index", "what people type"),
     ("docker deploy", "deploying", "what people type"),
     ("openai compatible base url ollama", "models", "what people type"),
-    ("change system prompt dynamically", "hooks", "what people type"),
+    ("change system prompt dynamically", "system-prompt", "what people type"),
     ("resume", "journals", "what people type"),
     ("permission mode", "permissions", "what people type"),
     ("mock model", "testing-your-agent", "what people type"),
