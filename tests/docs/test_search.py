@@ -85,7 +85,7 @@ TYPED = (
     ("environment variables", "reference/command-line", "LangGraph: Environment Variables"),
     ("ag-ui", "web-pages", "pydantic-ai: AG-UI"),
     ("getting started", "tutorial/index", "what people type"),
-    ("docker deploy", "deploying", "what people type"),
+    ("docker deploy", "docker", "what people type"),
     ("openai compatible base url ollama", "local-models", "what people type"),
     ("change system prompt dynamically", "system-prompt", "what people type"),
     ("resume", "journals", "what people type"),
