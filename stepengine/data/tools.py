@@ -1,7 +1,7 @@
 """
 The descriptions of tools that the packages share.
 
-``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the floors below it know
+``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the layers below it know
 it as ``ToolLike``. ``ToolBinding`` is what the machine is given: the specification, the check of an input, and how a call
 runs (``Runs``): ``Ordinary``, ``Control``, ``Spawning``, ``Asking``, ``Yielding`` or ``Driving``.
 """
@@ -381,7 +381,7 @@ class ToolBinding:
 
 @runtime_checkable
 class ToolLike(Protocol[P, R_co]):
-    """``stepengine.Tool`` as the floors below it know it: what an agent definition, an engine and ``call`` accept."""
+    """``stepengine.Tool`` as the layers below it know it: what an agent definition, an engine and ``call`` accept."""
 
     @property
     def spec(self) -> ToolSpec:

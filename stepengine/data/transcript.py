@@ -402,7 +402,7 @@ def _id_of_single_call(added: Sequence[Message], known: Mapping[str, int], lengt
 
 def _check_pairing(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
     """Raise unless *added* continues a paired history that answered the calls *known* below *length*."""
-    # Pairing is checked where a transcript is made, so no floor above has to ask again: a history that does not pair
+    # Pairing is checked where a transcript is made, so no layer above has to check again: a history that does not pair
     # cannot exist (reliability:I1).
     waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
     fresh: set[str] = set()

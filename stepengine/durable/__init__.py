@@ -12,7 +12,7 @@ cancels and retries runs without agents; ``Sessions``, whose turns are runs; and
 The package ``dbos`` is imported only here, by name and on first use, so that this facade is read without the extra.
 It is not asked to retry, to time anything out or to unpickle: each of these would do behind the machine's back what the machine does.
 
-Must not be here: rules of the machine, and anything that a floor below would need.
+Must not be here: rules of the machine, and anything that a lower layer would need.
 
 A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A row's steps are named ``kind:fingerprint``:
 ``model``, ``tool``, ``perform``, ``child`` and ``ask`` have an outcome with the effect's number; ``spawn`` and ``intent``

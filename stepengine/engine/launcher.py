@@ -175,7 +175,7 @@ class Launcher:
         request = separate_earlier_answers(request)
         if journal is None:
             return self.prepare_run(self.plan(request), waiting_run=waiting_run)
-        # Here and not at the top: an engine that never records does without the whole floor.
+        # Here and not at the top: an engine that never records does not load `journal`.
         from stepengine.journal.runs import open_recording
 
         session = open_recording(journal, answers)

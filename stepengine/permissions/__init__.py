@@ -12,7 +12,7 @@ words, or a script, which no rule about words allows. A predicate that fails den
 
 What lives here: ``Policy`` and ``Rule``, the explanation of a decision, and a policy's file form.
 
-Must not be here: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty: a rule is no wall).
+Must not be here: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty: a rule confines nothing).
 
 Begin with ``rules``, then ``policy``; ``commands`` for what is a command and what a script.
 """

@@ -3,7 +3,7 @@ What is of the operating system and no tool: held folders, whole writes, command
 
 Each of these is a thing that is easily done wrong in a way that shows only under attack or after a crash: a path that is checked and
 then opened by name, a file that is half written when the power goes, a child that leaves grandchildren, a name that is looked up
-twice with two answers, a lock that a forked child inherits. Here each is done once, with its reason, and floors above never do it
+twice with two answers, a lock that a forked child inherits. Here each is done once, with its reason, and packages above never do it
 by themselves.
 
 Stands directly above values and errors, so that journals, sessions, rules and tools alike stand on it. Must not know of tools, models

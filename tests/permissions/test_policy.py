@@ -42,7 +42,7 @@ def decided(policy, *args, **kwargs):
     return policy.check(request(*args, **kwargs)).decision
 
 
-@pytest.mark.spec("requirements:M9", "reliability:HP6", "reliability:WP6")
+@pytest.mark.spec("requirements:M9", "reliability:HP6", "remote:WP6")
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [

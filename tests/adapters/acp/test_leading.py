@@ -263,7 +263,7 @@ async def test_commands_run_in_the_workspace_if_rules_allow_them(project: Path) 
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
-@pytest.mark.spec("interfaces:IF124", "reliability:WS7")
+@pytest.mark.spec("interfaces:IF124", "remote:WS7")
 async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the secret of this machine")
     code = "import os, sys; print(os.path.exists(sys.argv[1]), os.environ['GIVEN'])"
