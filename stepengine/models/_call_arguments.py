@@ -27,7 +27,7 @@ UNREADABLE = object()
 """What is compared in place of arguments that are not JSON: it equals nothing but itself, and is compared with none."""
 
 
-def can_begin(text: str) -> bool:
+def can_start(text: str) -> bool:
     """Return whether *text* can be the beginning of a JSON value, or one as a whole."""
     import jiter
 
@@ -79,19 +79,19 @@ class ArgumentPieces:
     @property
     def text(self) -> str:
         """The arguments so far; of several readings the one that is whole."""
-        joined = self._joined()
+        joined = self._join()
         whole = [reading for reading in (joined, *self._others) if parse_whole(reading) is not UNREADABLE]
         return whole[0] if self._others and whole else joined
 
     @property
     def shown(self) -> str:
         """The part of the arguments that is certain."""
-        return self._joined()[: self._shown]
+        return self._join()[: self._shown]
 
     @property
     def is_undecided(self) -> bool:
         """Whether the pieces make whole arguments in more than one way."""
-        readings = (self._joined(), *self._others) if self._others else ()
+        readings = (self._join(), *self._others) if self._others else ()
         return sum(parse_whole(reading) is not UNREADABLE for reading in readings) > 1
 
     @property
@@ -107,7 +107,7 @@ class ArgumentPieces:
 
     def can_continue(self, text: str) -> bool:
         """Return whether the arguments can still become JSON with *text* as their next piece."""
-        return any(can_begin(reading) for reading in self._read(text))
+        return any(can_start(reading) for reading in self._read(text))
 
     def append(self, text: str) -> str:
         """Add a piece, and return the text of the arguments that is certain by it."""
@@ -119,7 +119,7 @@ class ArgumentPieces:
             return text
         found = self._read(text)
         if len(found) > 1:
-            found = [reading for reading in found if can_begin(reading)] or found[:1]
+            found = [reading for reading in found if can_start(reading)] or found[:1]
         self._pieces, self._others = found[:1], found[1:]
         return "" if self._others else self.show_rest()
 
@@ -129,7 +129,7 @@ class ArgumentPieces:
         new, self._shown = text[self._shown :], len(text)
         return new
 
-    def _joined(self) -> str:
+    def _join(self) -> str:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -141,7 +141,7 @@ class ArgumentPieces:
 
     def _read(self, text: str) -> list[str]:
         """Return what the arguments may be with *text*: with it behind them, all of them in it, or unchanged."""
-        readings = (self._joined(), *self._others)
+        readings = (self._join(), *self._others)
         found = [reading + text for reading in readings]
         for reading in readings:
             if reading and text.startswith(reading):

@@ -43,7 +43,6 @@ from stepengine.models._byte_reader import (
     parse_json_lines,
     run_decoder,
 )
-from stepengine.models._discretion import install_secret_filter
 from stepengine.models._failures import (
     GRAMMAR,
     NO_SEARCH,
@@ -55,6 +54,7 @@ from stepengine.models._failures import (
 )
 from stepengine.models._hidden_tools import arrange_hidden_tools
 from stepengine.models._json import parse_token_count
+from stepengine.models._log_redaction import install_secret_filter
 from stepengine.models._reply import parse_dollar_text
 from stepengine.models._sdks import Sdk
 from stepengine.models._settings import add_dropped, find_foreign_options, warn_of_dropped, without_options
@@ -158,12 +158,12 @@ class SecondTries:
     def __init__(self) -> None:
         self._failed: OrderedDict[tuple[Any, ...], tuple[ModelRequest, str]] = OrderedDict()
 
-    def kind_of(self, request: ModelRequest) -> str:
+    def find_kind(self, request: ModelRequest) -> str:
         """Return how *request* failed before; ``""`` when it did not."""
         _, kind = self._failed.get(_request_key(request), (None, ""))
         return kind
 
-    def judge(self, error: ModelError, request: ModelRequest) -> None:
+    def check_retry(self, error: ModelError, request: ModelRequest) -> None:
         """Set whether *error* may be tried again, when it is of a kind that may be tried again once."""
         # A refused signature, a malformed call: worth one more try and not four, since the same goes wrong again if
         # leaving something out did not help.
@@ -275,7 +275,7 @@ class HttpProvider(Provider):
         """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the settings of *request* that the wire has no word for."""
         return ()
 
@@ -289,7 +289,10 @@ class HttpProvider(Provider):
 
     def _list_left_out(self, request: ModelRequest) -> tuple[str, ...]:
         """Return what *request* is sent without, by the names of its settings."""
-        return (*self._dropped_settings(request), *[f"extra[{name!r}]" for name in self._find_foreign_options(request)])
+        return (
+            *self._list_dropped_settings(request),
+            *[f"extra[{name!r}]" for name in self._find_foreign_options(request)],
+        )
 
     def _prepare_request(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
         """
@@ -328,7 +331,7 @@ class HttpProvider(Provider):
         if True not in [tool.defer_loading for tool in request.tools]:
             self._unhidden = request.tools
             return request
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         if after == NO_SEARCH:
             self._unsearching.add(model)
             warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
@@ -347,17 +350,17 @@ class HttpProvider(Provider):
             MissingKey: when there is no key.
             ModelError: when the SDK is not installed.
         """
-        self._access()
+        self._resolve_access()
         if self.sdk is not None and not self._has_sdk:  # every run asks, and the finder goes through the whole path
             self.sdk.check()
             self._has_sdk = True
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         """Return what tells its key, or without one its address, from others."""
-        credentials, url = self._access()
+        credentials, url = self._resolve_access()
         return hash_account(credentials.key, url)
 
-    def _access(self) -> tuple[Credentials, str]:
+    def _resolve_access(self) -> tuple[Credentials, str]:
         """Return the key to use and the address to go to."""
         settings = self.settings()
         default = settings.base_url
@@ -389,7 +392,7 @@ class HttpProvider(Provider):
 
             from stepengine.models._transport import get_ssl_context, unpack_response
 
-            credentials, base_url = self._access()
+            credentials, base_url = self._resolve_access()
             self._load_sdk()
             timeouts = self._timeouts
             # Our own client, handed to the SDK: it takes only gzip, which can be unpacked in bounded pieces; it follows
@@ -471,7 +474,7 @@ class HttpProvider(Provider):
         try:
             yield
         except ModelError as error:
-            self._second_tries.judge(error, request)
+            self._second_tries.check_retry(error, request)
             raise
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
@@ -513,7 +516,7 @@ class HttpProvider(Provider):
             dropped = (*dropped, "extra['headers']")
         warn_of_dropped(request, self.name, dropped)
         request = without_options(request, self._find_foreign_options(request))
-        return self._encode(request, stream=False, after=self._second_tries.kind_of(request))
+        return self._encode(request, stream=False, after=self._second_tries.find_kind(request))
 
     def _read_batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
         """Return the id of an accepted batch; its lack is final, as a second submission might be paid twice."""
@@ -579,13 +582,13 @@ class HttpProvider(Provider):
         for loop, ready in list(self._clients.items()):
             self._clients.pop(loop, None)
             if loop is here:
-                await ready.give_back()
+                await ready.release()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.give_back(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.release(), loop))
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        after = self._second_tries.kind_of(request)
+        after = self._second_tries.find_kind(request)
         warn_of_dropped(request, self.name, self._list_left_out(request))
         body = self._encode(without_options(request, self._find_foreign_options(request)), stream=stream, after=after)
         async with self._send_body(body, request, stream=stream) as exchange:
@@ -676,7 +679,7 @@ class HttpProvider(Provider):
     def _decode_reply(
         self, data: Mapping[str, object], call: RequestLabel, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         reply = run_decoder(
             call, lambda: check_reply_size(self.accumulator.decoder(data, call, model, request_id), call)
         )
@@ -686,13 +689,13 @@ class HttpProvider(Provider):
         """Return *reply* with an answer call as text, and with the names of what the request left out."""
         if is_answered_by_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call(reply, request.settings.response_schema)
-        return add_dropped(self._finished(reply, request), self._list_left_out(request))
+        return add_dropped(self._finish_reply(reply, request), self._list_left_out(request))
 
     def _make_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
-        accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
+        accumulator = self.accumulator(exchange.call, self.strip_prefix(request.model), exchange.request_id)
         return ReplyReader(accumulator, exchange.call, exchange.parser)
 
-    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with what the wire could not do itself."""
         return reply
 
@@ -715,7 +718,7 @@ class _LoopClients:
         http_client: What holds the connections.
         address: Where they lead.
         users: How many requests are under way.
-        is_given_back: Whether it is closed when the last of them has ended.
+        is_released: Whether it is closed when the last of them has ended.
     """
 
     client: Any
@@ -723,7 +726,7 @@ class _LoopClients:
     http_client: Any
     address: str
     users: int = 0
-    is_given_back: bool = False
+    is_released: bool = False
 
     @asynccontextmanager
     async def lease_connections(self) -> AsyncIterator[None]:
@@ -733,11 +736,11 @@ class _LoopClients:
             yield
         finally:
             self.users -= 1
-            if self.is_given_back:
-                await self.give_back()
+            if self.is_released:
+                await self.release()
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Close the connections, once nobody uses them: engines may share a provider, and one of them ends first."""
-        self.is_given_back = True
+        self.is_released = True
         if not self.users:
             await self.http_client.aclose()

@@ -12,7 +12,7 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._access import (
+from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
     ENTRA_TOLD,
@@ -242,13 +242,13 @@ class PresetProvider(HttpProvider):
             return None
         return make_entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
 
-    def _access(self) -> tuple[Credentials, str]:
+    def _resolve_access(self) -> tuple[Credentials, str]:
         settings = self.settings()
         given, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if given is not None and self._make_token_source() is not None:
             credentials, url = Credentials(None, "tokens", told=ENTRA_TOLD), given
         else:
-            credentials, url = super()._access()
+            credentials, url = super()._resolve_access()
         suffix = self._preset.base_url_suffix
         if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
             url = url.rstrip("/") + suffix

@@ -172,7 +172,7 @@ class PriceBook:
         self._models[model] = found
         return found
 
-    def cost_of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+    def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
         data: Mapping[str, object] = reply.provider_data or {}
         raw, provider = data.get("usage"), str(data.get("provider") or "")
@@ -201,7 +201,7 @@ class PriceBook:
             whole += dollars
         return whole + images + compute_search_cost(reply, provider, model)
 
-    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+    def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return what of *reply* of *model* has a price in no list, by the provider's own words."""
         data: Mapping[str, Any] = reply.provider_data
         raw, provider = data["usage"], str(data.get("provider") or "")

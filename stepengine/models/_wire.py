@@ -73,7 +73,7 @@ def join_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encode_json(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def joined(values: Iterable[object]) -> bytes:
+def join_json(values: Iterable[object]) -> bytes:
     """Return *values* as the inside of a JSON array; those that are ``None`` are left out."""
     return b",".join([encode_json(value) for value in values if value is not None])
 
@@ -434,7 +434,7 @@ class MessageJoiner:
         if body:
             self._after.append(body)
 
-    def moved(self) -> None:
+    def append_moved(self) -> None:
         """Add what was kept for the user's turn."""
         kept, self._after = self._after, []
         for body in kept:
@@ -454,9 +454,9 @@ class MessageJoiner:
             self._role = role
         out.append(body)
 
-    def joined(self, *, nudge: bool) -> bytes:
+    def join(self, *, nudge: bool) -> bytes:
         """Return the array; *nudge* lets the user have the last word, as there must always be one."""
-        self.moved()
+        self.append_moved()
         if not self._role or (nudge and self._role == "assistant"):
             self.put("user", self._nudge)
         return b"[" + b"".join(self._out) + b"]}]"

@@ -153,12 +153,12 @@ class Provider(ABC):
     default_model: str | None = None
     _prefixes: tuple[str, ...] = ()
 
-    def known_as(self, prefix: str) -> None:
-        """Let ``bare`` strip *prefix* too; a registry calls this when it registers the provider under another name."""
+    def add_prefix(self, prefix: str) -> None:
+        """Let ``strip_prefix`` strip *prefix* too; a registry calls this when it registers the provider under another name."""
         if prefix != self.name and prefix not in self._prefixes:
             self._prefixes = (*self._prefixes, prefix)
 
-    def bare(self, model: str) -> str:
+    def strip_prefix(self, model: str) -> str:
         """Return *model* without this provider's own prefix: ``"anthropic/claude-x"`` gives ``"claude-x"``."""
         for prefix in sorted((self.name, *self._prefixes), key=len, reverse=True):
             if model.startswith((f"{prefix}/", f"{prefix}:")):
@@ -167,13 +167,13 @@ class Provider(ABC):
 
     def supports_model(self, model: str) -> bool:
         """Return whether one of ``model_patterns`` matches the whole of *model*, its own prefix set aside."""
-        return any(re.fullmatch(pattern, self.bare(model)) for pattern in self.model_patterns)
+        return any(re.fullmatch(pattern, self.strip_prefix(model)) for pattern in self.model_patterns)
 
     def settings(self) -> ProviderSettings:
         """Return the sources of its key and address; by default unknown ones."""
         return ProviderSettings()
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         """
         Return the account by which processes share limits; ``""`` if key and address are unknown.
 
@@ -221,7 +221,7 @@ class Provider(ABC):
         """Return the provider for one run, called when the run starts or resumes; by default this one."""
         return self
 
-    def answered(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
+    def skip_reply(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
         """Handle a call that a test's record answers instead of this provider; by default do nothing."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:

@@ -124,18 +124,18 @@ class Batched(Provider):
         self._out = self._loop = self._work = self._sending = None
         self._waiting, self._over = {}, set()
 
-    def known_as(self, prefix: str) -> None:
-        """Let ``bare`` strip *prefix* too, as in ``Provider``."""
-        super().known_as(prefix)
-        self._inner.known_as(prefix)
+    def add_prefix(self, prefix: str) -> None:
+        """Let ``strip_prefix`` strip *prefix* too, as in ``Provider``."""
+        super().add_prefix(prefix)
+        self._inner.add_prefix(prefix)
 
     def settings(self) -> ProviderSettings:
         """Return the provider's sources of key and address."""
         return self._inner.settings()
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         """Return the account of the provider, by which processes share limits."""
-        return self._inner.account()
+        return self._inner.get_account()
 
     def check(self, model: str) -> None:
         """

@@ -18,23 +18,23 @@ import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._access import (
+from stepengine.models._byte_reader import HttpExchange
+from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
     ENTRA_SIGNS,
     ENTRA_TOLD,
-    Access,
-    AwsAccess,
-    AwsPlatformAccess,
-    GoogleAccess,
-    GooglePlatformAccess,
+    AwsAuth,
+    AwsPlatformAuth,
+    CloudAuth,
+    GoogleAuth,
+    GooglePlatformAuth,
     TokenSource,
     check_exclusive,
     check_host,
     make_credentials_error,
     make_entra_source,
 )
-from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_body, error_from_transport
 from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
 from stepengine.models._schemas import count_optional_members
@@ -133,7 +133,7 @@ class _CloudProvider(HttpProvider):
 
     @property
     @abstractmethod
-    def _cloud(self) -> Access:
+    def _cloud(self) -> CloudAuth:
         """The authentication of the cloud."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class _CloudProvider(HttpProvider):
             given_url=self._base_url,
         )
 
-    def _access(self) -> tuple[Credentials, str]:
+    def _resolve_access(self) -> tuple[Credentials, str]:
         credentials, home = self._cloud.check(self.name), self._home()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
@@ -158,9 +158,9 @@ class _CloudProvider(HttpProvider):
         check_host(self.name, self._cloud, url, home)
         return credentials, url
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         """Return what tells its account in the cloud, or where that is not known its address, from others."""
-        return hash_account(self._cloud.identity(), self._access()[1])
+        return hash_account(self._cloud.identity(), self._resolve_access()[1])
 
     def _errors(self) -> tuple[type[Exception], ...]:
         return (*super()._errors(), *self._cloud.errors())
@@ -178,10 +178,10 @@ class _AwsProvider(_CloudProvider):
     """What wires behind AWS's signatures share; *regional* is their address, with room for the region."""
 
     regional: str
-    _aws: AwsAccess
+    _aws: AwsAuth
 
     @property
-    def _cloud(self) -> Access:
+    def _cloud(self) -> CloudAuth:
         return self._aws
 
     def _home(self) -> str | None:
@@ -199,10 +199,10 @@ class _AwsProvider(_CloudProvider):
 class _GoogleCloudProvider(_CloudProvider):
     """What wires behind Google's credentials share: a token that a request renewed is known for a secret after it."""
 
-    _google: GoogleAccess
+    _google: GoogleAuth
 
     @property
-    def _cloud(self) -> Access:
+    def _cloud(self) -> CloudAuth:
         return self._google
 
     async def _post(self, client: object, body: RequestBody, *, stream: bool) -> object:
@@ -233,18 +233,18 @@ class _MultiProvider(Provider):
         """Return the provider of *model*, which has no prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
-        wire = self._wire(self.bare(model))
+        wire = self._wire(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
-            wire.known_as(prefix)
+            wire.add_prefix(prefix)
         return wire
 
     def settings(self) -> ProviderSettings:
         """Return where its credentials and its address come from."""
         return self._get_provider("").settings()
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         """Return what tells its account in the cloud, or where that is not known its address, from others."""
-        return self._get_provider("").account()
+        return self._get_provider("").get_account()
 
     def check(self, model: str) -> None:
         """
@@ -355,7 +355,7 @@ class BedrockProvider(_MultiProvider):
         if endpoint not in {"runtime", "mantle", "converse"}:
             msg = f"endpoint={endpoint!r} is none of Amazon Bedrock's: 'runtime', 'mantle' or 'converse'"
             raise ModelError(msg, kind="settings")
-        self._aws = AwsAccess(
+        self._aws = AwsAuth(
             name,
             region=region,
             profile=profile,
@@ -392,7 +392,7 @@ def _join_url(url: str | None, path: str) -> str | None:
 class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
     client_name: str
 
-    def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, aws: AwsAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
 
@@ -416,7 +416,7 @@ class _RuntimeClaude(_AwsClaude):
     base_url_variable = "ANTHROPIC_BEDROCK_BASE_URL"
     regional = "https://bedrock-runtime.{}.amazonaws.com"
 
-    def _path_of(self, model: str, *, stream: bool) -> str:
+    def _make_path(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
@@ -438,7 +438,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
     base_url_variable = "AWS_BEDROCK_BASE_URL"
     regional = "https://bedrock-mantle.{}.api.aws/openai/v1"
 
-    def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, aws: AwsAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
         self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False, takes_batches=False)
@@ -480,7 +480,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
 
     def __init__(
         self,
-        aws: AwsAccess,
+        aws: AwsAuth,
         base_url: str | None,
         *,
         name: str,
@@ -517,7 +517,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
 
     def _why_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
-        if not family_of_converse(self.bare(request.model)).promises:
+        if not family_of_converse(self.strip_prefix(request.model)).promises:
             return "Bedrock does not promise that for the model"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
@@ -526,12 +526,12 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _can_be_strict(self, request: ModelRequest, after: str = "") -> bool:
         """Return whether the tools of *request* that shall be strict can be so, all together."""
         strict = [tool for tool in request.tools if tool.strict]
-        if not strict or after == GRAMMAR or not family_of_converse(self.bare(request.model)).promises:
+        if not strict or after == GRAMMAR or not family_of_converse(self.strip_prefix(request.model)).promises:
             return False
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model = self.bare(request.model)
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
         dropped = [*converse.encode_settings(request, model, family, self.name).dropped]
         if any(tool.strict for tool in request.tools) and not self._can_be_strict(request):
@@ -543,7 +543,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return (*dropped, *converse.find_unsupported_limits(self._make_request_options(request), settings))
 
     def _make_request_options(self, request: ModelRequest, after: str = "") -> converse.ConverseRequestOptions:
-        model, cache = self.bare(request.model), request.settings.cache
+        model, cache = self.strip_prefix(request.model), request.settings.cache
         family = family_of_converse(model)
         asked = self._thinking_for_claude(request, model, after) if family.thinking == "claude" else None
         asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
@@ -581,7 +581,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
         """Encode the question how many tokens *request* has, which Bedrock answers for Claude, by its name without a geography."""
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
         request = self._prepare_request(request, is_count=True)
@@ -630,7 +630,7 @@ class VertexProvider(_MultiProvider):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name)
-        access = GoogleAccess(name, project=project, location=location, credentials=credentials)
+        access = GoogleAuth(name, project=project, location=location, credentials=credentials)
         shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
@@ -677,7 +677,7 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
     base_url_variable = "ANTHROPIC_VERTEX_BASE_URL"
     location_variables = ("CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
 
-    def __init__(self, access: GoogleAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._google = access
 
@@ -701,7 +701,7 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         project, place = quote(self._google.project or "", safe=":"), quote(self._location, safe="")
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
-    def _path_of(self, model: str, *, stream: bool) -> str:
+    def _make_path(self, model: str, *, stream: bool) -> str:
         return f"{self._models}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
@@ -715,7 +715,7 @@ class _VertexGemini(_VertexBase, GoogleProvider):
     base_url_variable = "GOOGLE_VERTEX_BASE_URL"
     location_variables = ("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION")
 
-    def __init__(self, access: GoogleAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._google = access
 
@@ -789,11 +789,11 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
                 return None
         return None if self._api_key is not None else make_entra_source(self.name, self._token_provider, ENTRA_SCOPE)
 
-    def _access(self) -> tuple[Credentials, str]:
+    def _resolve_access(self) -> tuple[Credentials, str]:
         settings = self.settings()
         url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if self._make_token_source() is None or url is None:
-            return super()._access()
+            return super()._resolve_access()
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
@@ -836,8 +836,8 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
             raise ModelError(msg, kind="missing_workspace")
         return found
 
-    def _access(self) -> tuple[Credentials, str]:
-        found = super()._access()
+    def _resolve_access(self) -> tuple[Credentials, str]:
+        found = super()._resolve_access()
         _ = self._workspace
         return found
 
@@ -886,7 +886,7 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         name: str = "anthropic_aws",
         **options: Any,
     ) -> None:
-        self._aws = AwsPlatformAccess(
+        self._aws = AwsPlatformAuth(
             name,
             region=region,
             profile=profile,
@@ -945,7 +945,7 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         name: str = "anthropic_google",
         **options: Any,
     ) -> None:
-        self._google = GooglePlatformAccess(name, project=project, location=location, credentials=credentials)
+        self._google = GooglePlatformAuth(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _home(self) -> str:

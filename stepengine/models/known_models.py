@@ -16,7 +16,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError
 from stepengine.models.base import Provider, ProviderSettings
 from stepengine.models.keys import resolve_base_url
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.models.registry import Models
 
 PRICED_TOKENS = 1_000
@@ -131,5 +131,5 @@ def _redact_base_url(settings: ProviderSettings) -> str | None:
 def _find_prices(model: str) -> dict[str, Decimal]:
     """Return the price of a million tokens of each kind, for small requests."""
     now = datetime.now(UTC)
-    costs = {kind: cost_of(model, usage, now) for kind, usage in KINDS.items()}
+    costs = {kind: LIST_PRICES(model, usage, now) for kind, usage in KINDS.items()}
     return {kind: (cost * PER_MILLION).normalize() for kind, cost in costs.items() if cost is not None}

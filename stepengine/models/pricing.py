@@ -22,7 +22,7 @@ class ListPrices:
     What model calls cost by the packaged price lists, in US dollars; ``None`` when a price or the usage is not known.
 
     Called with a model string ``provider/model``, a usage and a time (prices change), it gives the cost of those tokens as
-    text that nothing special was done with. ``of_reply`` looks at all that the provider reported.
+    text that nothing special was done with. ``price_reply`` looks at all that the provider reported.
     """
 
     def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
@@ -40,7 +40,7 @@ class ListPrices:
             return max(known) if len(known) == len(costs) else None
         return PriceBook.current().cost(model, usage, at)
 
-    def of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+    def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """
         Return what *reply* cost that *model* was asked for at the time *at*, or ``None``.
 
@@ -51,10 +51,10 @@ class ListPrices:
             return None
         from stepengine.models._price_book import PriceBook, list_price_names
 
-        costs = (PriceBook.current().cost_of_reply(name, reply, at) for name in list_price_names(model, reply))
+        costs = (PriceBook.current().price_reply(name, reply, at) for name in list_price_names(model, reply))
         return next((cost for cost in costs if cost is not None), None)
 
-    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+    def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """
         Return what the provider of *reply* did and asks money for, and no list has a price for: its cost is a lower bound.
 
@@ -68,10 +68,10 @@ class ListPrices:
 
         book = PriceBook.current()
         name = next((name for name in list_price_names(model, reply) if book.model(name) is not None), None)
-        return () if name is None else book.unpriced(name, reply, at)
+        return () if name is None else book.list_unpriced(name, reply, at)
 
 
-cost_of = ListPrices()
+LIST_PRICES = ListPrices()
 """The prices that an engine goes by when it is given no others."""
 
 

@@ -412,7 +412,7 @@ class Models:
         if provider is None:
             source = self._sources[prefix]
             provider = source if isinstance(source, Provider) else source()
-            provider.known_as(prefix)
+            provider.add_prefix(prefix)
             self._providers[prefix] = provider
         return provider
 
@@ -482,8 +482,8 @@ class _FixedModelProvider(Provider):
     def check(self, model: str) -> None:
         self._provider.check(self._model)
 
-    def account(self) -> str:
-        return self._provider.account()
+    def get_account(self) -> str:
+        return self._provider.get_account()
 
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)
@@ -491,8 +491,8 @@ class _FixedModelProvider(Provider):
     def output_limit(self, request: ModelRequest) -> int | None:
         return self._provider.output_limit(attrs.evolve(request, model=self._model))
 
-    def answered(self, request: ModelRequest) -> None:
-        self._provider.answered(attrs.evolve(request, model=self._model))
+    def skip_reply(self, request: ModelRequest) -> None:
+        self._provider.skip_reply(attrs.evolve(request, model=self._model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         return await self._provider.count_tokens(attrs.evolve(request, model=self._model))

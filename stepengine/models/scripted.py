@@ -148,7 +148,7 @@ def tool_calls(
     return _make_reply(tuple(content), usage, cost, stop_reason)
 
 
-def thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
+def with_thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
     """Return *reply* with *thought* before it."""
     said = reply if isinstance(reply, ModelReply) else ModelReply(reply)
     return attrs.evolve(said, content=(ThinkingPart(thought), *said.content))
@@ -240,7 +240,7 @@ class ScriptedModel(Provider):
         item = self._next(request)
         return item if isinstance(item, ModelReply) else _play_item(item, request)
 
-    def answered(self, request: ModelRequest) -> None:
+    def skip_reply(self, request: ModelRequest) -> None:
         """Pass over the next reply: the record of the test holds it, and what comes live is what follows in the script."""
         with self._lock:
             if self._always is not None or len(self.calls) < len(self._script):

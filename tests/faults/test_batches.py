@@ -25,7 +25,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import FileJournal
 from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIChatProvider, OpenAIProvider
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import ScriptedModel
 from tests.faults.batch_server import BatchServer
 from tests.faults.media_server import running
@@ -87,7 +87,9 @@ async def test_a_reply_of_a_batch_costs_half(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", wait=0) as (_, batched):
         reply = await batched.complete(asked(wire, "a"))
     alone = attrs.evolve(reply, provider_data={k: v for k, v in reply.provider_data.items() if k != "processing"})
-    half, whole = [cost_of.of_reply(f"{wire}/{MODELS[wire]}", each, datetime.now(UTC)) for each in (reply, alone)]
+    half, whole = [
+        LIST_PRICES.price_reply(f"{wire}/{MODELS[wire]}", each, datetime.now(UTC)) for each in (reply, alone)
+    ]
 
     # What came from a cache has a price of its own, of which a batch takes off less at some models.
     assert Decimal("0.5") <= half / whole < Decimal("0.52")

@@ -658,7 +658,7 @@ def test_a_missing_setting_is_named_with_a_valid_example(nothing, monkeypatch):
     ],
 )
 def test_a_missing_extra_is_named_when_its_cloud_is_configured(model, brought, variables, nothing, monkeypatch):
-    monkeypatch.setattr("stepengine.models._access.find_spec", lambda name: None)
+    monkeypatch.setattr("stepengine.models._cloud_auth.find_spec", lambda name: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     package, extra = brought
@@ -880,7 +880,7 @@ async def test_features_missing_on_vertex_are_refused_or_dropped(server, account
     assert [{"googleSearch": {}}] == body["tools"]
     assert "toolConfig" not in body
     assert "store" not in encoded(provider, asked(model, store=True))
-    assert ("store",) == provider._get_provider(model)._dropped_settings(asked(model, store=True))
+    assert ("store",) == provider._get_provider(model)._list_dropped_settings(asked(model, store=True))
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
@@ -939,13 +939,13 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
     if make is on_google:
         await provider._google.find(request.model)
     async with httpx2.AsyncClient() as http_client:
-        client = provider._client(*provider._access(), http_client)
+        client = provider._client(*provider._resolve_access(), http_client)
     await provider.close()
 
     assert home == f"{str(client.base_url).rstrip('/')}/"
     assert WORKSPACE == client.workspace_id
     assert provider.batch_member(asked(request.model)).content is not None
-    assert () == provider._dropped_settings(request)
+    assert () == provider._list_dropped_settings(request)
     assert "anthropic" == provider_list(provider.name)
 
 
@@ -1042,7 +1042,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
         return httpx2.Response(200, json={})
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(catch)) as http_client:
-        credentials, url = wire._access()
+        credentials, url = wire._resolve_access()
         client = wire._client(credentials, url, http_client)
         await client.post("/v1/messages", body=json.loads(direct.content), cast_to=object)
         await client.post(ours.path, content=ours.content, cast_to=object)
@@ -1060,30 +1060,33 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
 @pytest.mark.smoke
 @pytest.mark.spec("providers:PV78", "reliability:MP03")
 async def test_a_cloud_reply_is_priced_by_the_clouds_own_list(server, account):
-    from stepengine.models.pricing import cost_of
+    from stepengine.models.pricing import LIST_PRICES
 
     at, costs = datetime(2026, 11, 1, tzinfo=UTC), {}
     for name in ("bedrock", "vertex-claude", "vertex-gemini", "foundry", "azure", "azure-responses"):
         way = WAYS[name]
         provider = way.make(server, account)
         reply = await provider.complete(asked(way.model))
-        costs[name] = cost_of.of_reply(way.model, reply, at)
+        costs[name] = LIST_PRICES.price_reply(way.model, reply, at)
         await provider.close()
         if name == "vertex-claude":
             long = {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_1h_input_tokens": 1_000}}
             usage = {**reply.provider_data["usage"], **long}
             longer = attrs.evolve(reply, provider_data={**reply.provider_data, "usage": usage})
             direct = attrs.evolve(longer, provider_data={**longer.provider_data, "provider": "anthropic"})
-            special = [cost_of.of_reply(way.model, longer, at), cost_of.of_reply(f"anthropic/{SONNET}", direct, at)]
+            special = [
+                LIST_PRICES.price_reply(way.model, longer, at),
+                LIST_PRICES.price_reply(f"anthropic/{SONNET}", direct, at),
+            ]
     reply = attrs.evolve(reply, model="bedrock/claude-sonnet-5")
     here, everywhere = (
-        cost_of.of_reply(f"bedrock/{place}.anthropic.claude-sonnet-5", reply, at) for place in ("us", "global")
+        LIST_PRICES.price_reply(f"bedrock/{place}.anthropic.claude-sonnet-5", reply, at) for place in ("us", "global")
     )
 
     assert None not in costs.values()
     assert here > everywhere
     assert costs["vertex-claude"] < special[0] == special[1]
-    assert cost_of("azure/my-deployment", Usage(input_tokens=5), at) is None
+    assert LIST_PRICES("azure/my-deployment", Usage(input_tokens=5), at) is None
 
 
 async def test_cloud_secrets_are_registered_for_redaction(server, account):
@@ -1102,9 +1105,9 @@ async def test_cloud_secrets_are_registered_for_redaction(server, account):
 def test_requests_are_counted_by_the_account_in_the_cloud():
     """Limits that several processes share hold for a key, a profile or a project, and for both wires of a cloud together."""
     first, other = ({"access_key": f"AKIA{n}" * 4, "secret_key": "s" * 40, "region": REGION} for n in (1, 2))
-    accounts = [BedrockProvider(**keys).account() for keys in (first, first, other)]
+    accounts = [BedrockProvider(**keys).get_account() for keys in (first, first, other)]
     projects = [
-        VertexProvider(name, place, "a-token-0123456789").account()
+        VertexProvider(name, place, "a-token-0123456789").get_account()
         for name, place in (("a", "us"), ("a", "eu"), ("b", "us"))
     ]
 

@@ -353,7 +353,7 @@ def test_the_longest_registered_prefix_serves_a_model():
     special = OpenAIChatProvider("special", base_url="http://x")
     models.register("openrouter/anthropic", special)
     assert models.provider_for("openrouter/anthropic/claude-x") is special
-    assert special.bare("openrouter/anthropic/claude-x") == "claude-x"
+    assert special.strip_prefix("openrouter/anthropic/claude-x") == "claude-x"
     assert str(models.parse("openrouter:anthropic/claude-x")) == "openrouter/anthropic/claude-x"
     assert models.parse("openrouter/openai/gpt-5").provider == "openrouter"
     assert models.parse("openrouter/anthropic").provider == "openrouter"

@@ -32,7 +32,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
 from stepengine.models.base import Provider
-from stepengine.testing import Clock, RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
+from stepengine.testing import Clock, RunScript, ScriptedModel, failure, text, tool_call, tool_calls, with_thinking
 
 
 def asking(said: str = "hello", model: str = "any/model") -> ModelRequest:
@@ -71,8 +71,8 @@ def test_the_helpers_write_replies():
     both = tool_calls(tool_call("add", {"a": 1}), tool_call("now"), text="let me see", usage=usage)
     assert [TextPart("let me see"), ToolCallPart("", "add", {"a": 1}), ToolCallPart("", "now")] == list(both.content)
     assert (StopReason.TOOL_USE, usage) == (both.stop_reason, both.usage)
-    assert [ThinkingPart("hm"), ToolCallPart("", "now")] == list(thinking("hm", tool_call("now")).content)
-    assert StopReason.TOOL_USE is thinking("hm", tool_call("now")).stop_reason
+    assert [ThinkingPart("hm"), ToolCallPart("", "now")] == list(with_thinking("hm", tool_call("now")).content)
+    assert StopReason.TOOL_USE is with_thinking("hm", tool_call("now")).stop_reason
 
 
 @pytest.mark.spec("requirements:P4")
@@ -228,7 +228,7 @@ async def test_one_function_answers_every_request():
     assert "ScriptedModel(test_one_function_answers_every_request.<locals>.parrot, 4 calls)" == repr(model)
     assert () == model.unused
     model.assert_complete()
-    model.answered(asking("d"))
+    model.skip_reply(asking("d"))
     assert ["a", "b", "c", "boom", "d"] == [request.messages[0].text for request in model.calls]
 
 

@@ -170,7 +170,7 @@ class AnthropicProvider(HttpProvider):
         headers = merge_headers(body.headers, extra_headers(request.settings))
         group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
         return BatchMember(
-            request, group, _BatchRequest(body.content, headers, self._get_family(self.bare(request.model)))
+            request, group, _BatchRequest(body.content, headers, self._get_family(self.strip_prefix(request.model)))
         )
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
@@ -182,7 +182,7 @@ class AnthropicProvider(HttpProvider):
         """
         parts, headers = list[bytes](), dict[str, str]()
         for name, member in members.items():
-            model = self.bare(member.request.model)
+            model = self.strip_prefix(member.request.model)
             await self._describe_if_new(model)
             part: _BatchRequest = member.content
             if part.family != self._get_family(model):
@@ -214,7 +214,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when there is none.
         """
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         await self._describe_if_new(model)
         if resolve_output_limit(request, model, self._get_family(model), self._ways) <= MAX_UNSTREAMED:
             return await super().complete(request)
@@ -231,7 +231,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the query fails, such as for an unknown model.
         """
-        model = self.bare(model)
+        model = self.strip_prefix(model)
         if model not in self._described:
             body = RequestBody(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
             request = ModelRequest(f"{self.name}/{model}")
@@ -253,7 +253,7 @@ class AnthropicProvider(HttpProvider):
 
     def output_limit(self, request: ModelRequest) -> int | None:
         """Return the output limit that is sent with *request*: the API demands one."""
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 
     def _get_family(self, model: str) -> AnthropicFamily:
@@ -272,7 +272,7 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._describe_if_new(self.bare(request.model))
+        await self._describe_if_new(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
@@ -291,7 +291,7 @@ class AnthropicProvider(HttpProvider):
 
     def _limit_strict_tools(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request*, with as many strict as fit together; equal inputs give the same objects."""
-        tools = choose_offered_tools(request, self._get_family(self.bare(request.model)))
+        tools = choose_offered_tools(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
         known, programs = self._fitting, merge_programs(request.settings)
@@ -312,14 +312,14 @@ class AnthropicProvider(HttpProvider):
 
     def _why_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
-        if UNPROMISING.search(self.bare(request.model)):
+        if UNPROMISING.search(self.strip_prefix(request.model)):
             return "the model is older than such promises"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model = self.bare(request.model)
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.strip_prefix(request.model)
         dropped = encode_settings(request, model, self.site).dropped
         shaped = self._prepare_request(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
@@ -330,7 +330,7 @@ class AnthropicProvider(HttpProvider):
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         family = self._get_family(model)
         if thinks_anyway(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
@@ -347,9 +347,9 @@ class AnthropicProvider(HttpProvider):
             headers = merge_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._make_version_members(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
-        return RequestBody(content, headers, self._path_of(model, stream=stream))
+        return RequestBody(content, headers, self._make_path(model, stream=stream))
 
-    def _path_of(self, model: str, *, stream: bool) -> str:
+    def _make_path(self, model: str, *, stream: bool) -> str:
         """Return the URL path of requests for *model*; ``""`` for the common one."""
         return ""
 
@@ -363,7 +363,7 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
-        model, request = self.bare(request.model), self._prepare_request(request, is_count=True)
+        model, request = self.strip_prefix(request.model), self._prepare_request(request, is_count=True)
         tools = self._encode_tools(self._limit_strict_tools(request), request.settings)
         content = encode_token_count_request(request, model, self._get_family(model), self._ways, tools)
         return RequestBody(content, path=f"{self.path}/count_tokens")

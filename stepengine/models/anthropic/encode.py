@@ -55,7 +55,7 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
     make_unsupported_part_error,
     media_kind,
@@ -142,7 +142,7 @@ def encode_history(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.add(turn)
-    return EncodedHistory(joiner.joined(nudge=not is_paused(request)), joiner.container)
+    return EncodedHistory(joiner.join(nudge=not is_paused(request)), joiner.container)
 
 
 def _replace_abandoned_turns(
@@ -201,7 +201,7 @@ class _AnthropicJoiner(MessageJoiner):
             return
         if self._waits and turn.role == "user":
             return
-        self.moved()
+        self.append_moved()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             self._waits, self.container = bool(turn.waits), turn.container
@@ -220,7 +220,7 @@ def encode_message(message: Message, flags: AnthropicEncodeOptions, *, own_ids: 
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return AnthropicEncoded("user", joined([_encode_content(part, flags) for part in message.content]))
+            return AnthropicEncoded("user", join_json([_encode_content(part, flags) for part in message.content]))
         case AssistantMessage():
             return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
@@ -236,11 +236,11 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
     made = list_generated_media(message)
-    after = joined([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = join_json([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     if not calls:
         return AnthropicEncoded(
             "assistant",
-            joined(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
+            join_json(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
             after=after,
             ends=_answered_tool_use_ids(blocks),
         )
@@ -248,11 +248,11 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
     # With a thinking budget the API demands thinking at the beginning of a turn with calls. A history from another
     # model has none, so its calls are told as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
-        said = joined([block for block in blocks if block["type"] != "tool_use"])
+        said = join_json([block for block in blocks if block["type"] != "tool_use"])
         return AnthropicEncoded("assistant", said, texts=_call_texts(calls), after=after)
     return AnthropicEncoded(
         "assistant",
-        joined(blocks),
+        join_json(blocks),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
@@ -283,7 +283,7 @@ def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -
     answered = _answered_tool_use_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
-        "assistant", joined(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
+        "assistant", join_json(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
     )
 
 
@@ -389,7 +389,7 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
     if message.is_error:
         rest["is_error"] = True
     members = encode_json(rest)[1:]
-    as_text = joined(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
+    as_text = join_json(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 

@@ -52,7 +52,7 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
     make_unsupported_part_error,
     media_kind,
@@ -159,7 +159,7 @@ def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> Enco
     joiner = _ConverseJoiner(flags.family)
     for turn in encode_turns(request, flags, encode_message):
         joiner.add(turn)
-    content = joiner.joined(nudge=not is_paused(request))
+    content = joiner.join(nudge=not is_paused(request))
     return EncodedConversation(content, joiner.last)
 
 
@@ -180,7 +180,7 @@ class _ConverseJoiner(MessageJoiner):
         if turn.role == "tool":
             self._add_result(turn)
             return
-        self.moved()
+        self.append_moved()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             if turn.body:
@@ -202,7 +202,7 @@ class _ConverseJoiner(MessageJoiner):
             self.defer_to_user_turn(turn.after)
             self._kept = (self._kept[0] | turn.kinds, turn.last)
 
-    def moved(self) -> None:
+    def append_moved(self) -> None:
         """Add what was kept for the user's turn."""
         kept, (kinds, last) = self._after, self._kept
         self._after, self._kept = [], (frozenset(), "")
@@ -243,7 +243,7 @@ def encode_message(message: Message, flags: ConverseEncodeOptions, *, own_ids: b
     match message:
         case UserMessage():
             blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-            return ConverseEncoded("user", joined(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
+            return ConverseEncoded("user", join_json(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
         case AssistantMessage():
             return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
@@ -281,14 +281,14 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
         blocks = [block for block in blocks if not _is_call(block)]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": joined(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
+    more: Json = {"after": join_json(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
-        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), **more)
+        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), **more)
     if not keeps_calls:
         texts = {call.tool_call_id: encode_json({"text": call_text(call)}) for call in calls}
-        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), texts=texts, **more)
+        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), texts=texts, **more)
     return ConverseEncoded(
-        "assistant", joined(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
+        "assistant", join_json(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
 
 
@@ -373,8 +373,8 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         "tool",
         b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
-        after=joined(after),
-        as_text=joined(everything),
+        after=join_json(after),
+        as_text=join_json(everything),
         kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
         last=_last_block_kind(everything),
     )

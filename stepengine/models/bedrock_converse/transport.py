@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.models._access import AwsAccess
+from stepengine.models._cloud_auth import AwsAuth
 from stepengine.models._failures import HTTP_REDIRECT
 from stepengine.models.keys import Secret, register_secret
 
@@ -38,7 +38,7 @@ class Signer:
         http_client: What holds the connections.
     """
 
-    def __init__(self, aws: AwsAccess, provider: str, base_url: str, http_client: Any) -> None:
+    def __init__(self, aws: AwsAuth, provider: str, base_url: str, http_client: Any) -> None:
         self._aws = aws
         self._provider = provider
         self._base_url = base_url.rstrip("/")

@@ -127,7 +127,7 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when the query fails, such as for an unknown model.
         """
-        model = self.bare(model)
+        model = self.strip_prefix(model)
         if model not in self._described:
             body = RequestBody(b"", path=quote(make_request_path(model, "")[:-1]), is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/{model}"))
@@ -159,7 +159,7 @@ class GoogleProvider(HttpProvider):
             b'{"request":%s,"metadata":{"key":"%s"}}' % (member.content, name.encode())
             for name, member in members.items()
         ]
-        model = self.bare(next(iter(members.values())).request.model)
+        model = self.strip_prefix(next(iter(members.values())).request.model)
         content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
             parts
         )
@@ -222,12 +222,12 @@ class GoogleProvider(HttpProvider):
         await self._on_files(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
     def _why_no_schema(self, request: ModelRequest) -> str:
-        if request.tools and parse_generation(self.bare(request.model)) < CIRCULATES_SINCE:
+        if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
             return "before Gemini 3 a schema does not stand beside tools"
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model = self.bare(request.model)
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.strip_prefix(request.model)
         dropped = [*encode_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
         if request.tools and request.settings.parallel_tool_calls is False:
@@ -240,7 +240,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         warn_once(thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
         content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
@@ -249,7 +249,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         request = self._prepare_request(request)
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex
         )

@@ -51,7 +51,7 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
     make_unsupported_part_error,
     media_kind,
@@ -134,7 +134,7 @@ def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
     joiner = _GoogleJoiner()
     for turn in encode_turns(request, flags, encode_message):
         joiner.add(turn)
-    return joiner.joined(nudge=not is_paused(request))
+    return joiner.join(nudge=not is_paused(request))
 
 
 class _GoogleJoiner(MessageJoiner):
@@ -148,7 +148,7 @@ class _GoogleJoiner(MessageJoiner):
             self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
             self.defer_to_user_turn(turn.after)
             return
-        self.moved()
+        self.append_moved()
         if turn.role == "assistant":
             self._ids, self._names = turn.ids, turn.names
         if turn.body:
@@ -164,7 +164,7 @@ def encode_message(message: Message, flags: GoogleEncodeOptions, *, own_ids: boo
     match message:
         case UserMessage():
             return GoogleEncoded(
-                "user", joined([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+                "user", join_json([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
             )
         case AssistantMessage():
             return _encode_assistant(message, flags, own_ids)
@@ -185,8 +185,8 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     ]
     return GoogleEncoded(
         "assistant",
-        joined(parts),
-        after=joined([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        join_json(parts),
+        after=join_json([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
             call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
@@ -264,7 +264,7 @@ def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEn
     if inside:
         answer["parts"] = [_encode_content(part, flags) for part in inside]
     return GoogleEncoded(
-        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after)
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json(after)
     )
 
 

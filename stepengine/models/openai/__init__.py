@@ -8,7 +8,7 @@ from functools import partial
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.server_tools import Programs
-from stepengine.models._access import TokenSource
+from stepengine.models._cloud_auth import TokenSource
 from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import merge_programs
@@ -91,22 +91,22 @@ class OpenAIProvider(PresetProvider):
     def _searches(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = encode_settings(request, self.bare(request.model), self._preset).dropped
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        dropped = encode_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_unsupported_strict_tool(request.tools, "openai") else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)
-        model, tools = self.bare(request.model), self._encode_tools(request)
+        model, tools = self.strip_prefix(request.model), self._encode_tools(request)
         warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(encode(request, model, self._preset, tools, stream=stream, after=after))
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         request = self._prepare_request(request)
         content = encode_token_count_request(
-            request, self.bare(request.model), self._preset, self._encode_tools(request)
+            request, self.strip_prefix(request.model), self._preset, self._encode_tools(request)
         )
         return RequestBody(content, path=f"{self.path}/input_tokens")
 
-    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         return cut_at_stops(reply, request.settings.stop_sequences)

@@ -53,7 +53,7 @@ from stepengine.models._wire import (
     file_name,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
     make_unsupported_part_error,
     media_kind,
@@ -216,7 +216,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
     searches = frozenset([call.tool_call_id for call in message.tool_calls if _find_search(call, flags) is not None])
     return ResponsesEncoded(
-        "assistant", joined(items), ids=wire, after=after, callers=_encode_callers(message, flags), searches=searches
+        "assistant", join_json(items), ids=wire, after=after, callers=_encode_callers(message, flags), searches=searches
     )
 
 

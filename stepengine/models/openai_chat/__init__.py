@@ -30,7 +30,7 @@ from stepengine.models.openai_chat.request import (
     supports_stop_sequences,
     supports_strict,
 )
-from stepengine.models.openai_chat.written import (
+from stepengine.models.openai_chat.written_calls import (
     WrittenThoughtFilter,
     parse_written_calls,
     parse_written_thoughts,
@@ -111,7 +111,7 @@ class OpenAIChatProvider(PresetProvider):
             body = RequestBody(b"", path="/models", is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/models"))
             self._listed = {find_text(entry, "id"): _parse_listed_model(entry) for entry in find_objects(told, "data")}
-        name = self.bare(model)
+        name = self.strip_prefix(model)
         # What stands behind a colon may be a way to choose the server, of which the list says nothing.
         found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
         if found is None:
@@ -120,12 +120,14 @@ class OpenAIChatProvider(PresetProvider):
         return found
 
     def _why_no_schema(self, request: ModelRequest) -> str:
-        if not self._preset.schemas or (self._preset.name == "ollama" and self.bare(request.model).endswith("cloud")):
+        if not self._preset.schemas or (
+            self._preset.name == "ollama" and self.strip_prefix(request.model).endswith("cloud")
+        ):
             return "the service takes no schema"
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model, preset = self.bare(request.model), self._preset
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_settings(request, model, preset).dropped
         if has_unsupported_strict_tool(request.tools, "openai") or (
             not supports_strict(preset, model) and any(t.strict for t in request.tools)
@@ -141,7 +143,7 @@ class OpenAIChatProvider(PresetProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)
-        model, preset = self.bare(request.model), self._preset
+        model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
         kind = self._plain_tools if plain else self._strict_tools if supports_strict(preset, model) else self._tools
@@ -152,7 +154,7 @@ class OpenAIChatProvider(PresetProvider):
     def _thoughts(self) -> WrittenThoughtFilter | None:
         return WrittenThoughtFilter() if self._preset.written_thoughts else None
 
-    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:
             reply = parse_written_thoughts(reply)
         mark = find_call_mark(reply.text) if request.tools and not reply.tool_calls else ""
@@ -162,10 +164,10 @@ class OpenAIChatProvider(PresetProvider):
             logger.warning(
                 "%s of %s wrote %r into its text, which looks like a tool call that the server did not read; "
                 "OpenAIChatProvider(..., written_calls=True) reads such blocks",
-                self.bare(request.model),
+                self.strip_prefix(request.model),
                 self.name,
                 mark,
             )
         stops = request.settings.stop_sequences
-        taken = supports_stop_sequences(self._preset, self.bare(request.model))
+        taken = supports_stop_sequences(self._preset, self.strip_prefix(request.model))
         return cut_at_stops(reply, stops) if stops and not taken else reply

@@ -33,7 +33,7 @@ from attrs import frozen
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._call_arguments import ArgumentPieces, can_begin
+from stepengine.models._call_arguments import ArgumentPieces, can_start
 from stepengine.models._json import find_newer_members, object_at, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
@@ -174,7 +174,7 @@ class CallPieces:
             deltas.append(ToolCallEnded(slot.number))
         return deltas
 
-    def joined(self) -> list[dict[str, Any]]:
+    def join(self) -> list[dict[str, Any]]:
         """Return the calls as the server would have sent them in one piece."""
         self._settle()
         return [
@@ -282,7 +282,7 @@ class CallPieces:
         if piece.is_blank:
             return False  # arguments behind it decide whether it is the name once more
         if not slot.arguments.is_repeated_by(piece.text):
-            return not can_begin(piece.text)
+            return not can_start(piece.text)
         is_placed = bool(piece.index) and slot.displaced is None
         if slot.arguments.count == 1 and not is_placed and not (slot.ids and not piece.id):
             what = f"the call of {piece.name!r} twice with the same arguments, without an id that tells them apart"
@@ -311,7 +311,7 @@ class CallPieces:
         """Return whether *piece*, with the id and name of *slot* and another index, is more of it."""
         if slot.arguments.is_whole:
             return False
-        if not piece.is_blank and slot.arguments.can_continue(piece.text) and not can_begin(piece.text):
+        if not piece.is_blank and slot.arguments.can_continue(piece.text) and not can_start(piece.text):
             return True
         return self._refuse(f"the id {piece.id!r} of the call of {piece.name!r} at two indices")
 
@@ -323,7 +323,7 @@ class CallPieces:
             return False
         if self._ids_stay or not slot.arguments.count:
             return False
-        can_go_on, can_be_new = slot.arguments.can_continue(piece.text), can_begin(piece.text)
+        can_go_on, can_be_new = slot.arguments.can_continue(piece.text), can_start(piece.text)
         if can_go_on and can_be_new:
             self._refuse(f"another id inside of the call of {piece.name!r}")
         return can_go_on

@@ -525,7 +525,7 @@ class ChatAccumulator(Accumulator):
         # Which calls these are cannot be told any more, and to carry out the wrong one is worse than to ask again.
         if calls and self._legacy:
             self._refuse_stream("tool_calls behind a function_call")
-        if legacy is None or calls or (not self._legacy and self._calls.joined()):
+        if legacy is None or calls or (not self._legacy and self._calls.join()):
             return calls
         self._legacy = True
         return [{"index": 0, "function": legacy}]
@@ -588,7 +588,7 @@ class ChatAccumulator(Accumulator):
             message["reasoning_details"] = _merge_reasoning(message["reasoning_details"])
         # The stream has become the object that the server would have sent at once, and goes the same way from here: two
         # decoders would come apart with the next member that one of them learns.
-        calls = self._calls.joined()
+        calls = self._calls.join()
         message.update({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
         choice = {**self._choice, "message": message}
         if self._likely:

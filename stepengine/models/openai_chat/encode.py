@@ -53,7 +53,7 @@ from stepengine.models._wire import (
     file_name,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
     make_unsupported_part_error,
     media_kind,
@@ -115,7 +115,7 @@ def encode_messages(
     joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
     for turn in encode_turns(request, flags, encode_message):
         joiner.add(turn)
-    return joiner.joined(nudge=not is_paused(request))
+    return joiner.join(nudge=not is_paused(request))
 
 
 class _ChatJoiner:
@@ -180,7 +180,7 @@ class _ChatJoiner:
         self._user = []
         self._role = "user"
 
-    def joined(self, *, nudge: bool) -> bytes:
+    def join(self, *, nudge: bool) -> bytes:
         if self._mark and self._role == "tool" and not self._user:
             self._mark_result()
         self._flush_user(self._mark)
@@ -227,7 +227,7 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", joined([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded("user", join_json([_encode_content(part, flags) for part in parts]), plain=False)
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
@@ -254,7 +254,7 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
     if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
         body.setdefault(member, "")
     made = list_generated_media(message)
-    after = joined([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
+    after = join_json([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return ChatEncoded("assistant", b"", after=after)
     return ChatEncoded(
@@ -362,7 +362,7 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [{"type": "text", "text": media_label(message)}, *[_encode_content(part, flags) for part in media]]
     body = b',"content":' + encode_json(text) + b"}"
-    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=joined(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json(moved))
 
 
 def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:

@@ -71,14 +71,14 @@ class GoogleInteractionsProvider(GoogleProvider):
         """
         return Provider.batch_member(self, request)
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*encode_settings(request, self.bare(request.model), self.name).dropped]
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        dropped = [*encode_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request, model = self._prepare_request(request, after), self.bare(request.model).removeprefix("models/")
+        request, model = self._prepare_request(request, after), self.strip_prefix(request.model).removeprefix("models/")
         warn_once(make_thinking_request(request.settings, model).note)
         content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
         return RequestBody(content, path=transport.INTERACTIONS)

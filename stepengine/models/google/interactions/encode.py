@@ -43,7 +43,7 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
     make_unsupported_part_error,
     media_kind,
@@ -149,7 +149,7 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
     ]
     after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     return EncodedMessage(
-        "assistant", joined(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
+        "assistant", join_json(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
     )
 
 

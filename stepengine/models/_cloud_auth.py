@@ -46,7 +46,7 @@ SAID_CHARS = 500
 """About three lines: the sentence that a credentials library raises, and none of its traceback."""
 
 
-class Access(ABC):
+class CloudAuth(ABC):
     """Authenticates requests to one cloud."""
 
     variables: Sequence[str] = ()
@@ -76,7 +76,7 @@ class Access(ABC):
         """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
-def check_host(provider: str, access: Access, url: str, home: str | None) -> None:
+def check_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
     """
     Raise ``MissingKey`` if credentials of the environment would go to a host neither *home* nor trusted.
 
@@ -125,7 +125,7 @@ def check_package_installed(provider: str, package: str, extra: str) -> None:
 # --- Amazon -----------------------------------------------------------------------------------------------------------
 
 
-class AwsAccess(Access):
+class AwsAuth(CloudAuth):
     """
     Authenticates requests to Amazon Bedrock: by a key of Bedrock, or signed with AWS credentials.
 
@@ -256,7 +256,7 @@ class AwsAccess(Access):
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
 
 
-class AwsPlatformAccess(AwsAccess):
+class AwsPlatformAuth(AwsAuth):
     """Authenticates requests to Claude on AWS: by a key of that platform, or signed with AWS credentials."""
 
     variables = (AWS_PLATFORM_KEY, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
@@ -299,7 +299,7 @@ def _make_registered_secret(provider: str, value: str | Secret | None, member: s
 # --- Google -----------------------------------------------------------------------------------------------------------
 
 
-class GoogleAccess(Access):
+class GoogleAuth(CloudAuth):
     """
     Authenticates requests to Vertex AI by Google's short-lived tokens, in a project and a location.
 
@@ -412,7 +412,7 @@ class GoogleAccess(Access):
         return (GoogleAuthError,)
 
 
-class GooglePlatformAccess(GoogleAccess):
+class GooglePlatformAuth(GoogleAuth):
     """Authenticates requests to Claude as Anthropic runs it on Google Cloud."""
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PLATFORM_PROJECTS)
