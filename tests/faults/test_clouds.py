@@ -846,7 +846,7 @@ async def test_clouds_drop_and_report_the_fast_mode_of_claude(name, server, acco
 @pytest.mark.spec("providers:PV91")
 async def test_only_the_bedrock_runtime_endpoint_refuses_to_open_pages(server):
     for tool_ in (WebSearch(), UrlContext()):
-        with pytest.raises(ModelError, match=r"nothing there opens pages") as caught:
+        with pytest.raises(ModelError, match=r"it cannot open web pages there") as caught:
             encoded(signed(server, None), asked(WAYS["bedrock"].model, server_tools=[tool_]))
         assert "settings" == caught.value.kind
         mantle = signed(server, None, endpoint="mantle")

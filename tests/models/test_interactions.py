@@ -181,7 +181,7 @@ def test_media_thinking_and_tools_use_the_api_terms():
     assert sent == taken
     names = [tool["type"] for tool in sent["tools"]]
     assert ["function", "google_search", "file_search"] == names
-    with pytest.raises(ModelError, match="it takes images"):
+    with pytest.raises(ModelError, match="it accepts images"):
         body(UserMessage([DocumentPart(data=b"x", mime_type="application/zip")]))
 
 

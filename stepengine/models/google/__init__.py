@@ -58,10 +58,10 @@ class GoogleProvider(HttpProvider):
 
     Args:
         api_key: The key; by default from ``GOOGLE_API_KEY``, else ``GEMINI_API_KEY``.
-        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is demanded.
+        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is required.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        api_version: Such as ``"v1beta"``, where aliases like ``gemini-flash-latest`` live; by default the SDK's own.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        api_version: Such as ``"v1beta"``, which knows aliases like ``gemini-flash-latest``; by default the SDK's own.
+        name: The provider name that is stored with ids, signatures and opaque parts.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
         key_env: The environment variable that holds the key, in place of the provider's own.
@@ -122,7 +122,7 @@ class GoogleProvider(HttpProvider):
 
     async def describe(self, model: str) -> ModelInfo:
         """
-        Query the API once for the window and largest output of *model*, and whether it thinks.
+        Query the API once for the context window, the largest output and the thinking support of *model*.
 
         Raises:
             ModelError: when the query fails, such as for an unknown model.
@@ -141,7 +141,7 @@ class GoogleProvider(HttpProvider):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* as it stands in a batch; what requests of one share is the model.
+        Return *request* encoded for a batch; all requests of a batch have the same model.
 
         Raises:
             ModelError: when the request cannot be sent.
@@ -153,7 +153,7 @@ class GoogleProvider(HttpProvider):
         Send requests together and return the name of their batch.
 
         Raises:
-            ModelError: when they are not taken.
+            ModelError: when the API rejects them.
         """
         parts = [
             b'{"request":%s,"metadata":{"key":"%s"}}' % (member.content, name.encode())
@@ -169,10 +169,10 @@ class GoogleProvider(HttpProvider):
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return what came of a batch; ``None`` while it is not done.
+        Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
         Raises:
-            ModelError: when it cannot be asked for, or failed as a whole.
+            ModelError: when the query fails, or the batch failed as a whole.
         """
         told = await self._call_batch_api(f"batches/{quote(batch.rpartition('/')[2], safe='')}")
         metadata = told.get("metadata")
@@ -188,7 +188,7 @@ class GoogleProvider(HttpProvider):
             match place:
                 case {"inlinedResponses": {"inlinedResponses": list(answers)}}:
                     named = [(_batch_key(answer), answer) for answer in answers if isinstance(answer, Mapping)]
-                    # One without its name is nobody's, and what stands under no name would be everybody's.
+                    # Results without a name are dropped: the name "" is for all requests.
                     results |= {key: _parse_batch_result(answer) for key, answer in named if key}
                 case _:
                     pass
@@ -196,15 +196,13 @@ class GoogleProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file, wait until it can be used, and return its address, which is what requests name it by.
+        Upload a file, wait until it can be used, and return its URL, which is its id in requests.
 
         Raises:
-            ModelError: when the upload fails, and for *expires_in*: the API keeps every file for 48 hours.
+            ModelError: when the upload fails, and for *expires_in*: the API stores every file for 48 hours.
         """
         if expires_in is not None:
-            msg = (
-                f"{self.name} keeps every file for 48 hours; leave expires_in= out, and delete the file when it is done"
-            )
+            msg = f"{self.name} stores every file for 48 hours; omit expires_in=, and delete the file after use"
             raise ModelError(msg, kind="settings")
         held = await self._on_files(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
         if held.state != "ACTIVE" or not held.uri:
@@ -217,13 +215,13 @@ class GoogleProvider(HttpProvider):
         Delete an uploaded file.
 
         Raises:
-            ModelError: when the API does not, such as for a file that it does not know.
+            ModelError: when the API does not delete it, such as for an unknown file.
         """
         await self._on_files(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
     def _why_no_schema(self, request: ModelRequest) -> str:
         if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
-            return "before Gemini 3 a schema does not stand beside tools"
+            return "models before Gemini 3 do not accept a schema together with tools"
         return ""
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """
-Our messages as steps of the Interactions API. Pure: no SDK, no clock, no I/O.
+Encode messages as steps of the Interactions API. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. A reply is several steps here:
-thoughts, output, calls and what the provider's own tools did, each in its place.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. A reply becomes several
+steps in order: thoughts, output, calls, and calls and results of the provider's own tools.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class InteractionsEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        provider: Whose ids and opaque parts are sent back.
-        model: Whose thoughts and signatures are sent back (ecosystem:EC99).
+        provider: Only ids and opaque parts of this provider are sent back.
+        model: Only thoughts and signatures of this model are sent back (ecosystem:EC99).
     """
 
     provider: str
@@ -77,7 +77,7 @@ RESULT = b'{"type":"function_result","call_id":'
 
 
 def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> bytes:
-    """Return the steps of history and tail: the user begins and has the last word."""
+    """Return the array of the steps of history and tail; the first and the last step are the user's."""
     out: list[bytes] = []
     after: list[bytes] = []
     ids: Mapping[str, bytes] = {}
@@ -109,7 +109,7 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
 
 
 def encode_message(message: Message, flags: InteractionsEncodeOptions, *, own_ids: bool = True) -> EncodedMessage:
-    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
+    """Encode one message; *own_ids* false sends generated ids in place of the provider's."""
     match message:
         case UserMessage():
             return EncodedMessage(
@@ -125,7 +125,7 @@ def encode_message(message: Message, flags: InteractionsEncodeOptions, *, own_id
 
 
 def _encode_user_step(content: Iterable[Json | None]) -> bytes:
-    """Return what the user says as a step; nothing for nothing."""
+    """Return the encoded step of user content; empty bytes if there is none."""
     found = [piece for piece in content if piece is not None]
     return encode_json({"type": "user_input", "content": found}) if found else b""
 
@@ -154,7 +154,7 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
 
 
 def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
-    """Return a piece of what the model said or made; ``None`` for what is a step of its own, or nothing."""
+    """Return a text or medium of the model as a piece of output; ``None`` for parts that are steps or are not sent."""
     match part:
         case TextPart() | RefusalPart():
             data = part.provider_data
@@ -185,7 +185,7 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
 
 
 def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
-    """Return a result; it holds texts and images, and other media follow it."""
+    """Encode a result with its texts and images; other media follow it as user content."""
     inside: list[Json | None] = []
     outside: list[Json | None] = []
     for part in message.content:
@@ -221,7 +221,7 @@ def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptio
     check_file_provider(flags.provider, part)
     kind = KINDS.get(media_kind(part))
     if kind is None:
-        raise make_unsupported_part_error(flags.provider, part, "it takes images, audio, video, text and PDF")
+        raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     block: Json = {"type": kind, "mime_type": part.mime_type}
     if part.data is None:
         return {**block, "uri": part.url if part.file_id is None else part.file_id}
