@@ -870,7 +870,7 @@ async def test_our_tool_search_replaces_the_missing_one_of_bedrock(server):
 async def test_features_missing_on_vertex_are_refused_or_dropped(server, account):
     provider = vertex(server, account)
     model = "vertex/gemini-3-pro-preview"
-    with pytest.raises(ModelError, match=r"on Vertex AI it stands beside neither"):
+    with pytest.raises(ModelError, match=r"on Vertex AI it cannot be combined with"):
         encoded(provider, asked(model, server_tools=[WebSearch()]))
     alone = attrs.evolve(asked(model, server_tools=[WebSearch()]), tools=())
     with pytest.raises(ModelError, match="FileSearch"):

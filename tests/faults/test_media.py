@@ -320,7 +320,7 @@ async def test_an_impossible_upload_is_refused_with_the_reason(tmp_path):
             await engine.files.upload(tmp_path / "none.pdf", to="openai")
         with pytest.raises(ModelError, match="mistral holds no files"):
             await engine.files.upload(PDF, to="mistral", name="a.pdf")
-        with pytest.raises(ModelError, match="keeps every file for 48 hours"):
+        with pytest.raises(ModelError, match="stores every file for 48 hours"):
             await engine.files.upload(PDF, to="google", name="a.pdf", expires_in=3600)
         with pytest.raises(DataError, match=r"what engine\.files\.upload\(\.\.\.\) returned"):
             await engine.files.delete({"file_id": 5})

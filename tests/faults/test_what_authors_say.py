@@ -644,7 +644,7 @@ REFUSED = [
     (RESPONSES, "gpt-5", UrlContext(), "give it WebSearch"),
     (RESPONSES, "gpt-5", WebSearch(blocked_domains="a.org"), "allowed_domains only"),
     (CHAT, "gpt-4o", WebSearch(), "no such tool"),
-    (GOOGLE, "gemini-3-pro", WebSearch(allowed_domains="a.org"), "held to domains"),
+    (GOOGLE, "gemini-3-pro", WebSearch(allowed_domains="a.org"), "restricted to domains"),
     (GOOGLE, "gemini-3-pro", CodeExecution(files="f"), "no files"),
     (GOOGLE, "gemini-2.5-flash", WebSearch(), "before Gemini 3"),
 ]

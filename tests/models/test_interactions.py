@@ -226,7 +226,7 @@ def test_schema_is_sent_with_tools_and_oversized_media_are_refused():
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"previous_interaction_id": "v1_1"}}])
 def test_background_or_linked_interactions_are_refused(extra):
-    with pytest.raises(ModelError, match="holds its whole history") as caught:
+    with pytest.raises(ModelError, match="contains its whole history") as caught:
         body(settings=ModelSettings(extra=extra))
 
     assert "settings" == caught.value.kind
