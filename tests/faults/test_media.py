@@ -142,10 +142,10 @@ REFUSED = [
     ("anthropic", ImagePart(data=b"x", mime_type="image/tiff"), "JPEG, PNG, GIF and WebP"),
     ("openai_chat", DocumentPart(data=b"PK", mime_type=DOCX), "PDF as bytes or uploaded"),
     ("openai_chat", DocumentPart("https://x/a.pdf"), "PDF as bytes or uploaded"),
-    ("openai_chat", ImagePart(file_id="file-1", provider="openai"), "images as bytes or by address"),
+    ("openai_chat", ImagePart(file_id="file-1", provider="openai"), "images as bytes or by URL"),
     ("openai_chat", DocumentPart("https://x/a.wav", mime_type="audio/wav"), "WAV and MP3 as bytes"),
-    ("deepseek", DocumentPart(data=PDF), "text as bytes, images as bytes or by address"),
-    ("mistral", DocumentPart(data=WAV, mime_type="audio/wav"), "PDF as bytes or by address"),
+    ("deepseek", DocumentPart(data=PDF), "text as bytes, images as bytes or by URL"),
+    ("mistral", DocumentPart(data=WAV, mime_type="audio/wav"), "PDF as bytes or by URL"),
     ("google", DocumentPart(data=b"PK", mime_type=DOCX), "images, audio, video, text and PDF"),
     ("google", DocumentPart(data=bytes(15_000_001)), "15,000,001 bytes, and a request holds 15,000,000; upload it"),
     (
