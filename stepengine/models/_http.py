@@ -147,7 +147,7 @@ class _DeltaFilters:
         return () if self.thoughts is None else self.thoughts.end()
 
 
-class SecondTries:
+class FailedRequests:
     """
     Which requests had a failure that is worth exactly one more try, so that the second one is final.
 
@@ -226,7 +226,7 @@ class HttpProvider(Provider):
         self._headers = dict(headers or {})
         register_secret(name, self._api_key)
         register_secret_headers(name, self._headers)
-        self._second_tries = SecondTries()
+        self._failed_requests = FailedRequests()
         self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
         self._unsearching: set[str] = set()
         self._has_sdk = False
@@ -256,22 +256,22 @@ class HttpProvider(Provider):
         return None if self.sdk is None else self.sdk.load()
 
     @abstractmethod
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         """Build the SDK's client."""
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         """Encode *request*; *after* is how it failed before, so that the second try leaves out what was refused."""
 
-    def _searches(self, model: str) -> bool:
+    def _supports_tool_search(self, model: str) -> bool:
         """Return whether the provider itself searches tools for *model*, so that hidden ones can be sent to it."""
         return False
 
-    def _thoughts(self) -> ThoughtFilter | None:
+    def _make_thought_filter(self) -> ThoughtFilter | None:
         """Return the filter that separates thoughts from text in a stream; ``None`` where none is needed."""
         return None
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
         return ""
 
@@ -308,7 +308,7 @@ class HttpProvider(Provider):
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request
-        why = self._why_no_schema(request) if how != "tool" else ""
+        why = self._explain_no_schema(request) if how != "tool" else ""
         if not is_answered_by_tool(request):
             if why or how == "tool":
                 msg = f"a tool named {ANSWER!r} is to take the answer of {request.model!r}, but the agent has one of that name"
@@ -335,7 +335,7 @@ class HttpProvider(Provider):
         if after == NO_SEARCH:
             self._unsearching.add(model)
             warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
-        searches = not is_count and self._searches(model) and model not in self._unsearching
+        searches = not is_count and self._supports_tool_search(model) and model not in self._unsearching
         return arrange_hidden_tools(request, self.name, searches=searches)
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
@@ -383,7 +383,7 @@ class HttpProvider(Provider):
         register_url_password(self.name, url)
         return credentials, url
 
-    def _ready(self) -> _LoopClients:
+    def _get_clients(self) -> _LoopClients:
         """Return the clients of this event loop; create them at the first call."""
         loop = asyncio.get_running_loop()
         ready = self._clients.get(loop)
@@ -410,7 +410,7 @@ class HttpProvider(Provider):
             # Keys may have been set since the process started; from here on none of them is written by anything of ours
             # (reliability:R11).
             GIVEN.add_from_environment(os.environ)
-            client = self._client(credentials, base_url, http_client)
+            client = self._make_client(credentials, base_url, http_client)
             ready = self._clients[loop] = _LoopClients(client, credentials, http_client, format_address(base_url))
             if self._transport is None:
                 self._unclosed.add(repr(self))
@@ -453,7 +453,7 @@ class HttpProvider(Provider):
                         while done is None:
                             piece = body.read_available()
                             if piece is None:
-                                piece = await body.rest()
+                                piece = await body.wait_for_piece()
                             deltas = () if piece is None else reader.feed(piece)
                             for delta in deltas if shown is None else shown.convert_deltas(deltas):
                                 yield delta
@@ -465,7 +465,7 @@ class HttpProvider(Provider):
 
     def _make_delta_filters(self, request: ModelRequest) -> _DeltaFilters | None:
         """Return the filters for the deltas of a stream; ``None`` if subscribers receive them unchanged."""
-        answers, thoughts = AnswerChunks() if is_answered_by_tool(request) else None, self._thoughts()
+        answers, thoughts = AnswerChunks() if is_answered_by_tool(request) else None, self._make_thought_filter()
         return None if answers is None and thoughts is None else _DeltaFilters(answers, thoughts)
 
     @contextmanager
@@ -474,7 +474,7 @@ class HttpProvider(Provider):
         try:
             yield
         except ModelError as error:
-            self._second_tries.check_retry(error, request)
+            self._failed_requests.check_retry(error, request)
             raise
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
@@ -492,13 +492,13 @@ class HttpProvider(Provider):
     async def _answer(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
         """Return the object that *body* is answered with, when that is not a reply of a model."""
         async with self._send_body(body, request, stream=False) as exchange:
-            return exchange.json(await exchange.content())
+            return exchange.parse_json(await exchange.read_content())
 
     async def _fetch_batch_lines(self, path: str) -> list[Mapping[str, object]]:
         """Return the objects of a file with the results of a batch."""
         body = RequestBody(b"", path=path, is_question=True)
         async with self._send_body(body, self._make_batch_pseudo_request(), stream=False) as exchange:
-            return parse_json_lines(await exchange.content(MAX_RESULTS), exchange.call)
+            return parse_json_lines(await exchange.read_content(MAX_RESULTS), exchange.call)
 
     async def _call_batch_api(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
         """Return the answer of the batch API at *path*: to a GET, or to a POST of *content*."""
@@ -516,7 +516,7 @@ class HttpProvider(Provider):
             dropped = (*dropped, "extra['headers']")
         warn_of_dropped(request, self.name, dropped)
         request = without_options(request, self._find_foreign_options(request))
-        return self._encode(request, stream=False, after=self._second_tries.find_kind(request))
+        return self._encode(request, stream=False, after=self._failed_requests.find_kind(request))
 
     def _read_batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
         """Return the id of an accepted batch; its lack is final, as a second submission might be paid twice."""
@@ -538,7 +538,7 @@ class HttpProvider(Provider):
 
     def _decode_batch_result(self, result: Any, request: ModelRequest) -> ModelReply:
         call = RequestLabel(
-            provider=self.name, model=request.model, credentials=self._ready().credentials, request=request
+            provider=self.name, model=request.model, credentials=self._get_clients().credentials, request=request
         )
         match result:
             case {"reply": Mapping() as data}:
@@ -555,9 +555,9 @@ class HttpProvider(Provider):
             case _:
                 return super().batch_reply(None, request)
 
-    async def _on_files(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
+    async def _call_file_api(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
-        ready = self._ready()
+        ready = self._get_clients()
         call = RequestLabel(
             provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
         )
@@ -567,8 +567,8 @@ class HttpProvider(Provider):
                 return await ask(ready.client)
         except TimeoutError:
             failure = make_timeout_error(call, "total", self._timeouts)
-        except self._errors() as error:
-            failure = self._failure(error, call)
+        except self._list_errors() as error:
+            failure = self._convert_error(error, call)
         raise failure
 
     async def close(self) -> None:
@@ -588,7 +588,7 @@ class HttpProvider(Provider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        after = self._second_tries.find_kind(request)
+        after = self._failed_requests.find_kind(request)
         warn_of_dropped(request, self.name, self._list_left_out(request))
         body = self._encode(without_options(request, self._find_foreign_options(request)), stream=stream, after=after)
         async with self._send_body(body, request, stream=stream) as exchange:
@@ -599,7 +599,7 @@ class HttpProvider(Provider):
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
         """Send *body*, and give the answer while it is read; the connections stay open meanwhile, whoever closes the provider."""
-        ready = self._ready()
+        ready = self._get_clients()
         async with ready.lease_connections():
             exchange = await self._open_exchange(ready, body, request, stream=stream)
             try:
@@ -627,20 +627,20 @@ class HttpProvider(Provider):
                 response = await self._post(ready.client, body, stream=stream)
         except TimeoutError:
             failure = make_timeout_error(call, limit, timeouts)
-        except self._errors() as error:
-            failure = self._failure(error, call)
+        except self._list_errors() as error:
+            failure = self._convert_error(error, call)
         else:
             return HttpExchange(response, call, timeouts, started)
         # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (reliability:SC05).
         raise failure
 
-    def _errors(self) -> tuple[type[Exception], ...]:
+    def _list_errors(self) -> tuple[type[Exception], ...]:
         """Return what the SDK and the HTTP library raise when a request fails."""
         import httpx2
 
         return self._load_sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         """Return what to raise for *error*."""
         return error_from_sdk(error, self._load_sdk(), call)
 
@@ -664,12 +664,12 @@ class HttpProvider(Provider):
         return opened.response
 
     async def _read(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
-        content = await exchange.content()
+        content = await exchange.read_content()
         if exchange.is_event_stream:
             reader = self._make_reader(exchange, request)
             reader.feed(content)
             return self._complete_reply(reader.finish(), request)
-        data = exchange.json(content)
+        data = exchange.parse_json(content)
         if data.get("error"):
             raise error_from_body(data, None, exchange.response.headers, exchange.call)
         reply = self._decode_reply(data, exchange.call, request, exchange.request_id)

@@ -11,7 +11,7 @@ import traceback
 
 from stepengine.redaction import ANY
 
-TALKERS = (
+LOGGERS = (
     "anthropic", "asyncio", "google", "google_genai", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "stepengine",
 )  # fmt: skip
 PARTS = ("connection", "http11", "http2", "proxy", "socks")
@@ -45,7 +45,7 @@ class SecretFilter(logging.Filter):
         return True
 
 
-DISCRETION = SecretFilter()
+SECRET_FILTER = SecretFilter()
 _swept = 0
 
 
@@ -55,9 +55,9 @@ def install_secret_filter() -> None:
     known = logging.root.manager.loggerDict
     if len(known) == _swept:
         return
-    named = [name for name in [*known] if name.partition(".")[0] in TALKERS]
-    for name in {*named, *TALKERS, *LATE}:
-        logging.getLogger(name).addFilter(DISCRETION)
+    named = [name for name in [*known] if name.partition(".")[0] in LOGGERS]
+    for name in {*named, *LOGGERS, *LATE}:
+        logging.getLogger(name).addFilter(SECRET_FILTER)
     _swept = len(known)
 
 

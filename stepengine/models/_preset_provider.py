@@ -156,7 +156,7 @@ class PresetProvider(HttpProvider):
         if expires_in is not None:
             until["expires_after"] = {"anchor": "created_at", "seconds": expires_in}
         file = (name or "file", data, mime_type)
-        held = await self._on_files(
+        held = await self._call_file_api(
             lambda to: to.files.create(file=file, purpose="user_data", extra_headers=self._headers, **until)
         )
         return str(held.id)
@@ -170,7 +170,7 @@ class PresetProvider(HttpProvider):
         """
         if not self._preset.holds_files:
             await super().delete_file(file_id)
-        await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+        await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
@@ -196,7 +196,9 @@ class PresetProvider(HttpProvider):
             for name, member in members.items()
         ]
         file = ("batch.jsonl", b"".join(lines), "application/jsonl")
-        made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))
+        made = await self._call_file_api(
+            lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
+        )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
         return self._read_batch_id(await self._call_batch_api("/batches", compact(told).encode()))
 
@@ -259,7 +261,7 @@ class PresetProvider(HttpProvider):
         """Azure's dated API, in place of the one without versions (ecosystem:EC114)."""
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._make_token_source()
         if tokens is not None:
             return self._make_token_client(tokens, base_url, http_client)

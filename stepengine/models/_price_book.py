@@ -144,7 +144,7 @@ class PriceBook:
         self._lists: dict[int, _PriceList] = {}
 
     @classmethod
-    def current(cls) -> PriceBook:
+    def get_current(cls) -> PriceBook:
         """Return the book of the price data in force."""
         from genai_prices.data_snapshot import get_snapshot
 
@@ -155,7 +155,7 @@ class PriceBook:
             cls._current = book = cls(snapshot)
         return book
 
-    def model(self, model: str) -> Any:
+    def find_model(self, model: str) -> Any:
         """Return what the data say of *model*, ``None`` when they do not know it."""
         try:
             return self._models[model]
@@ -176,24 +176,24 @@ class PriceBook:
         """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
         data: Mapping[str, object] = reply.provider_data or {}
         raw, provider = data.get("usage"), str(data.get("provider") or "")
-        tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
+        tokens = None if reply.usage is None else self.price_usage(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
         tier = self._resolve_tier(model, data, raw, at)
         if tier is None:
             return None
         context, beside = tier.context, list_uncounted_iterations(raw)
-        images = self._image_cost(model, data, at) or Decimal(0)
+        images = self._price_images(model, data, at) or Decimal(0)
         # The short way for nearly all replies: ordinary tier, nothing beside, only kinds of tokens that we have buckets
         # for. What the provider reported in its own words is read again only where there is more in it.
         if not context and not beside and not _has_special_prices(raw):
             return tokens + images + compute_search_cost(reply, provider, model)
-        whole = self._library_cost(model, provider, raw, context, at)
+        whole = self._price_by_library(model, provider, raw, context, at)
         if whole is None:
             return None if context else tokens + images + compute_search_cost(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
-            dollars = self._library_cost(name, provider, entry, {}, at)
+            dollars = self._price_by_library(name, provider, entry, {}, at)
             # A sum that lacks a part looks like a cheap call; `None` says that nobody knows, and limits on cost act on
             # that.
             if dollars is None:
@@ -209,8 +209,8 @@ class PriceBook:
         found = [] if tier is None else list(tier.unpriced)
         if _has_special_prices(raw):
             extracted = self._extract_usage(model, provider, raw)
-            found += unlisted_kinds(extracted, self.model(model).get_prices(at))
-        if _image_tokens(data) and self._image_cost(model, data, at) is None:
+            found += unlisted_kinds(extracted, self.find_model(model).get_prices(at))
+        if _image_tokens(data) and self._price_images(model, data, at) is None:
             found.append(IMAGES)
         found += list_unpriced_tools(data, _opaque_items(reply), XAI, searches=provider in WEB_SEARCH)
         if _has_tool_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
@@ -227,7 +227,7 @@ class PriceBook:
         unpriced, tier, speed = [], _billed_tier(model, data, raw), raw.get("speed")
         if not tier and speed is None:
             return _Tier(context, ())
-        known = self.model(model)
+        known = self.find_model(model)
         if tier and _has_price_variant(known, "service_tier", tier, at):
             context["service_tier"] = tier
         elif tier in {"flex", "batch"} and _has_price_variant(known, "processing", "batch", at):
@@ -245,14 +245,14 @@ class PriceBook:
                 unpriced.append(speed)
         return _Tier(context, tuple(unpriced))
 
-    def _image_cost(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
+    def _price_images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
         """Return what the images cost that another model made for a reply; ``None`` when there are none, or nobody knows."""
         tokens, name = _image_tokens(data), data.get("image_model")
         if not tokens or not isinstance(name, str):
             return None
         provider = model.partition("/")[0]
         painter = f"{provider}/{name}"
-        return None if self.model(painter) is None else self._library_cost(painter, provider, tokens, {}, at)
+        return None if self.find_model(painter) is None else self._price_by_library(painter, provider, tokens, {}, at)
 
     def _extract_usage(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
         """Return what the library reads of the usage in the provider's own words, or ``None``."""
@@ -266,11 +266,11 @@ class PriceBook:
             return None  # the usage is foreign, and the library takes its kinds for granted
         return found.usage
 
-    def _library_cost(
+    def _price_by_library(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
         """Return the cost that the price library computes from a provider's own usage, or ``None``."""
-        known, name = self.model(model), model.partition("/")[2]
+        known, name = self.find_model(model), model.partition("/")[2]
         extracted = self._extract_usage(model, provider, raw)
         if extracted is None:
             return None
@@ -286,9 +286,9 @@ class PriceBook:
             total += WEB_SEARCH.get(provider, Decimal(0)) * searches
         return Decimal(total)
 
-    def cost(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
+    def price_usage(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
         """Return what *usage* of *model* cost at the time *at*, or ``None``."""
-        known = self.model(model)
+        known = self.find_model(model)
         if known is None:
             return None
         prices = known.get_prices(at)
@@ -299,7 +299,7 @@ class PriceBook:
             if len(self._lists) >= KEPT_MODELS:
                 self._lists.clear()
             self._lists[id(prices)] = listed = _PriceList(prices)
-        return listed.cost(usage)
+        return listed.price_usage(usage)
 
 
 class _PriceList:
@@ -310,7 +310,7 @@ class _PriceList:
         self._starts = sorted({tier.start for price in vars(prices).values() for tier in getattr(price, "tiers", ())})
         self._rates: dict[int, _Rates | None] = {}
 
-    def cost(self, usage: Usage) -> Decimal | None:
+    def price_usage(self, usage: Usage) -> Decimal | None:
         """Return what *usage* costs, or ``None`` when the prices cannot be applied to it."""
         # Which tier a call is in follows from the size of its prompt, cached tokens among it. The rates of a tier are
         # found once by asking the library for a million of each kind.

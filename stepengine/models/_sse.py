@@ -55,7 +55,7 @@ class SSEParser:
             elif line.startswith(b"event: "):
                 name = line[7:].decode("utf-8", "replace")
             else:
-                name = self._take(line, name, pieces)
+                name = self._parse_rare_line(line, name, pieces)
         return events
 
     def _split_complete(self, chunk: bytes) -> bytes:
@@ -86,7 +86,7 @@ class SSEParser:
             self._after_cr = False
         return chunk
 
-    def _take(self, line: bytes, name: str, pieces: list[bytes]) -> str:
+    def _parse_rare_line(self, line: bytes, name: str, pieces: list[bytes]) -> str:
         """Parse a line of a rarer form, a comment included, and return the name of its event."""
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")

@@ -23,7 +23,7 @@ def attach_usage(stopped: BaseException, usage: Usage | None) -> None:
         vars(stopped)[NAME] = usage
 
 
-def usage_when_stopped(stopped: BaseException) -> Usage | None:
+def get_attached_usage(stopped: BaseException) -> Usage | None:
     """Return the usage of the stream that *stopped* ended; ``None`` if it is unknown."""
     usage = vars(stopped).get(NAME)
     return usage if isinstance(usage, Usage) else None

@@ -253,7 +253,7 @@ class Batched(Provider):
         over, self._over = self._over, set[str]()
         try:
             if self._out is not None and over:
-                self._out.forget(over)
+                self._out.delete(over)
         except DataError as error:
             logger.warning("%d calls that have their replies stay written down: %s", len(over), error)
 
@@ -330,7 +330,7 @@ class Batched(Provider):
             each.batch, each.member = batch, None
         logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
         try:
-            self._open_sent_calls().note(batch, {name: each.print for name, each in calls.items()})
+            self._open_sent_calls().record_batch(batch, {name: each.print for name, each in calls.items()})
         except DataError as error:
             # It is out and paid for; only another process would not know it again.
             logger.warning("the batch %s is not written down: %s", batch, error)
@@ -447,7 +447,7 @@ class _SentCalls:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-    def note(self, batch: str, calls: Mapping[str, str]) -> None:
+    def record_batch(self, batch: str, calls: Mapping[str, str]) -> None:
         """Store durably that these calls are in a batch."""
         with self._writing():
             rows = [(name, print_, batch) for name, print_ in calls.items()]
@@ -459,7 +459,7 @@ class _SentCalls:
             rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
-    def forget(self, names: Collection[str]) -> None:
+    def delete(self, names: Collection[str]) -> None:
         """Delete calls whose replies were received."""
         with self._writing():
             self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])

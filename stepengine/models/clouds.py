@@ -137,7 +137,7 @@ class _CloudProvider(HttpProvider):
         """The authentication of the cloud."""
 
     @abstractmethod
-    def _home(self) -> str | None:
+    def _get_home_url(self) -> str | None:
         """Return the cloud's own address; ``None`` while region or resource is not known."""
 
     def settings(self) -> ProviderSettings:
@@ -145,12 +145,12 @@ class _CloudProvider(HttpProvider):
         return ProviderSettings(
             key_variables=tuple(self._cloud.variables),
             base_url_variable=self.base_url_variable,
-            base_url=self._home(),
+            base_url=self._get_home_url(),
             given_url=self._base_url,
         )
 
     def _resolve_access(self) -> tuple[Credentials, str]:
-        credentials, home = self._cloud.check(self.name), self._home()
+        credentials, home = self._cloud.check(self.name), self._get_home_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
             msg = f"there is no address for {self.name!r}: pass base_url= or set {self.base_url_variable}"
@@ -162,16 +162,16 @@ class _CloudProvider(HttpProvider):
         """Return what tells its account in the cloud, or where that is not known its address, from others."""
         return hash_account(self._cloud.identity(), self._resolve_access()[1])
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._errors(), *self._cloud.errors())
+    def _list_errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._list_errors(), *self._cloud.list_errors())
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud.errors()):
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        if isinstance(error, self._cloud.list_errors()):
             # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
             return make_credentials_error(self.name, call.model, error, call.credentials.origin)
-        return super()._failure(error, call)
+        return super()._convert_error(error, call)
 
 
 class _AwsProvider(_CloudProvider):
@@ -184,7 +184,7 @@ class _AwsProvider(_CloudProvider):
     def _cloud(self) -> CloudAuth:
         return self._aws
 
-    def _home(self) -> str | None:
+    def _get_home_url(self) -> str | None:
         region = self._aws.region()
         return None if region is None else self.regional.format(region)
 
@@ -229,11 +229,11 @@ class _MultiProvider(Provider):
         self._wires: dict[str, HttpProvider] = {}
 
     @abstractmethod
-    def _wire(self, model: str) -> HttpProvider:
+    def _select_wire(self, model: str) -> HttpProvider:
         """Return the provider of *model*, which has no prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
-        wire = self._wire(self.strip_prefix(model))
+        wire = self._select_wire(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
             wire.add_prefix(prefix)
         return wire
@@ -378,7 +378,7 @@ class BedrockProvider(_MultiProvider):
         called = name if self._is_converse else f"{name}_converse"
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
-    def _wire(self, model: str) -> HttpProvider:
+    def _select_wire(self, model: str) -> HttpProvider:
         maker = "" if self._is_converse else parse_maker(model)
         if self._is_converse or maker not in {"", "anthropic", "openai"}:
             return self._wires["converse"]
@@ -396,7 +396,7 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
         super().__init__(None, base_url, **options)
         self._aws = aws
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return getattr(self._load_sdk(), self.client_name)(
             **self._make_signing_options(),
             aws_region=self._aws.region(),
@@ -443,7 +443,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         self._aws = aws
         self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False, takes_batches=False)
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         from openai.providers import bedrock
 
         bearer = self._aws.bearer()
@@ -459,14 +459,14 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
             provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
         )
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._errors(), self._load_sdk().OpenAIError)
+    def _list_errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._list_errors(), self._load_sdk().OpenAIError)
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return make_credentials_error(self.name, call.model, error.__cause__ or error, call.credentials.origin)
-        return super()._failure(error, call)
+        return super()._convert_error(error, call)
 
 
 class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
@@ -495,27 +495,27 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         self._tools = ToolsCache(converse.encode_tool)
         self._loose = ToolsCache(lambda spec: converse.encode_tool(attrs.evolve(spec, strict=False)))
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
         return Signer(self._aws, self.name, base_url, http_client)
 
-    def _errors(self) -> tuple[type[Exception], ...]:
+    def _list_errors(self) -> tuple[type[Exception], ...]:
         import httpx2
 
         http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
-        return (ConverseErrorReply, *http, *self._cloud.errors())
+        return (ConverseErrorReply, *http, *self._cloud.list_errors())
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, ConverseErrorReply):
             response = error.response
             return error_from_body(response.content, response.status_code, response.headers, call)
-        if isinstance(error, self._cloud.errors()):
-            return super()._failure(error, call)
+        if isinstance(error, self._cloud.list_errors()):
+            return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
     async def _post(self, client: Signer, body: RequestBody, *, stream: bool) -> object:
         return await client.post(body.path, body.content, body.headers)
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if not family_of_converse(self.strip_prefix(request.model)).promises:
             return "Bedrock does not promise that for the model"
@@ -636,7 +636,7 @@ class VertexProvider(_MultiProvider):
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
         self._wires["claude"] = _VertexClaude(access, _join_url(base_url, "/v1"), **claude, **shared)
 
-    def _wire(self, model: str) -> HttpProvider:
+    def _select_wire(self, model: str) -> HttpProvider:
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
@@ -649,7 +649,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
     def _location(self) -> str:
         return self._google.location(*self.location_variables)
 
-    def _home(self) -> str:
+    def _get_home_url(self) -> str:
         place = self._location
         if place in MULTI_REGIONS:
             return f"https://aiplatform.{place}.rep.googleapis.com"
@@ -657,7 +657,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._google.find(request.model)
+        await self._google.find_credentials(request.model)
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
@@ -668,7 +668,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
         Raises:
             ModelError: when the question fails.
         """
-        await self._google.find(request.model)
+        await self._google.find_credentials(request.model)
         return await super().count_tokens(request)
 
 
@@ -681,10 +681,10 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _home(self) -> str:
-        return f"{super()._home()}/v1"
+    def _get_home_url(self) -> str:
+        return f"{super()._get_home_url()}/v1"
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._load_sdk().AsyncAnthropicVertex(
             region=self._location,
             project_id=self._google.project,
@@ -719,7 +719,7 @@ class _VertexGemini(_VertexBase, GoogleProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         access = {
             "enterprise": True,
             "project": self._google.project,
@@ -800,7 +800,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         """Return nothing: Foundry states nothing of a model."""
         return None
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._make_token_source()
         access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
@@ -897,7 +897,7 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         )
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._load_sdk().AsyncAnthropicAWS(
             **self._make_signing_options(),
             aws_region=self._aws.region(),
@@ -948,22 +948,22 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         self._google = GooglePlatformAuth(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _home(self) -> str:
+    def _get_home_url(self) -> str:
         return "https://claude.googleapis.com"
 
     @asynccontextmanager
     async def _send_body(
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
-        await self._google.find(request.model)
+        await self._google.find_credentials(request.model)
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
-    async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        await self._google.find(self.name)
-        return await super()._on_files(ask)
+    async def _call_file_api(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        await self._google.find_credentials(self.name)
+        return await super()._call_file_api(ask)
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         project, place = self._google.project or "", self._google.location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
         if not base_url.rstrip("/").endswith("/invoke"):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]

@@ -38,7 +38,7 @@ class ListPrices:
             costs = [self(name, usage, at) for name in route.models]
             known = [cost for cost in costs if cost is not None]
             return max(known) if len(known) == len(costs) else None
-        return PriceBook.current().cost(model, usage, at)
+        return PriceBook.get_current().price_usage(model, usage, at)
 
     def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """
@@ -51,7 +51,7 @@ class ListPrices:
             return None
         from stepengine.models._price_book import PriceBook, list_price_names
 
-        costs = (PriceBook.current().price_reply(name, reply, at) for name in list_price_names(model, reply))
+        costs = (PriceBook.get_current().price_reply(name, reply, at) for name in list_price_names(model, reply))
         return next((cost for cost in costs if cost is not None), None)
 
     def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ class ListPrices:
             return ()
         from stepengine.models._price_book import PriceBook, list_price_names
 
-        book = PriceBook.current()
-        name = next((name for name in list_price_names(model, reply) if book.model(name) is not None), None)
+        book = PriceBook.get_current()
+        name = next((name for name in list_price_names(model, reply) if book.find_model(name) is not None), None)
         return () if name is None else book.list_unpriced(name, reply, at)
 
 
@@ -81,7 +81,7 @@ def find_model_info(model: str) -> ModelInfo:
     from stepengine.models._price_book import PriceBook
     from stepengine.models.base import ModelInfo
 
-    known = PriceBook.current().model(model)
+    known = PriceBook.get_current().find_model(model)
     return fill_model_limits(model, ModelInfo(context_window=None if known is None else known.context_window))
 
 

@@ -631,7 +631,7 @@ def test_a_missing_setting_is_named_with_a_valid_example(nothing, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     with pytest.raises(ModelError, match=r"has no region: set AWS_REGION, such as AWS_REGION=us-east-1") as region:
         Models.standard().check(f"bedrock/anthropic.{SONNET}")
-    with pytest.raises(ModelError, match="access_key= and secret_key= belong together"):
+    with pytest.raises(ModelError, match="pass both access_key= and secret_key="):
         BedrockProvider(access_key=ACCESS_KEY)
     with pytest.raises(ModelError, match=r"has no project: set GOOGLE_CLOUD_PROJECT") as project:
         VertexProvider(credentials="a-token-0123456789").check("vertex/gemini-2.5-pro")
@@ -720,7 +720,7 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
 async def test_missing_aws_credentials_are_reported_at_the_first_request(name, server, nothing):
     provider = BedrockProvider(base_url=server.url, region="eu-north-1")
     nothing.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
-    with pytest.raises(MissingKey, match=r"has no credentials that can be used.*Requests went to eu-north-1") as caught:
+    with pytest.raises(MissingKey, match=r"has no usable credentials.*Requests went to eu-north-1") as caught:
         await provider.complete(asked(WAYS[name].model))
     await provider.close()
 
@@ -939,7 +939,7 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
     if make is on_google:
         await provider._google.find(request.model)
     async with httpx2.AsyncClient() as http_client:
-        client = provider._client(*provider._resolve_access(), http_client)
+        client = provider._make_client(*provider._resolve_access(), http_client)
     await provider.close()
 
     assert home == f"{str(client.base_url).rstrip('/')}/"
@@ -1043,7 +1043,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(catch)) as http_client:
         credentials, url = wire._resolve_access()
-        client = wire._client(credentials, url, http_client)
+        client = wire._make_client(credentials, url, http_client)
         await client.post("/v1/messages", body=json.loads(direct.content), cast_to=object)
         await client.post(ours.path, content=ours.content, cast_to=object)
     await provider.close()
@@ -1140,11 +1140,11 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (partial(BedrockProvider, session_token="s" * 20), "session_token= without the access_key= and secret_key="),
+        (partial(BedrockProvider, session_token="s" * 20), "session_token= without an access key; pass access_key= and secret_key="),
         (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
         (
             partial(BedrockProvider, "k" * 20, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
-            "was given api_key= and access_key=; give the one that is to be used",
+            "was given api_key= and access_key=; pass only one of them",
         ),
         (
             partial(BedrockProvider, endpoint="bedrock-mantle"),

@@ -128,7 +128,7 @@ class AnthropicProvider(HttpProvider):
             given_url=self._base_url,
         )
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._load_sdk().AsyncAnthropic(
             api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
             base_url=base_url,
@@ -147,7 +147,7 @@ class AnthropicProvider(HttpProvider):
         """
         until: dict[str, object] = {} if expires_in is None else {"expires_in_seconds": expires_in}
         file = (name or "file", data, mime_type)
-        held = await self._on_files(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
+        held = await self._call_file_api(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
         return str(held.id)
 
     async def delete_file(self, file_id: str) -> None:
@@ -157,7 +157,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the API does not delete it, such as for an unknown id.
         """
-        await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+        await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
@@ -307,10 +307,10 @@ class AnthropicProvider(HttpProvider):
         self._fitting = _StrictToolsCache(tools, schema, beside, limit_strict_tools(tools, schema, after, programs))
         return self._fitting.fitting
 
-    def _searches(self, model: str) -> bool:
+    def _supports_tool_search(self, model: str) -> bool:
         return self.site.searches and self._get_family(model).searches
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.strip_prefix(request.model)):
             return "the model is older than structured output"

@@ -100,18 +100,18 @@ class GoogleProvider(HttpProvider):
             given_url=self._base_url,
         )
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
-    def _errors(self) -> tuple[type[Exception], ...]:
+    def _list_errors(self) -> tuple[type[Exception], ...]:
         import httpx2
 
         errors = self._load_sdk().errors.APIError
         return errors, transport.GoogleErrorReply, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if not isinstance(error, self._load_sdk().errors.APIError | transport.GoogleErrorReply):
             return error_from_transport(error, call)
         response: Any = error.response
@@ -181,7 +181,9 @@ class GoogleProvider(HttpProvider):
         if state not in ENDED:
             return None
         if state == "FAILED":
-            call = RequestLabel(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
+            call = RequestLabel(
+                provider=self.name, model=f"{self.name}/batches", credentials=self._get_clients().credentials
+            )
             raise error_from_body({"error": told.get("error")}, None, {}, call)
         results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
@@ -204,7 +206,7 @@ class GoogleProvider(HttpProvider):
         if expires_in is not None:
             msg = f"{self.name} stores every file for 48 hours; omit expires_in=, and delete the file after use"
             raise ModelError(msg, kind="settings")
-        held = await self._on_files(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
+        held = await self._call_file_api(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
         if held.state != "ACTIVE" or not held.uri:
             msg = f"{self.name} could not read the file {name!r} of type {mime_type!r}: its state is {held.state}"
             raise ModelError(msg, kind="unsupported_part")
@@ -217,9 +219,9 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when the API does not delete it, such as for an unknown file.
         """
-        await self._on_files(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
+        await self._call_file_api(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
             return "models before Gemini 3 do not accept a schema together with tools"
         return ""

@@ -88,7 +88,7 @@ class OpenAIProvider(PresetProvider):
             self._tools[key] = ToolsCache(partial(encode_tool, programs=programs), search=search)
         return self._tools[key](request.tools)
 
-    def _searches(self, model: str) -> bool:
+    def _supports_tool_search(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:

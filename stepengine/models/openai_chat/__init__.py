@@ -120,7 +120,7 @@ class OpenAIChatProvider(PresetProvider):
             raise ModelError(msg, kind="unknown_model")
         return found
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         if not self._preset.schemas or (
             self._preset.name == "ollama" and self.strip_prefix(request.model).endswith("cloud")
         ):
@@ -152,7 +152,7 @@ class OpenAIChatProvider(PresetProvider):
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
-    def _thoughts(self) -> WrittenThoughtFilter | None:
+    def _make_thought_filter(self) -> WrittenThoughtFilter | None:
         return WrittenThoughtFilter() if self._preset.written_thoughts else None
 
     def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
