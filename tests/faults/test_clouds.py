@@ -834,7 +834,7 @@ async def test_clouds_drop_and_report_the_fast_mode_of_claude(name, server, acco
     provider = way.make(server, account)
     model = way.model.replace("sonnet-4-5", "opus-4-8")
     reply = await provider.complete(asked(model, service_tier="fast"))
-    with pytest.raises(ModelError, match="has no word for service_tier="):
+    with pytest.raises(ModelError, match="does not support service_tier="):
         await provider.complete(asked(model, service_tier="fast", unsupported="error"))
     await provider.close()
 
@@ -1140,7 +1140,10 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (partial(BedrockProvider, session_token="s" * 20), "session_token= without an access key; pass access_key= and secret_key="),
+        (
+            partial(BedrockProvider, session_token="s" * 20),
+            "session_token= without an access key; pass access_key= and secret_key=",
+        ),
         (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
         (
             partial(BedrockProvider, "k" * 20, access_key=ACCESS_KEY, secret_key=SECRET_KEY),

@@ -151,11 +151,11 @@ REFUSED = [
     (
         "anthropic",
         DocumentPart(file_id="file-1", provider="openai"),
-        "openai holds that file; .* upload it to anthropic",
+        "the file is stored at openai; .* upload it to anthropic",
     ),
-    ("openai", ImagePart(file_id="file-1", provider="anthropic"), "anthropic holds that file"),
-    ("openai_chat", DocumentPart(file_id="f", provider="google"), "google holds that file"),
-    ("google", DocumentPart(file_id="file-1", provider="openai"), "openai holds that file"),
+    ("openai", ImagePart(file_id="file-1", provider="anthropic"), "the file is stored at anthropic"),
+    ("openai_chat", DocumentPart(file_id="f", provider="google"), "the file is stored at google"),
+    ("google", DocumentPart(file_id="file-1", provider="openai"), "the file is stored at openai"),
 ]
 
 
@@ -176,7 +176,7 @@ async def test_an_unsupported_part_is_refused_before_sending_with_alternatives(w
         with pytest.raises(ModelError, match=why) as caught:
             await provider.complete(asked)
     assert caught.value.kind == "unsupported_part"
-    assert caught.value.message.startswith(f"{name} cannot take the {type(part).__name__}")
+    assert caught.value.message.startswith(f"{name} does not accept the {type(part).__name__}")
     assert not server.seen
 
 

@@ -334,7 +334,7 @@ async def test_a_model_that_always_thinks_is_warned_about_once(caplog):
     for _ in range(2):
         await asked(Claude(), "claude-mythos-5-named", thinking=Thinking("none"))
     warned = [record.getMessage() for record in caplog.records if "kept from thinking" in record.getMessage()]
-    assert warned == ["claude-mythos-5-named cannot be kept from thinking; Thinking('none') asks it for low effort"]
+    assert warned == ["claude-mythos-5-named always thinks; Thinking('none') requests low effort"]
 
 
 @pytest.mark.spec("providers:PV1", "providers:PV4", "providers:PV82")

@@ -371,7 +371,7 @@ async def test_batch_result_without_an_id_is_ignored(wire: str) -> None:
 async def test_refused_batch_with_malformed_errors_still_raises(errors: Any) -> None:
     provider = adapter("openai", {"json": {"status": "failed", "errors": errors}})
 
-    with pytest.raises(ModelError, match="refused the batch b: no reason given"):
+    with pytest.raises(ModelError, match="rejected the batch b: no reason given"):
         await provider.batch_results("b")
     await provider.close()
 

@@ -108,7 +108,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "has no such tool for it": (lambda: OpenAIChatProvider("openrouter", "k"), "openrouter/openai/gpt-5", "look"),
     "xai has no such tool": (lambda: OpenAIProvider("k", name="xai"), "xai/grok-4", "look"),
     "from Claude 4.5 on": (lambda: AnthropicProvider("k"), "anthropic/claude-sonnet-4-0", "look"),
-    "none of 'lok' is offered, only 'look', 'find'": (lambda: AnthropicProvider("k"), f"anthropic/{CLAUDE}", "lok"),
+    "none of 'lok' is among the agent's tools: 'look', 'find'": (
+        lambda: AnthropicProvider("k"),
+        f"anthropic/{CLAUDE}",
+        "lok",
+    ),
     "none of 'lok' is offered": (lambda: OpenAIProvider("k"), f"openai/{GPT}", "lok"),
 }
 
