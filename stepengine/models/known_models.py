@@ -1,5 +1,5 @@
 """
-The providers and models of a registry, as a list: whether a key is set, where requests go, and the known limits and prices.
+List the providers and models of a registry, with the state of keys, base URLs, known limits and prices.
 
 Must not be here: requests (``Models.ask``), printing.
 """
@@ -39,9 +39,9 @@ class ListedProvider:
     Attributes:
         prefix: The prefix of its model strings, such as ``openai``.
         key_variables: The environment variables that may hold its key.
-        key: ``"set"``, ``"missing"``, ``"not needed"``, or why it cannot be used. Never the key itself.
-        key_from: The variable that holds the key, if one does.
-        base_url: The URL of requests, without its query and password; ``None`` when unknown.
+        key: ``"set"``, ``"missing"``, ``"not needed"``, or the reason why it cannot be used. Never the key itself.
+        key_from: The variable that holds the key; ``None`` if none does.
+        base_url: The base URL of requests, without query and password; ``None`` when unknown.
     """
 
     prefix: str
@@ -76,7 +76,7 @@ class KnownModel:
 
 
 def list_providers(models: Models) -> list[ListedProvider]:
-    """Return every provider of a registry, in order, and whether its key is set. No request is sent."""
+    """Return all providers of a registry, in order, with the state of their keys. No request is sent."""
     return [_describe_provider(models, prefix) for prefix in models.providers]
 
 
@@ -101,7 +101,7 @@ def _describe_provider(models: Models, prefix: str) -> ListedProvider:
     try:
         provider = models.provider_for(f"{prefix}/any")
         settings = provider.settings()
-    except Exception as error:  # noqa: BLE001  (providers of other packages do what they like)
+    except Exception as error:  # noqa: BLE001  (providers of other packages may raise anything)
         return ListedProvider(prefix, (), f"cannot be used: {type(error).__name__}: {error}", None, None)
     holder = settings.key_from
     return ListedProvider(

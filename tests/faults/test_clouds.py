@@ -891,11 +891,11 @@ async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server
     held = DocumentPart(file_id="file_1", provider="anthropic", mime_type="application/pdf")
     with pytest.raises(ModelError) as part:
         await provider.complete(asked(way.model, UserMessage([TextPart("Read."), held])))
-    with pytest.raises(ModelError, match="holds no files") as upload:
+    with pytest.raises(ModelError, match="stores no files") as upload:
         await provider.upload(PDF, mime_type="application/pdf")
-    with pytest.raises(ModelError, match="holds no files"):
+    with pytest.raises(ModelError, match="stores no files"):
         await provider.delete_file("file_1")
-    with pytest.raises(ModelError, match="takes no batches"):
+    with pytest.raises(ModelError, match="has no batches"):
         provider.batch_member(asked(way.model))
     await provider.close()
 

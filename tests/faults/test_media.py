@@ -137,7 +137,7 @@ REFUSED = [
     ("openai", DocumentPart(data=b"x", mime_type="application/zip"), "images, PDF, text and office files"),
     ("anthropic", DocumentPart(data=WAV, mime_type="audio/wav"), "images, PDF and plain text"),
     ("anthropic", DocumentPart("https://x/a.docx", mime_type=DOCX), "images, PDF and plain text"),
-    ("anthropic", DocumentPart("https://x/a.txt", mime_type="text/plain"), "text as bytes or uploaded"),
+    ("anthropic", DocumentPart("https://x/a.txt", mime_type="text/plain"), "text as bytes or as an uploaded file"),
     ("anthropic", DocumentPart(mime_type=DOCX, file_id="file-1", provider="anthropic"), r"CodeExecution\(\)"),
     ("anthropic", ImagePart(data=b"x", mime_type="image/tiff"), "JPEG, PNG, GIF and WebP"),
     ("openai_chat", DocumentPart(data=b"PK", mime_type=DOCX), "PDF as bytes or uploaded"),
@@ -314,11 +314,11 @@ async def test_an_office_file_goes_into_the_container_where_code_runs():
 
 async def test_an_impossible_upload_is_refused_with_the_reason(tmp_path):
     async with served() as (server, models), Engine(models=models) as engine:
-        with pytest.raises(InputError, match=r"'odd\.zzz' is not known by its ending; give mime_type="):
+        with pytest.raises(InputError, match=r"'odd\.zzz' is unknown; pass mime_type="):
             await engine.files.upload(b"x", to="openai", name="odd.zzz")
         with pytest.raises(InputError, match="cannot be read"):
             await engine.files.upload(tmp_path / "none.pdf", to="openai")
-        with pytest.raises(ModelError, match="mistral holds no files"):
+        with pytest.raises(ModelError, match="mistral stores no files"):
             await engine.files.upload(PDF, to="mistral", name="a.pdf")
         with pytest.raises(ModelError, match="stores every file for 48 hours"):
             await engine.files.upload(PDF, to="google", name="a.pdf", expires_in=3600)

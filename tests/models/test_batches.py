@@ -328,7 +328,7 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     taken = {"json": {"id": named, "name": named}}
     provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
 
-    with pytest.raises(ModelError, match=f"{wire} took a batch, but gave it no") as caught:
+    with pytest.raises(ModelError, match=f"{wire} accepted a batch, but returned no") as caught:
         await provider.submit_batch({"call-1": provider.batch_member(asked_of(wire))})
     await provider.close()
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)

@@ -112,7 +112,7 @@ async def test_each_service_is_asked_at_its_address_with_its_key(name, variable,
 @pytest.mark.spec("providers:PV89")
 def test_service_without_an_address_asks_for_base_url(monkeypatch):
     monkeypatch.setenv("SNOWFLAKE_TOKEN", "k")
-    with pytest.raises(ModelError, match=r"no address for 'snowflake': pass base_url=$"):
+    with pytest.raises(ModelError, match=r"no base URL for 'snowflake': pass base_url=$"):
         Models.standard().check("snowflake/claude-sonnet-4-5")
 
 

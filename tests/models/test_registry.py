@@ -127,7 +127,7 @@ def test_openrouter_family_error_shows_the_full_model_string(model, written, nea
 def test_a_model_that_fits_several_providers_must_be_written_out():
     models = Models({"a": Echo("a", ("m.*",)), "b": Echo("b", ("m-1",))})
     assert models.parse("m-2").provider == "a"
-    with pytest.raises(UnknownModel, match=r"fits several providers; write one of 'a/m-1', 'b/m-1'"):
+    with pytest.raises(UnknownModel, match=r"matches several providers; write one of 'a/m-1', 'b/m-1'"):
         models.parse("m-1")
 
 
@@ -260,7 +260,7 @@ def test_environment_key_is_sent_only_to_its_own_host(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://evil.example/v1")
     for provider in (AnthropicProvider(), AnthropicProvider(base_url="https://api.anthropic.com.evil.example")):
         with pytest.raises(
-            MissingKey, match=r"evil.example'.*not sent elsewhere by itself.*STEPENGINE_KEY_HOSTS="
+            MissingKey, match=r"evil.example'.*not sent elsewhere automatically.*STEPENGINE_KEY_HOSTS="
         ) as caught:
             provider.check("m")
         assert "of-anthropic" not in str(caught.value)

@@ -101,7 +101,7 @@ def test_unused_replies_fail_and_are_listed():
         model.assert_complete()
 
     assert (
-        "2 of 3 scripted replies were not asked for:\n  1:  <calls add {\"a\":1}>\n  2: failure(ValueError('boom'))"
+        "2 of 3 scripted replies were not used:\n  1:  <calls add {\"a\":1}>\n  2: failure(ValueError('boom'))"
     ) == str(caught.value)
 
 
@@ -244,7 +244,7 @@ def test_texts_may_precede_separate_and_follow_calls():
     assert StopReason.TOOL_USE is reply.stop_reason
     assert StopReason.END_TURN is tool_calls("only", "words").stop_reason
     with pytest.raises(
-        DataError, match=r"tool_calls joins tool_call\(\.\.\.\), other replies and texts into one reply, not 7"
+        DataError, match=r"tool_calls accepts tool_call\(\.\.\.\), other replies and texts, not 7"
     ):
         tool_calls(tool_call("look"), 7)
 
