@@ -1,8 +1,8 @@
 """
-Models of others in the clouds: Bedrock, Vertex AI, Foundry, and Anthropic's own platform on AWS and Google Cloud.
+Providers of clouds: Bedrock, Vertex AI, Foundry, and Anthropic's own platform on AWS and Google Cloud.
 
-The wires are those of the models' makers. The SDKs' own clients supply address and authentication; what a cloud wants in the
-path or the body instead is said here, so that the encoded conversation goes out as it is.
+They use the wire formats of the models' makers. The SDKs' own clients provide URLs and authentication. This module adds the
+differences of each cloud in path and body; the encoded conversation is the same.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 
 
 class _NoFilesProvider(HttpProvider):
-    """A provider of a wire that elsewhere holds files and takes batches, and does not here."""
+    """A provider without files and batches, although its wire supports them elsewhere."""
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Refuse the batch: nothing there takes any.
+        Raise an error: the cloud has no batches.
 
         Raises:
             ModelError: always.
@@ -109,7 +109,7 @@ class _NoFilesProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Refuse the file: nothing there holds files.
+        Raise an error: the cloud stores no files.
 
         Raises:
             ModelError: always.
@@ -118,7 +118,7 @@ class _NoFilesProvider(HttpProvider):
 
     async def delete_file(self, file_id: str) -> None:
         """
-        Refuse to delete a file: nothing there holds files.
+        Raise an error: the cloud stores no files that could be deleted.
 
         Raises:
             ModelError: always.
@@ -127,7 +127,7 @@ class _NoFilesProvider(HttpProvider):
 
 
 class _CloudProvider(HttpProvider):
-    """A provider without a key of its own, whose address depends on a region; a cloud authenticates it."""
+    """A provider with the authentication of a cloud and a base URL that depends on a region."""
 
     base_url_variable: str
 
@@ -138,10 +138,10 @@ class _CloudProvider(HttpProvider):
 
     @abstractmethod
     def _get_home_url(self) -> str | None:
-        """Return the cloud's own address; ``None`` while region or resource is not known."""
+        """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
 
     def settings(self) -> ProviderSettings:
-        """Return where its credentials and its address come from."""
+        """Return the sources of its credentials and its base URL."""
         return ProviderSettings(
             key_variables=tuple(self._cloud.variables),
             base_url_variable=self.base_url_variable,
@@ -153,13 +153,13 @@ class _CloudProvider(HttpProvider):
         credentials, home = self._cloud.check(self.name), self._get_home_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
-            msg = f"there is no address for {self.name!r}: pass base_url= or set {self.base_url_variable}"
+            msg = f"there is no base URL for {self.name!r}: pass base_url= or set {self.base_url_variable}"
             raise ModelError(msg, kind="missing_base_url")
         check_host(self.name, self._cloud, url, home)
         return credentials, url
 
     def get_account(self) -> str:
-        """Return what tells its account in the cloud, or where that is not known its address, from others."""
+        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
         return hash_account(self._cloud.identity(), self._resolve_access()[1])
 
     def _list_errors(self) -> tuple[type[Exception], ...]:
@@ -167,7 +167,7 @@ class _CloudProvider(HttpProvider):
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, self._cloud.list_errors()):
-            # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
+            # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
             return make_credentials_error(self.name, call.model, error, call.credentials.origin)
@@ -175,7 +175,7 @@ class _CloudProvider(HttpProvider):
 
 
 class _AwsProvider(_CloudProvider):
-    """What wires behind AWS's signatures share; *regional* is their address, with room for the region."""
+    """The base class of providers with AWS's signatures; ``regional`` is their base URL with a placeholder for the region."""
 
     regional: str
     _aws: AwsAuth
@@ -189,7 +189,7 @@ class _AwsProvider(_CloudProvider):
         return None if region is None else self.regional.format(region)
 
     def _make_signing_options(self) -> dict[str, Any]:
-        """Return what Anthropic's clients for AWS sign with: a key, else what AWS's own packages found."""
+        """Return the arguments for authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
         bearer = self._aws.bearer()
         if bearer is not None:
             return {"api_key": bearer.reveal()}
@@ -197,7 +197,7 @@ class _AwsProvider(_CloudProvider):
 
 
 class _GoogleCloudProvider(_CloudProvider):
-    """What wires behind Google's credentials share: a token that a request renewed is known for a secret after it."""
+    """The base class of providers with Google's credentials; renewed tokens are registered for redaction."""
 
     _google: GoogleAuth
 
@@ -214,15 +214,15 @@ class _GoogleCloudProvider(_CloudProvider):
 
 
 class _CloudClaudeProvider(_NoFilesProvider, _CloudProvider, AnthropicProvider):
-    """Claude where its maker is not asked what a model takes."""
+    """Claude in a cloud, which has no API for the limits and options of models."""
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return nothing: the cloud states nothing of a model."""
+        """Return ``None``, because the cloud does not describe models."""
         return None
 
 
 class _MultiProvider(Provider):
-    """One prefix behind which several wires are, by the model's name."""
+    """A provider that selects one of several wires by the name of the model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -230,7 +230,7 @@ class _MultiProvider(Provider):
 
     @abstractmethod
     def _select_wire(self, model: str) -> HttpProvider:
-        """Return the provider of *model*, which has no prefix."""
+        """Return the provider of the wire for *model*, a name without prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
         wire = self._select_wire(self.strip_prefix(model))
@@ -239,19 +239,19 @@ class _MultiProvider(Provider):
         return wire
 
     def settings(self) -> ProviderSettings:
-        """Return where its credentials and its address come from."""
+        """Return the sources of its credentials and its base URL."""
         return self._get_provider("").settings()
 
     def get_account(self) -> str:
-        """Return what tells its account in the cloud, or where that is not known its address, from others."""
+        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
         return self._get_provider("").get_account()
 
     def check(self, model: str) -> None:
         """
-        Look for credentials, region and packages, without asking anybody.
+        Check for credentials, region and packages without a request.
 
         Raises:
-            MissingKey: when there is no sign of credentials.
+            MissingKey: without any sign of credentials.
             ModelError: when a package or a setting is missing.
         """
         self._get_provider(model).check(model)
@@ -267,7 +267,7 @@ class _MultiProvider(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply in pieces, and last one ``ReplyDone``.
+        Yield the reply in pieces, and last one ``ReplyDone``.
 
         Raises:
             ModelError: when there is no reply.
@@ -279,19 +279,19 @@ class _MultiProvider(Provider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the cloud counts in *request*; ``None`` when it cannot be asked.
+        Query the cloud for the number of tokens in *request*; ``None`` if it does not count them.
 
         Raises:
-            ModelError: when the question fails.
+            ModelError: when the query fails.
         """
         return await self._get_provider(request.model).count_tokens(request)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit in tokens that is sent with *request* if it names none; ``None`` where none is."""
+        """Return the output limit that is sent with a *request* without one; ``None`` for none."""
         return self._get_provider(request.model).output_limit(request)
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close the connections of all wires."""
         for wire in self._wires.values():
             await wire.close()
 
@@ -303,34 +303,34 @@ class BedrockProvider(_MultiProvider):
     """
     Models on Amazon Bedrock: ``bedrock/us.anthropic.claude-...``, ``bedrock/openai.gpt-...``, ``bedrock/amazon.nova-...``.
 
-    Claude is asked by its own wire, OpenAI's models by Responses, and all others by Bedrock's own API, Converse. A model is
-    known by the maker in its name; one whose name tells of none, such as an application's inference profile, is taken for
-    Claude, unless *endpoint* says otherwise.
+    Claude uses its own wire, OpenAI's models use Responses, and all others use Bedrock's own API, Converse. The maker in the
+    model's name decides. A name without a maker, such as an application's inference profile, counts as Claude, unless
+    *endpoint* is ``"converse"``.
 
-    Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, or carry a key of
-    Bedrock's own. The first needs the extra ``bedrock``.
+    Requests are signed with AWS credentials (Signature Version 4), which AWS's own packages find, or have a Bedrock API key.
+    Signatures need the extra ``bedrock``.
 
     Args:
-        api_key: A key of Bedrock's own; by default from ``AWS_BEARER_TOKEN_BEDROCK``.
-        base_url: Another server, without the paths that belong to a wire.
+        api_key: A Bedrock API key; by default from ``AWS_BEARER_TOKEN_BEDROCK``.
+        base_url: Another server, without the path of a wire.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         region: Such as ``"us-east-1"``; by default from ``AWS_REGION``, ``AWS_DEFAULT_REGION`` or the profile.
         profile: A profile of AWS's configuration files; by default from ``AWS_PROFILE``.
-        access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
+        access_key: The id of an access key, together with *secret_key*; by default AWS's packages look for one.
         secret_key: The access key itself.
-        session_token: What belongs to a temporary access key.
-        endpoint: Where Claude is: ``"runtime"`` knows inference profiles and names of AWS's own, ``"mantle"`` is Anthropic's
-            API as it is. OpenAI's models are behind the second. With ``"converse"`` all models are asked by Converse, which
-            has guardrails, and for models that were trained or imported.
+        session_token: The token of a temporary access key.
+        endpoint: The API for Claude: ``"runtime"`` supports inference profiles and AWS's own model names, ``"mantle"`` is
+            Anthropic's unchanged API. OpenAI's models always use the second. With ``"converse"`` all models use Converse,
+            which supports guardrails, and trained and imported models.
         max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
         prompt_cache: Whether prompts of Claude and Nova are cached, and for how long: true is five minutes, ``"1h"`` an hour
-            where the model has that.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        timeouts: How long calls may take.
+            if the model supports that.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        timeouts: Time limits of calls.
         headers: HTTP headers to send with every request.
 
     Raises:
-        ModelError: when an access key is given by half or beside a key of Bedrock's own, and for any other endpoint.
+        ModelError: for an incomplete access key, one together with a Bedrock API key, or an unknown endpoint.
     """
 
     def __init__(
@@ -353,7 +353,7 @@ class BedrockProvider(_MultiProvider):
     ) -> None:
         super().__init__(name)
         if endpoint not in {"runtime", "mantle", "converse"}:
-            msg = f"endpoint={endpoint!r} is none of Amazon Bedrock's: 'runtime', 'mantle' or 'converse'"
+            msg = f"unknown endpoint={endpoint!r} of Amazon Bedrock; use 'runtime', 'mantle' or 'converse'"
             raise ModelError(msg, kind="settings")
         self._aws = AwsAuth(
             name,
@@ -409,7 +409,7 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
 
 
 class _RuntimeClaude(_AwsClaude):
-    """Claude by InvokeModel: the model in the path, and streams in AWS's own form."""
+    """Claude through InvokeModel, with the model in the path and streams in AWS's own format."""
 
     site = RUNTIME
     client_name = "AsyncAnthropicBedrock"
@@ -424,7 +424,7 @@ class _RuntimeClaude(_AwsClaude):
 
 
 class _MantleClaude(_AwsClaude):
-    """Claude by Anthropic's API as it is, behind AWS's signatures."""
+    """Claude through Anthropic's unchanged API, with AWS's authentication."""
 
     site = MANTLE
     client_name = "AsyncAnthropicBedrockMantle"
@@ -433,7 +433,7 @@ class _MantleClaude(_AwsClaude):
 
 
 class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
-    """OpenAI's models by Responses, behind AWS's signatures."""
+    """OpenAI's models through Responses, with AWS's authentication."""
 
     base_url_variable = "AWS_BEDROCK_BASE_URL"
     regional = "https://bedrock-mantle.{}.api.aws/openai/v1"
@@ -470,7 +470,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
 
 
 class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
-    """Models of any maker by Bedrock's own API, for which AWS has no asynchronous SDK."""
+    """Models of any maker through Bedrock's own API, without an SDK, because AWS has no asynchronous one."""
 
     accumulator = ConverseAccumulator
     path = ""
@@ -518,13 +518,13 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _explain_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if not family_of_converse(self.strip_prefix(request.model)).promises:
-            return "Bedrock does not promise that for the model"
+            return "Bedrock does not support that for the model"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
     def _can_be_strict(self, request: ModelRequest, after: str = "") -> bool:
-        """Return whether the tools of *request* that shall be strict can be so, all together."""
+        """Return whether all strict tools of *request* can be strict together."""
         strict = [tool for tool in request.tools if tool.strict]
         if not strict or after == GRAMMAR or not family_of_converse(self.strip_prefix(request.model)).promises:
             return False
@@ -558,7 +558,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         )
 
     def _thinking_for_claude(self, request: ModelRequest, model: str, after: str) -> ThinkingRequest:
-        """Return what is said of thinking to Claude, in the words of its own wire."""
+        """Return the thinking members for Claude, in the format of its own wire."""
         family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
         if thinks_anyway(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
@@ -580,7 +580,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
-        """Encode the question how many tokens *request* has, which Bedrock answers for Claude, by its name without a geography."""
+        """Encode a request that counts the tokens of *request*; ``None`` except for Claude."""
         model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
@@ -598,20 +598,20 @@ class VertexProvider(_MultiProvider):
     """
     Gemini and Claude on Google's Vertex AI: ``vertex/gemini-...``, ``vertex/claude-...``.
 
-    Requests carry a token that Google's credentials give, found and renewed as ``google-auth`` does it.
+    Requests have a token of Google's credentials, which ``google-auth`` finds and renews.
 
     Args:
         project: The project; by default from ``GOOGLE_CLOUD_PROJECT`` or ``ANTHROPIC_VERTEX_PROJECT_ID``, else that of the
             credentials.
         location: Such as ``"us-east5"``; by default from ``GOOGLE_CLOUD_LOCATION``, for Claude ``CLOUD_ML_REGION`` before
             that, else ``"global"``.
-        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        credentials: Credentials of ``google-auth``, or a token; by default ``google-auth`` looks for them.
         base_url: Another server, without the version in the path.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
         prompt_cache: Whether Claude's prompts are cached, and for how long: true is five minutes, ``"1h"`` an hour.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        timeouts: How long calls may take.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        timeouts: Time limits of calls.
         headers: HTTP headers to send with every request.
     """
 
@@ -641,7 +641,7 @@ class VertexProvider(_MultiProvider):
 
 
 class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
-    """What the two wires of Vertex AI share: credentials are looked for before the first request."""
+    """The base class of the two wires of Vertex AI, which load the credentials before the first request."""
 
     location_variables: tuple[str, ...]
 
@@ -663,10 +663,10 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens Vertex AI counts in *request*.
+        Query Vertex AI for the number of tokens in *request*.
 
         Raises:
-            ModelError: when the question fails.
+            ModelError: when the query fails.
         """
         await self._google.find_credentials(request.model)
         return await super().count_tokens(request)
@@ -738,16 +738,16 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
 
     Args:
         api_key: The key; by default from ``ANTHROPIC_FOUNDRY_API_KEY``.
-        base_url: The address; by default from ``ANTHROPIC_FOUNDRY_BASE_URL``, else made from *resource*.
+        base_url: The base URL; by default from ``ANTHROPIC_FOUNDRY_BASE_URL``, else derived from *resource*.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         resource: The name of the resource; by default from ``ANTHROPIC_FOUNDRY_RESOURCE``.
-        token_provider: A function that gives a token of Entra ID for each request, in place of a key; it may be asynchronous.
-            By default, where no key is, what ``azure-identity`` finds, if the environment speaks of it.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        options: What ``AnthropicProvider`` takes beside that.
+        token_provider: A function, also an asynchronous one, that returns an Entra ID token for each request in place of a key.
+            By default, without a key, the credentials of ``azure-identity``, if environment variables configure them.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        options: Other arguments of ``AnthropicProvider``.
 
     Raises:
-        ModelError: when a key is given and a function that gives tokens, too.
+        ModelError: when both *api_key* and *token_provider* are set.
     """
 
     site = FOUNDRY
@@ -770,7 +770,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return where its key and address come from."""
+        """Return the sources of its key and base URL."""
         resource = self._resource or os.environ.get("ANTHROPIC_FOUNDRY_RESOURCE", "").strip()
         return ProviderSettings(
             key_variables=(self._key_env or "ANTHROPIC_FOUNDRY_API_KEY",),
@@ -784,7 +784,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         if self._token_provider is None:
             has_key = self._api_key is not None or settings.key_from is not None
             url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
-            # What the environment holds for Entra ID goes where a key of the environment would go, and nowhere else.
+            # Entra ID credentials of the environment are only sent to hosts that a key of the environment may be sent to.
             if has_key or not usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
                 return None
         return None if self._api_key is not None else make_entra_source(self.name, self._token_provider, ENTRA_SCOPE)
@@ -797,7 +797,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return nothing: Foundry states nothing of a model."""
+        """Return ``None``, because Foundry does not describe models."""
         return None
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
@@ -846,24 +846,24 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
     """
     Claude as Anthropic runs it on AWS: ``anthropic_aws/claude-...``.
 
-    Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, which needs the extra
-    ``bedrock``, or carry a key of their own.
+    Requests are signed with AWS credentials (Signature Version 4), which AWS's own packages find, or have an API key of the
+    platform. Signatures need the extra ``bedrock``.
 
     Args:
-        api_key: A key; by default from ``ANTHROPIC_AWS_API_KEY``.
-        base_url: Another server; by default from ``ANTHROPIC_AWS_BASE_URL``, else made from the region.
+        api_key: An API key; by default from ``ANTHROPIC_AWS_API_KEY``.
+        base_url: Another server; by default from ``ANTHROPIC_AWS_BASE_URL``, else derived from the region.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         workspace_id: The workspace; by default from ``ANTHROPIC_AWS_WORKSPACE_ID``.
         region: Such as ``"us-east-1"``; by default from ``AWS_REGION``, ``AWS_DEFAULT_REGION`` or the profile.
         profile: A profile of AWS's configuration files; by default from ``AWS_PROFILE``.
-        access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
+        access_key: The id of an access key, together with *secret_key*; by default AWS's packages look for one.
         secret_key: The access key itself.
-        session_token: What belongs to a temporary access key.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        options: What ``AnthropicProvider`` takes beside that.
+        session_token: The token of a temporary access key.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        options: Other arguments of ``AnthropicProvider``.
 
     Raises:
-        ModelError: when an access key is given by half or beside a key.
+        ModelError: for an incomplete access key, or one together with an API key.
     """
 
     site = Site(name="Claude on AWS")
@@ -914,19 +914,19 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
     """
     Claude as Anthropic runs it on Google Cloud: ``anthropic_google/claude-...``.
 
-    Requests carry a token that Google's credentials give, found and renewed as ``google-auth`` does it.
+    Requests have a token of Google's credentials, which ``google-auth`` finds and renews.
 
     Args:
         project: The project; by default from ``ANTHROPIC_GOOGLE_CLOUD_PROJECT`` or ``GOOGLE_CLOUD_PROJECT``, else that of the
             credentials.
         location: By default from ``ANTHROPIC_GOOGLE_CLOUD_LOCATION``, else ``"global"``.
-        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        credentials: Credentials of ``google-auth``, or a token; by default ``google-auth`` looks for them.
         workspace_id: The workspace; by default from ``ANTHROPIC_GOOGLE_CLOUD_WORKSPACE_ID``.
         base_url: Another server; by default from ``ANTHROPIC_GOOGLE_CLOUD_BASE_URL``. Project, location and workspace are added
-            where it does not end in ``/invoke``.
+            unless it ends in ``/invoke``.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        options: What ``AnthropicProvider`` takes beside that.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        options: Other arguments of ``AnthropicProvider``.
     """
 
     site = Site(name="Claude on Google Cloud")

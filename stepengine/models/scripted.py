@@ -295,8 +295,7 @@ class ScriptedModel(Provider):
 
 class RunScript(ScriptedModel):
     """
-    A script for each run of an engine, as its ``models``: every run starts with the first of *replies* and shares them with its
-    children.
+    A script for an engine's ``models``: each run starts with the first of *replies* and shares them with its children.
 
     Parallel children receive the replies in the order of their requests, which may vary. A function of the request can answer
     each child reliably. A ``DurableEngine`` does not accept a ``RunScript``.

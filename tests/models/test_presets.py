@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from decimal import Decimal
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -38,6 +39,12 @@ def body(name, *messages, model="m", stream=True, **fields):
     provider = kind(name=name, api_key="k", **({"base_url": "http://x"} if name == "azure" else {}))
     request = ModelRequest(f"{name}/{model}", messages=history, **fields)
     return json.loads(provider._encode(request, stream=stream).content)
+
+
+def test_each_preset_names_a_page_of_documentation():
+    pages = [urlsplit(preset.page) for preset in PRESETS.values()]
+
+    assert all(page.scheme == "https" and page.hostname for page in pages)
 
 
 async def sent_to(name, monkeypatch, **environment):

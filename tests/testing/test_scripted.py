@@ -243,9 +243,7 @@ def test_texts_may_precede_separate_and_follow_calls():
     assert [*said[:3], call, said[3], call, said[4]] == list(reply.content)
     assert StopReason.TOOL_USE is reply.stop_reason
     assert StopReason.END_TURN is tool_calls("only", "words").stop_reason
-    with pytest.raises(
-        DataError, match=r"tool_calls accepts tool_call\(\.\.\.\), other replies and texts, not 7"
-    ):
+    with pytest.raises(DataError, match=r"tool_calls accepts tool_call\(\.\.\.\), other replies and texts, not 7"):
         tool_calls(tool_call("look"), 7)
 
 
