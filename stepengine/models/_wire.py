@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar, assert_never
 
 import attrs
 from attrs import frozen
@@ -19,11 +19,13 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
+    Message,
     ResultPart,
     TextPart,
     ToolCallPart,
     ToolMessage,
     ToolReferencePart,
+    UserMessage,
     UserPart,
 )
 from stepengine.data.models import ModelRequest, ModelSettings
@@ -386,7 +388,35 @@ class EncodedMessage:
 T = TypeVar("T", bound=EncodedMessage)
 
 
-def encode_turns(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -> list[T]:
+@frozen
+class MessageEncoders(Generic[T]):
+    """
+    The functions of a wire that encode messages, one for each role; their second argument are the wire's encode options.
+
+    Attributes:
+        user: Encodes a user message.
+        assistant: Encodes a reply; the third argument is false if the provider's own ids must not be sent.
+        result: Encodes a tool result.
+    """
+
+    user: Callable[[UserMessage, Any], T]
+    assistant: Callable[[AssistantMessage, Any, bool], T]
+    result: Callable[[ToolMessage, Any], T]
+
+    def encode(self, message: Message, flags: Hashable, *, own_ids: bool = True) -> T:
+        """Encode one message; *own_ids* false does not send the provider's own ids."""
+        match message:
+            case UserMessage():
+                return self.user(message, flags)
+            case AssistantMessage():
+                return self.assistant(message, flags, own_ids)
+            case ToolMessage():
+                return self.result(message, flags)
+            case _ as never:
+                assert_never(never)
+
+
+def encode_turns(request: ModelRequest, flags: Hashable, encoders: MessageEncoders[T]) -> list[T]:
     """
     Return the encoded messages of history and tail. Each is encoded once for the same *flags* (``Transcript.memo``).
 
@@ -394,15 +424,15 @@ def encode_turns(request: ModelRequest, flags: Hashable, encode: Callable[..., T
     ``own_ids=False`` (ecosystem:EC83).
     """
     history = len(request.messages)
-    turns = [*request.messages.memo(flags, lambda message: encode(message, flags))]
-    turns += [encode(message, flags) for message in request.tail]
+    turns = [*request.messages.memo(flags, lambda message: encoders.encode(message, flags))]
+    turns += [encoders.encode(message, flags) for message in request.tail]
     seen: set[bytes] = set()
     for index, turn in enumerate(turns):
         if turn.ids:
             ids = turn.ids.values()
             if not seen.isdisjoint(ids):
                 message = request.messages[index] if index < history else request.tail[index - history]
-                turns[index] = again = encode(message, flags, own_ids=False)
+                turns[index] = again = encoders.encode(message, flags, own_ids=False)
                 ids = again.ids.values()
             seen.update(ids)
     return turns

@@ -43,6 +43,7 @@ from stepengine.models._reply import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     MessageJoiner,
     call_arguments,
     call_text,
@@ -135,7 +136,7 @@ def encode_history(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost
     A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
     message followed instead, or its container is *lost*. Its calls are then sent as text (providers:PV121).
     """
-    turns = encode_turns(request, flags, encode_message)
+    turns = encode_turns(request, flags, ENCODERS)
     if any(turn.waits for turn in turns if turn.role == "assistant"):
         turns = _replace_abandoned_turns(request, turns, flags, lost=lost)
     joiner = _AnthropicJoiner()
@@ -215,17 +216,8 @@ DIRECT = ("caller", {"type": "direct"})
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: AnthropicEncodeOptions, *, own_ids: bool = True) -> AnthropicEncoded:
-    """Encode one message; *own_ids* false sends generated ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return AnthropicEncoded("user", join_json([_encode_content(part, flags) for part in message.content]))
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
+    return AnthropicEncoded("user", join_json([_encode_content(part, flags) for part in message.content]))
 
 
 def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
@@ -274,7 +266,7 @@ def _answered_tool_use_ids(blocks: list[Json]) -> frozenset[str]:
 def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
     """Encode a reply with an abandoned program, or a result for it, with calls as text."""
     if not isinstance(message, AssistantMessage):
-        return encode_message(message, attrs.evolve(flags, manual=True))
+        return ENCODERS.encode(message, attrs.evolve(flags, manual=True))
     ids = choose_wire_ids(message.tool_calls, flags.provider)
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
@@ -438,3 +430,6 @@ def _encode_source(part: ImagePart | DocumentPart) -> Json:
     if media_kind(part) == "text":
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
     return {"type": "base64", "media_type": part.mime_type, "data": encode_base64(part.data)}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -26,7 +26,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -43,6 +42,7 @@ from stepengine.models._wire import (
     NUDGE,
     OFFICE,
     Kind,
+    MessageEncoders,
     MessageJoiner,
     call_arguments,
     call_text,
@@ -157,7 +157,7 @@ class EncodedConversation:
 def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> EncodedConversation:
     """Return the encoded history and tail with alternating roles."""
     joiner = _ConverseJoiner(flags.family)
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
     content = joiner.join(nudge=not is_paused(request))
     return EncodedConversation(content, joiner.last)
@@ -238,18 +238,9 @@ class _ConverseJoiner(MessageJoiner):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: ConverseEncodeOptions, *, own_ids: bool = True) -> ConverseEncoded:
-    """Encode one message; *own_ids* false sends generated ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-            return ConverseEncoded("user", join_json(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
+    blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
+    return ConverseEncoded("user", join_json(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
 
 
 def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
@@ -431,3 +422,6 @@ def _encode_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions)
     raise make_unsupported_part_error(
         flags.provider, part, "it accepts bytes, and URLs in S3 such as url='s3://bucket/key'"
     )
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -28,7 +28,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -43,6 +42,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     MessageJoiner,
     call_arguments,
     check_file_provider,
@@ -132,7 +132,7 @@ ANSWER = b'{"functionResponse":{'
 def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
     """Return the ``contents`` array of history and tail, with alternating roles."""
     joiner = _GoogleJoiner()
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
     return joiner.join(nudge=not is_paused(request))
 
@@ -159,19 +159,10 @@ class _GoogleJoiner(MessageJoiner):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: GoogleEncodeOptions, *, own_ids: bool = True) -> GoogleEncoded:
-    """Encode one message; *own_ids* false leaves out the provider's ids."""
-    match message:
-        case UserMessage():
-            return GoogleEncoded(
-                "user", join_json([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
-            )
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
+    return GoogleEncoded(
+        "user", join_json([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+    )
 
 
 def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
@@ -301,3 +292,6 @@ def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) ->
     data = encode_inline_data(part, part.data, flags.provider)
     mime = "text/plain" if kind == "text" and not part.mime_type.startswith("text/") else part.mime_type
     return {"inlineData": {"mimeType": mime, "data": data}}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

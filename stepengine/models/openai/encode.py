@@ -23,7 +23,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -40,6 +39,7 @@ from stepengine.models._json import encode_utf8, find_object
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     call_arguments,
     check_file_provider,
     check_image,
@@ -121,7 +121,7 @@ def encode_messages(
     searches: frozenset[str] = frozenset()
     role = ""
     after = b""
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         if turn.role == "tool":
             role = "tool"
             if turn.call_id in searches:
@@ -178,26 +178,14 @@ class _ToolDefinitions:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: OpenAIEncodeOptions, *, own_ids: bool = True) -> ResponsesEncoded:
-    """Encode one message; *own_ids* false sends generated ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return ResponsesEncoded("user", _encode_user(message, flags))
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
-
-
-def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> bytes:
+def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
     parts = remove_blank_texts(message.content)
     if not parts:
-        return b""
+        return ResponsesEncoded("user", b"")
     if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return encode_json({"role": "user", "content": parts[0].text})
-    return encode_json({"role": "user", "content": [_encode_content(part, flags) for part in parts]})
+        return ResponsesEncoded("user", encode_json({"role": "user", "content": parts[0].text}))
+    content = [_encode_content(part, flags) for part in parts]
+    return ResponsesEncoded("user", encode_json({"role": "user", "content": content}))
 
 
 def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
@@ -394,3 +382,6 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
     if kind == "text":
         return {"type": "input_text", "text": document_text(getattr(part, "name", ""), part.data)}
     return {"type": "input_file", "filename": file_name(part), "file_data": data_url(part)}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -23,7 +23,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -39,6 +38,7 @@ from stepengine.models._json import encode_utf8
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     call_arguments,
     check_file_provider,
     check_image,
@@ -112,7 +112,7 @@ def encode_messages(
     prompt and the last message, as the ends of cached prefixes (providers:PV66).
     """
     joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
     return joiner.join(nudge=not is_paused(request))
 
@@ -206,19 +206,6 @@ def _strip_quotes(text: bytes) -> bytes:
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
-
-
-def encode_message(message: Message, flags: ChatEncodeOptions, *, own_ids: bool = True) -> ChatEncoded:
-    """Encode one message; *own_ids* false sends generated ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return _encode_user(message, flags)
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
 
 
 def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
@@ -422,3 +409,6 @@ def _describe_accepted(preset: Preset) -> str:
         "video as bytes or by URL" if preset.takes_video else "",
     ]
     return ", ".join([kind for kind in kinds if kind])
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

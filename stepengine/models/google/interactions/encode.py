@@ -20,7 +20,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -36,6 +35,7 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     EncodedMessage,
+    MessageEncoders,
     call_arguments,
     check_file_provider,
     choose_wire_ids,
@@ -82,7 +82,7 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
     after: list[bytes] = []
     ids: Mapping[str, bytes] = {}
     role = ""
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         if turn.role == "tool":
             out.append(RESULT + ids[turn.call_id] + turn.body)
             after += [turn.after] if turn.after else []
@@ -108,20 +108,11 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: InteractionsEncodeOptions, *, own_ids: bool = True) -> EncodedMessage:
-    """Encode one message; *own_ids* false sends generated ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return EncodedMessage(
-                "user",
-                _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
-            )
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
+    return EncodedMessage(
+        "user",
+        _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
+    )
 
 
 def _encode_user_step(content: Iterable[Json | None]) -> bytes:
@@ -226,3 +217,6 @@ def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptio
     if part.data is None:
         return {**block, "uri": part.url if part.file_id is None else part.file_id}
     return {**block, "data": encode_inline_data(part, part.data, flags.provider)}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)
