@@ -82,7 +82,7 @@ class Accumulator(ABC):
         """The usage reported for the reply so far."""
 
     @abstractmethod
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """Process one event and return the deltas that it adds."""
 
     @abstractmethod
@@ -154,17 +154,17 @@ class ReplyReader:
                 if taken.done:
                     break
                 self.events += name != "ping"
-                deltas += taken.event(name, data)
+                deltas += taken.process_event(name, data)
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - see `run_decoder`
             broken = _describe_decode_error(error)
         else:
-            self._count(deltas)
+            self._count_text(deltas)
             return deltas
         raise make_protocol_error(self._call, broken, self.usage)
 
-    def _count(self, deltas: list[ModelDelta]) -> None:
+    def _count_text(self, deltas: list[ModelDelta]) -> None:
         """Count the text of *deltas*; raise an error above the limit."""
         for delta in deltas:
             if isinstance(delta, (TextChunk, ThinkingChunk)):

@@ -341,7 +341,7 @@ class GoogleAuth(CloudAuth):
             )
             raise MissingKey(msg, kind="missing_key")
         if self.is_given and self.project is None:
-            raise self._missing_project_error()
+            raise self._make_missing_project_error()
         check_package_installed(provider, "google-auth", "vertex")
         source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
@@ -385,7 +385,7 @@ class GoogleAuth(CloudAuth):
                 self.check(self._provider)
                 await self._load_default_credentials(model)
         if self.project is None:
-            raise self._missing_project_error()
+            raise self._make_missing_project_error()
 
     async def _load_default_credentials(self, model: str) -> None:
         import google.auth
@@ -401,7 +401,7 @@ class GoogleAuth(CloudAuth):
             return
         raise failure
 
-    def _missing_project_error(self) -> ModelError:
+    def _make_missing_project_error(self) -> ModelError:
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 

@@ -252,7 +252,9 @@ def error_from_sdk(error: Exception, sdk: Any, call: RequestLabel) -> BaseExcept
         return error_from_body(response.content, response.status_code, response.headers, call)
     if isinstance(error, sdk.APIConnectionError):
         cause = error.__cause__
-        return _connection_error(call, "connection", True, "") if cause is None else error_from_transport(cause, call)
+        return (
+            _make_connection_error(call, "connection", True, "") if cause is None else error_from_transport(cause, call)
+        )
     return error_from_transport(error, call)
 
 
@@ -268,22 +270,24 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
     if not isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError | OSError):
         return error
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return _connection_error(call, "tls", False, "its TLS certificate could not be verified")
+        return _make_connection_error(call, "tls", False, "its TLS certificate could not be verified")
     # Without a connection nothing was sent and billed.
     used = Usage() if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout) else None
     if isinstance(error, httpx2.PoolTimeout):
-        return _connection_error(call, "pool_timeout", True, "no connection of the pool became free in time", used)
+        return _make_connection_error(call, "pool_timeout", True, "no connection of the pool became free in time", used)
     if isinstance(error, httpx2.TimeoutException):
-        return _connection_error(call, "timeout", True, f"it did not answer in time ({type(error).__name__})", used)
+        return _make_connection_error(
+            call, "timeout", True, f"it did not answer in time ({type(error).__name__})", used
+        )
     if isinstance(error, httpx2.LocalProtocolError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-        return _connection_error(
+        return _make_connection_error(
             call, "request", False, "the request could not be sent; check base_url and the characters of the key"
         )
     detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
     is_here = call.address.partition("://")[2].startswith(LOOPBACK)
     refused = is_here and isinstance(error, httpx2.ConnectError)
     detail = f"{detail}; is a server running there?" if refused else detail
-    return _connection_error(call, "connection", True, detail, used)
+    return _make_connection_error(call, "connection", True, detail, used)
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:
@@ -295,7 +299,7 @@ def _list_causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _connection_error(
+def _make_connection_error(
     call: RequestLabel,
     kind: str,
     retryable: bool,  # noqa: FBT001 - private, named at the call
@@ -323,7 +327,7 @@ def error_from_body(
         call: The request.
         usage: The reported usage before the failure.
     """
-    problem = _with_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
+    problem = _add_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _format_message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _find_any_request_id(headers, content), "kind": "http"}
@@ -459,7 +463,7 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     )
 
 
-def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
+def _add_kind_from_header(problem: _Problem, kind: str) -> _Problem:
     """Return *problem* with the error type of a header such as ``ThrottlingException:http://...`` added to its words."""
     word = printable(kind.partition(":")[0], MAX_WORD_CHARS)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
@@ -497,9 +501,9 @@ def _format_message(problem: _Problem, status: int | None, call: RequestLabel) -
     if status == FORBIDDEN or _is_wrong_key(problem, status):
         return f"{text} {call.credentials.origin}"
     if status == NOT_FOUND or _is_unknown_model(problem, status):
-        from stepengine.models.pricing import nearest_names
+        from stepengine.models.pricing import find_nearest_names
 
-        near = nearest_names(call.model)
+        near = find_nearest_names(call.model)
         text = f"{text} The nearest known names are {', '.join(near)}." if near else text
         return f"{text} {LATEST}" if call.model.endswith("-latest") and "API version v1," in problem.text else text
     if status == TOO_LARGE:

@@ -106,12 +106,10 @@ def arrange_hidden_tools(request: ModelRequest, provider: str, *, searches: bool
     tools = request.tools
     hidden = {tool.name: tool for tool in tools if tool.defer_loading}
     if not any(tool.name == FIND_TOOLS for tool in tools):
-        return attrs.evolve(request, tools=tuple([_without_defer_loading(tool) for tool in tools]))
+        return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
     known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
     given = [name for name in known.named if not searches or name not in known.shown]
-    in_full = [
-        _without_defer_loading(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden
-    ]
+    in_full = [_reveal_tool(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden]
     plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
     return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
 
@@ -130,7 +128,7 @@ def find_hidden_tools(request: ModelRequest) -> frozenset[str] | None:
     return None if "tools" in extra or (isinstance(body, Mapping) and "tools" in body) else frozenset()
 
 
-def _without_defer_loading(spec: ToolSpec) -> ToolSpec:
+def _reveal_tool(spec: ToolSpec) -> ToolSpec:
     """Return *spec* without ``defer_loading``; the same tool always returns the same object."""
     if not spec.defer_loading:
         return spec

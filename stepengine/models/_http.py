@@ -57,9 +57,9 @@ from stepengine.models._json import parse_token_count
 from stepengine.models._log_redaction import install_secret_filter
 from stepengine.models._reply import parse_dollar_text
 from stepengine.models._sdks import Sdk
-from stepengine.models._settings import add_dropped, find_foreign_options, warn_of_dropped, without_options
+from stepengine.models._settings import add_dropped, find_foreign_options, remove_options, warn_of_dropped
 from stepengine.models._stopped_usage import attach_usage_on_cancel
-from stepengine.models._wire import extra_headers, merge_headers
+from stepengine.models._wire import merge_headers, parse_extra_headers
 from stepengine.models.base import Provider, Timeouts, split_reply_into_deltas
 from stepengine.models.keys import (
     WITHHELD,
@@ -72,7 +72,7 @@ from stepengine.models.keys import (
     register_secret_headers,
     register_url_password,
     resolve_base_url,
-    usable_variables,
+    select_usable_variables,
 )
 from stepengine.redaction import GIVEN
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
@@ -369,7 +369,7 @@ class HttpProvider(Provider):
         # A key is only sent to its own host, because a URL in the environment may point anywhere. If code passes both
         # key_env and base_url, that is an explicit choice.
         is_chosen = self._key_env is not None and self._base_url is not None
-        usable = variables if is_chosen else usable_variables(self.name, variables, url, default)
+        usable = variables if is_chosen else select_usable_variables(self.name, variables, url, default)
         credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
         if credentials.key is None and not usable and find_set_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)
@@ -480,7 +480,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when the query fails.
         """
-        body = self._encode_count(without_options(request, self._find_foreign_options(request)))
+        body = self._encode_count(remove_options(request, self._find_foreign_options(request)))
         if body is None:
             return None
         return parse_token_count((await self._answer(body, request)).get(self.count_member))
@@ -508,10 +508,10 @@ class HttpProvider(Provider):
     def _encode_for_batch(self, request: ModelRequest) -> RequestBody:
         """Encode *request* for a batch."""
         dropped = self._list_left_out(request)
-        if not self.batches_have_headers and extra_headers(request.settings):
+        if not self.batches_have_headers and parse_extra_headers(request.settings):
             dropped = (*dropped, "extra['headers']")
         warn_of_dropped(request, self.name, dropped)
-        request = without_options(request, self._find_foreign_options(request))
+        request = remove_options(request, self._find_foreign_options(request))
         return self._encode(request, stream=False, after=self._failed_requests.find_kind(request))
 
     def _read_batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
@@ -586,7 +586,7 @@ class HttpProvider(Provider):
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
         after = self._failed_requests.find_kind(request)
         warn_of_dropped(request, self.name, self._list_left_out(request))
-        body = self._encode(without_options(request, self._find_foreign_options(request)), stream=stream, after=after)
+        body = self._encode(remove_options(request, self._find_foreign_options(request)), stream=stream, after=after)
         async with self._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
@@ -614,7 +614,9 @@ class HttpProvider(Provider):
             request=request,
             address=ready.address,
         )
-        body = attrs.evolve(body, headers=merge_headers(self._headers, body.headers, extra_headers(request.settings)))
+        body = attrs.evolve(
+            body, headers=merge_headers(self._headers, body.headers, parse_extra_headers(request.settings))
+        )
         timeouts, started = self._timeouts, asyncio.get_running_loop().time()
         limit = "first_byte" if stream else "total"
         failure: BaseException

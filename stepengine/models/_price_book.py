@@ -16,13 +16,13 @@ from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import list_uncounted_iterations
 from stepengine.models._json import find_object, parse_token_count
-from stepengine.models._unpriced import (
+from stepengine.models._unpriced_items import (
     DEARER,
     IMAGES,
     count_web_searches,
     find_service_tier,
+    list_unlisted_kinds,
     list_unpriced_tools,
-    unlisted_kinds,
 )
 
 PRICE_LISTS = {
@@ -207,7 +207,7 @@ class PriceBook:
         found = [] if tier is None else list(tier.unpriced)
         if _has_special_prices(raw):
             extracted = self._extract_usage(model, provider, raw)
-            found += unlisted_kinds(extracted, self.find_model(model).get_prices(at))
+            found += list_unlisted_kinds(extracted, self.find_model(model).get_prices(at))
         if _image_tokens(data) and self._price_images(model, data, at) is None:
             found.append(IMAGES)
         found += list_unpriced_tools(data, _opaque_items(reply), XAI, searches=provider in WEB_SEARCH)

@@ -14,7 +14,7 @@ MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
 NULL = {"type": "null"}
 
 
-def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     Return *schema* without ``$ref``, ``const`` and unions with null; recursion ends with a plain object.
 
@@ -42,7 +42,7 @@ class _ReferenceResolver:
         if not isinstance(value, Mapping):
             return value
         self._made += 1
-        found = dict(value) if "$ref" in value else _without_null(dict(value))
+        found = dict(value) if "$ref" in value else _remove_null(dict(value))
         if "$ref" in found:
             return self._follow_reference(found.pop("$ref"), found, within)
         return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
@@ -61,7 +61,7 @@ class _ReferenceResolver:
         return self.convert(item, within)
 
 
-def _without_null(found: dict[str, Any]) -> dict[str, object]:
+def _remove_null(found: dict[str, Any]) -> dict[str, object]:
     """Return *found* without ``const`` and null unions at its top level."""
     if "const" in found and not isinstance(found["const"], Mapping):
         found["enum"] = [found.pop("const")]

@@ -39,13 +39,13 @@ class Sdk(NamedTuple):
         except (ImportError, ValueError):  # its parent is missing, or its import is blocked
             spec = None
         if spec is None:
-            raise self._missing_error()
+            raise self._make_missing_error()
         if spec.origin is None:
             why = "only its folder is left"
-            raise self._broken_error(why)
+            raise self._make_broken_error(why)
         if lacking := _find_missing_requirements(self.package):
             why = f"it needs {', '.join(map(repr, lacking))}, which is not installed"
-            raise self._broken_error(why, *lacking)
+            raise self._make_broken_error(why, *lacking)
 
     def load(self) -> Any:
         """
@@ -59,13 +59,13 @@ class Sdk(NamedTuple):
             return import_module(self.module)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise self._broken_error(why) from error
+            raise self._make_broken_error(why) from error
 
-    def _missing_error(self) -> ModelError:
+    def _make_missing_error(self) -> ModelError:
         msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
         return ModelError(msg, kind="missing_sdk")
 
-    def _broken_error(self, why: str, *lacking: str) -> ModelError:
+    def _make_broken_error(self, why: str, *lacking: str) -> ModelError:
         remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
         msg = f"the package {self.package!r} is installed and cannot be loaded ({why}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")

@@ -115,7 +115,7 @@ def find_foreign_options(settings: ModelSettings, provider: str) -> tuple[str, .
     return tuple(sorted(name for name in given if OWNERS.get(name, provider) != provider))
 
 
-def without_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
+def remove_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
     """Return *request* without the members *names* of ``settings.extra``."""
     if not names:
         return request

@@ -39,7 +39,7 @@ def was_sent(stopped: BaseException) -> bool:
     return not vars(stopped).get(UNSENT, False)
 
 
-def known_usage(error: ModelError) -> Usage | None:
+def get_known_usage(error: ModelError) -> Usage | None:
     """
     Return the usage of a failed attempt, which is a lower bound if the answer was lost; ``None`` if it has none.
 

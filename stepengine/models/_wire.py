@@ -85,7 +85,7 @@ def is_own(data: Mapping[str, object] | None, provider: str, model: str | None =
     return data is not None and data.get("provider") == provider and (model is None or data.get("model") == model)
 
 
-def safe_name(name: str) -> str:
+def make_safe_name(name: str) -> str:
     """Return a tool name that every API accepts; names that a model invented may contain any characters."""
     return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
@@ -100,7 +100,7 @@ def call_text(call: ToolCallPart) -> str:
     return f"The tool {call.tool_name} was called with {compact(call_arguments(call))}. Its result:"
 
 
-def extra_headers(settings: ModelSettings) -> dict[str, str]:
+def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
     """
     Return the HTTP headers in ``settings.extra["headers"]``.
 
@@ -172,7 +172,7 @@ def _merge_objects(below: Mapping[str, object], above: Mapping[str, object]) -> 
 def schema_name(schema: Mapping[str, object]) -> str:
     """Return the name of a structured output for APIs that require one."""
     title = schema.get("title")
-    return safe_name(title) if isinstance(title, str) and title else "output"
+    return make_safe_name(title) if isinstance(title, str) and title else "output"
 
 
 def is_paused(request: ModelRequest) -> bool:

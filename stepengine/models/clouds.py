@@ -63,7 +63,7 @@ from stepengine.models.keys import (
     hash_account,
     register_secret,
     resolve_base_url,
-    usable_variables,
+    select_usable_variables,
 )
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
@@ -785,7 +785,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
             has_key = self._api_key is not None or settings.key_from is not None
             url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
             # Entra ID credentials of the environment are only sent to hosts that a key of the environment may be sent to.
-            if has_key or not usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
+            if has_key or not select_usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
                 return None
         return None if self._api_key is not None else make_entra_source(self.name, self._token_provider, ENTRA_SCOPE)
 

@@ -104,7 +104,7 @@ class Files:
         if not kind:
             msg = f"the type of the file {name!r} is unknown; pass mime_type=, such as 'application/pdf'"
             raise InputError(msg)
-        provider = self._provider(to)
+        provider = self._get_provider(to)
         file_id = await provider.upload(data, mime_type=kind, name=name, expires_in=expires_in)
         return UploadedFile(provider=provider.name, file_id=file_id, mime_type=kind, name=name)
 
@@ -121,9 +121,9 @@ class Files:
             ModelError: when the deletion fails, such as for an unknown file.
         """
         part = file_part(file)
-        await self._provider(at or part.provider).delete_file(str(part.file_id))
+        await self._get_provider(at or part.provider).delete_file(str(part.file_id))
 
-    def _provider(self, to: str) -> Provider:
+    def _get_provider(self, to: str) -> Provider:
         return self._models().provider_for(to if "/" in to else f"{to}/files")
 
 

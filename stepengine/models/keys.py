@@ -152,7 +152,9 @@ def resolve_base_url(explicit: str | None, variable: str | None, default: str | 
     return url, default is None or url.rstrip("/") != default.rstrip("/")
 
 
-def usable_variables(provider: str, variables: Sequence[str], url: str | None, default: str | None) -> Sequence[str]:
+def select_usable_variables(
+    provider: str, variables: Sequence[str], url: str | None, default: str | None
+) -> Sequence[str]:
     """
     Return *variables* if their keys may be sent to *url*, else ``()``; a key is only sent to its own host (reliability:SC12).
 

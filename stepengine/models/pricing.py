@@ -85,7 +85,7 @@ def find_model_info(model: str) -> ModelInfo:
     return fill_model_limits(model, ModelInfo(context_window=None if known is None else known.context_window))
 
 
-def nearest_names(model: str) -> tuple[str, ...]:
+def find_nearest_names(model: str) -> tuple[str, ...]:
     """Return up to three known model names of the same provider that are similar to *model*."""
     from genai_prices.data_snapshot import get_snapshot
 

@@ -51,13 +51,13 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
     except ModelError:
         raise
     except Exception as error:
-        raise _entry_error(entry, f"{type(error).__name__}: {error}") from error
+        raise _make_entry_error(entry, f"{type(error).__name__}: {error}") from error
     if not isinstance(provider, Provider):
-        raise _entry_error(entry, f"it returned {provider!r}")
+        raise _make_entry_error(entry, f"it returned {provider!r}")
     return provider
 
 
-def _entry_error(entry: EntryPoint, why: str) -> ModelError:
+def _make_entry_error(entry: EntryPoint, why: str) -> ModelError:
     msg = (
         f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It is called without arguments; "
         f"in the package that has it, replace {entry.value!r} by a class or function that needs none and creates a Provider"
@@ -263,11 +263,11 @@ class Models:
         """
         model = self._resolve_alias(model)
         if not model:
-            msg = f"no model is set: name one as 'provider/model', with one of the providers {self._names()}"
+            msg = f"no model is set: name one as 'provider/model', with one of the providers {self._list_names()}"
             raise UnknownModel(msg, kind="unknown_model")
         route = parse_route(model)
         if route is not None:
-            return ModelRef("", str(self._canonical(route)))
+            return ModelRef("", str(self._make_canonical(route)))
         prefix, separator, rest = _split_prefix(model)
         if model in self._served:
             return ModelRef(prefix, rest) if separator == "/" else ModelRef("", model)
@@ -278,7 +278,7 @@ class Models:
             if found is not None:
                 return found
         if separator == "/":
-            raise self._unknown_provider_error(model, prefix)
+            raise self._make_unknown_provider_error(model, prefix)
         return self._match_patterns(model)
 
     def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
@@ -292,7 +292,7 @@ class Models:
         known = max(fits, key=len)
         return ModelRef(known, plain[len(known) + 1 :])
 
-    def _canonical(self, route: Route) -> Route:
+    def _make_canonical(self, route: Route) -> Route:
         """Return *route* with canonical model strings."""
         return attrs.evolve(route, models=tuple([str(self.parse(name)) for name in route.models]))
 
@@ -325,7 +325,7 @@ class Models:
         route = None if ref.provider else parse_route(ref.model)
         if route is not None:
             return Fallback(route, self.provider_for)
-        return self._only if self._only is not None else self._provider(ref.provider)
+        return self._only if self._only is not None else self._get_provider(ref.provider)
 
     def check(self, model: str) -> str:
         """
@@ -409,7 +409,7 @@ class Models:
         for provider in {*self._providers.values(), *self._served.values(), *([self._only] if self._only else [])}:
             await provider.close()
 
-    def _provider(self, prefix: str) -> Provider:
+    def _get_provider(self, prefix: str) -> Provider:
         provider = self._providers.get(prefix)
         if provider is None:
             source = self._sources[prefix]
@@ -428,13 +428,13 @@ class Models:
             model = self.aliases[model]
         return model.strip()
 
-    def _names(self) -> str:
+    def _list_names(self) -> str:
         """Return the registered providers as text for a message."""
         listed = list_names(self.providers, quoted=True, none="(none is registered)")
         return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
     def _match_patterns(self, model: str) -> ModelRef:
-        found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]
+        found = [prefix for prefix in self._sources if self._get_provider(prefix).supports_model(model)]
         if len(found) == 1:
             return ModelRef(found[0], model)
         if found:
@@ -442,13 +442,13 @@ class Models:
             msg = f"the model {model!r} matches several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
         near = self._suggest_openrouter(model) or self._suggest_names(model)
-        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._names()}{near}"
+        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._list_names()}{near}"
         raise UnknownModel(msg, kind="unknown_model")
 
-    def _unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
+    def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
         elsewhere = self._suggest_openrouter(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
-        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{elsewhere}{near}"
+        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._list_names()}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:

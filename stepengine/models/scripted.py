@@ -237,7 +237,7 @@ class ScriptedModel(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise the scripted error."""
-        item = self._next(request)
+        item = self._pop_item(request)
         return item if isinstance(item, ModelReply) else _play_item(item, request)
 
     def skip_reply(self, request: ModelRequest) -> None:
@@ -248,7 +248,7 @@ class ScriptedModel(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Yield the next reply in deltas of a few characters, then the reply itself."""
-        item = self._next(request)
+        item = self._pop_item(request)
         if callable(item):
             item = _check_item(item(request), asked=item)
         if isinstance(item, Failing):
@@ -282,7 +282,7 @@ class ScriptedModel(Provider):
             msg = f"{asked - written} requests came after the last of {written} scripted replies:{rest}"
             raise AssertionError(msg)
 
-    def _next(self, request: ModelRequest) -> Any:
+    def _pop_item(self, request: ModelRequest) -> Any:
         with self._lock:
             index = len(self.calls)
             self.calls.append(request)
@@ -366,12 +366,12 @@ def _check_item(item: object, index: int | None = None, *, asked: object = None)
     )
     msg = (
         f"{where} {item!r}; valid items are replies, strings, failure(exc) and functions from a request to one of these"
-        f"{_hint_for(item)}"
+        f"{_make_hint(item)}"
     )
     raise DataError(msg)
 
 
-def _hint_for(item: object) -> str:
+def _make_hint(item: object) -> str:
     """Return a hint for a likely mistake in an invalid item; ``""`` without one."""
     if isinstance(item, BaseException) or (isinstance(item, type) and issubclass(item, BaseException)):
         return "; wrap an exception in failure(...)"

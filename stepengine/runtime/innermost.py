@@ -80,7 +80,7 @@ from stepengine.errors import (
     TruncatedReply,
 )
 from stepengine.machine.plan import Finished
-from stepengine.models._stopped_usage import attach_usage, get_attached_usage, known_usage, was_sent
+from stepengine.models._stopped_usage import attach_usage, get_attached_usage, get_known_usage, was_sent
 from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
@@ -242,7 +242,7 @@ class Innermost:
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._outcomes.failure(item, failed)
-                used = known_usage(failed)
+                used = get_known_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.next_delay(failed, attempt, item.address)
                 if wait is None:

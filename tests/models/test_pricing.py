@@ -22,7 +22,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models import OpenAIChatProvider
-from stepengine.models.pricing import LIST_PRICES, find_model_info, nearest_names
+from stepengine.models.pricing import LIST_PRICES, find_model_info, find_nearest_names
 from stepengine.testing import ScriptedModel
 from tests.faults.scripts import event
 from tests.models.wires import made, reader
@@ -38,11 +38,11 @@ from tests.models.wires import made, reader
     ],
 )
 def test_misspelt_model_finds_near_names_of_its_provider(model: str, near: str) -> None:
-    found = nearest_names(model)
+    found = find_nearest_names(model)
 
     assert near in found
     assert len(found) <= 3
-    assert () == nearest_names(f"nobody/{near}")
+    assert () == find_nearest_names(f"nobody/{near}")
 
 
 def price_of_the_library(provider: str, model: str, usage: Usage, at: datetime) -> Decimal | None:

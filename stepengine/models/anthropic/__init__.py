@@ -22,7 +22,7 @@ from stepengine.models._programs import merge_programs
 from stepengine.models._schemas import count_optional_members
 from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._thinking_levels import CANNOT
-from stepengine.models._wire import ToolsCache, extra_headers, merge_headers
+from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
 from stepengine.models.anthropic.families import AnthropicFamily, find_family, with_capabilities
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
@@ -167,7 +167,7 @@ class AnthropicProvider(HttpProvider):
             ModelError: when the request cannot be sent.
         """
         body = self._encode_for_batch(request)
-        headers = merge_headers(body.headers, extra_headers(request.settings))
+        headers = merge_headers(body.headers, parse_extra_headers(request.settings))
         group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
         return BatchMember(
             request, group, _BatchRequest(body.content, headers, self._get_family(self.strip_prefix(request.model)))
@@ -357,7 +357,7 @@ class AnthropicProvider(HttpProvider):
         """Return the body members with API version and betas, for sites without headers for them; else ``{}``."""
         if self.site.names_model:
             return {}
-        given = merge_headers(self._headers, headers, extra_headers(request.settings))
+        given = merge_headers(self._headers, headers, parse_extra_headers(request.settings))
         betas = given.get("anthropic-beta", "")
         more = {"anthropic_version": given.get("anthropic-version") or VERSION}
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more

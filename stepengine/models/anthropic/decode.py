@@ -91,7 +91,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
-        answered=_answering_model(message, blocks),
+        answered=_find_answering_model(message, blocks),
         request_id=request_id,
         kept={
             "id": message.get("id"),
@@ -116,7 +116,7 @@ def _drop_withdrawn_blocks(blocks: list[Mapping[str, object]]) -> list[Mapping[s
     ]
 
 
-def _answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
+def _find_answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
     """Return the name of the model that answered, which is the last replacement if there were any."""
     # The price depends on it (reliability:MP62). Fallback blocks are the best source, then the usage of whole replies.
     # The start of a stream names only the requested model.

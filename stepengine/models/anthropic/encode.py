@@ -57,9 +57,9 @@ from stepengine.models._wire import (
     is_paused,
     join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import find_calling_program
@@ -150,7 +150,7 @@ def _replace_abandoned_turns(
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with calls of abandoned programs and their results as text."""
     history = len(request.messages)
-    gone, is_gone, found = _abandoned_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
+    gone, is_gone, found = _find_abandoned_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -158,7 +158,7 @@ def _replace_abandoned_turns(
     return found
 
 
-def _abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
+def _find_abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
     """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
@@ -233,7 +233,7 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
             "assistant",
             join_json(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
             after=after,
-            ends=_answered_tool_use_ids(blocks),
+            ends=_list_answered_use_ids(blocks),
         )
     waits = frozenset(filter(None, [find_calling_program(block) for block in blocks if block["type"] == "tool_use"]))
     # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
@@ -247,7 +247,7 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
-        ends=_answered_tool_use_ids(blocks),
+        ends=_list_answered_use_ids(blocks),
         container=next(filter(None, [find_text(call.provider_data, "container") for call in calls]), "")
         if waits
         else "",
@@ -258,7 +258,7 @@ def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
     return {call.tool_call_id: encode_json(_encode_text(call_text(call))) for call in calls}
 
 
-def _answered_tool_use_ids(blocks: list[Json]) -> frozenset[str]:
+def _list_answered_use_ids(blocks: list[Json]) -> frozenset[str]:
     """Return the ids of calls of the provider's own tools that have a result in *blocks*."""
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
@@ -271,7 +271,7 @@ def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
-    answered = _answered_tool_use_ids(blocks)
+    answered = _list_answered_use_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
         "assistant", join_json(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
@@ -300,7 +300,7 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
     match part:
         case TextPart():
             block = _encode_text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
-            return block and {**_stored_newer_members(part.provider_data, flags), **block}
+            return block and {**_get_newer_members(part.provider_data, flags), **block}
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
@@ -317,13 +317,13 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
 
 def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
     """Return the block of a call, with its unknown members except the default ``caller``."""
-    more = _stored_newer_members(part.provider_data, flags)
+    more = _get_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = safe_name(part.tool_name), call_arguments(part)
+    name, given = make_safe_name(part.tool_name), call_arguments(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
-def _stored_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
+def _get_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
     """Return the members of a block that are newer than this package, for the same model only."""
     return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
 
@@ -348,9 +348,9 @@ def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json 
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {**_stored_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
+        return {**_get_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    newer = _stored_newer_members(data, flags)
+    newer = _get_newer_members(data, flags)
     return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 

@@ -79,7 +79,7 @@ class AnthropicAccumulator(Accumulator):
         usage = parse_usage(self._message.get("usage")) if self._message else None
         return usage if usage is None or self.done else attrs.evolve(usage, at_least=True)
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Process one event and return its deltas.
 

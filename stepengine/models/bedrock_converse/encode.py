@@ -54,11 +54,11 @@ from stepengine.models._wire import (
     is_paused,
     join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     result_text,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.bedrock_converse.families import ConverseFamily
@@ -300,7 +300,7 @@ def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, i
             data = part.provider_data
             if is_own(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
-            return _encode_text(part.text, _stored_newer_members(data, flags))
+            return _encode_text(part.text, _get_newer_members(data, flags))
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
@@ -320,7 +320,7 @@ def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | 
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _stored_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
+def _get_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
     """Return the unknown members next to a block, for the same model only."""
     return dict(data.get("more", {})) if is_own(data, flags.provider, flags.model) else {}
 
@@ -339,8 +339,8 @@ def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json |
 def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
     data = part.provider_data
     newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-    call = {"toolUseId": ids[part.tool_call_id], "name": safe_name(part.tool_name), "input": call_arguments(part)}
-    return {"toolUse": {**newer, **call}, **_stored_newer_members(data, flags)}
+    call = {"toolUseId": ids[part.tool_call_id], "name": make_safe_name(part.tool_name), "input": call_arguments(part)}
+    return {"toolUse": {**newer, **call}, **_get_newer_members(data, flags)}
 
 
 def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:

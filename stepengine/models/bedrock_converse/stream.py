@@ -77,7 +77,7 @@ class ConverseAccumulator(Accumulator):
         """Whether the message has stopped. Only its usage follows."""
         return bool(self._stopped)
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Process one event and return its deltas.
 

@@ -371,7 +371,7 @@ class GoogleAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(self._data.get("usageMetadata"))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Process one chunk and return its deltas.
 

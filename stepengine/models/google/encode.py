@@ -53,12 +53,12 @@ from stepengine.models._wire import (
     is_paused,
     join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     plain_text,
     remove_blank_texts,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -194,31 +194,31 @@ def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptio
 
 
 def _make_function_name(name: str) -> str:
-    safe = safe_name(name)
+    safe = make_safe_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
 def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart() | RefusalPart():
-            signed = _stored_signature(part.provider_data, flags)
+            signed = _get_signature(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
             own = is_own(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_stored_signature(data, flags)} if own else None
+            return {"text": part.text, "thought": True, **_get_signature(data, flags)} if own else None
         case ToolCallPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
             call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": call_arguments(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_stored_signature(part.provider_data, flags)}
+            return {"functionCall": call, **_get_signature(part.provider_data, flags)}
         case OpaquePart():
             return _encode_opaque(part, flags)
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
-            return {**_encode_media(part, flags), **_stored_signature(part.provider_data, flags)} if own else None
+            return {**_encode_media(part, flags), **_get_signature(part.provider_data, flags)} if own else None
         case CitationPart():
             return None
         case _ as never:
@@ -232,7 +232,7 @@ def _encode_opaque(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _stored_signature(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
+def _get_signature(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
     """Return the signature and the unknown members of a part, if the same model produced it; else ``{}``."""
     if not is_own(data, flags.provider, flags.model):
         return {}

@@ -420,7 +420,7 @@ class ResponsesAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(self._response.get("usage"))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Process one event and return its deltas.
 

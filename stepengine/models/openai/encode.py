@@ -55,12 +55,12 @@ from stepengine.models._wire import (
     is_paused,
     join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     remove_blank_texts,
     remove_empty_texts,
     result_text,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -321,7 +321,7 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
     item: Json = {
         "type": "function_call",
         "call_id": ids[part.tool_call_id],
-        "name": safe_name(part.tool_name),
+        "name": make_safe_name(part.tool_name),
         "arguments": encode_utf8(compact(call_arguments(part))).decode(),
     }
     data = part.provider_data

@@ -57,7 +57,7 @@ from stepengine.models._reply import (
     select_members,
     usage_from_totals,
 )
-from stepengine.models._wire import encode_base64, safe_name
+from stepengine.models._wire import encode_base64, make_safe_name
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, find_legacy_call
 
 STOPS = {
@@ -146,7 +146,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         usage=parse_usage(usage),
         answered=text_at(data, "model"),
         request_id=request_id,
-        kept=_extra_members(data, choice, message),
+        kept=_collect_extra_members(data, choice, message),
         cost=_find_cost(usage, message),
     )
 
@@ -178,7 +178,9 @@ def _find_raw_usage(data: Mapping[str, object]) -> object:
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _extra_members(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
+def _collect_extra_members(
+    data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
+) -> Json:
     # Members that only some servers send, under our names where servers differ. Empty ones are left out.
     more = {
         "served_by": data.get("provider"),
@@ -362,7 +364,7 @@ class ChatAccumulator(Accumulator):
         self._more_texts: dict[str, list[str]] = {}
         self._likely: dict[str, list[Any]] = {}
         tools = () if call.request is None else call.request.tools
-        self._calls = CallPieces(self._refuse_calls, {safe_name(tool.name) for tool in tools})
+        self._calls = CallPieces(self._refuse_calls, {make_safe_name(tool.name) for tool in tools})
         self._audio: Json = {}
         self._sound: list[str] = []
         self._legacy = False
@@ -381,7 +383,7 @@ class ChatAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(_find_raw_usage(self._data))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Process one chunk and return its deltas.
 

@@ -54,12 +54,12 @@ from stepengine.models._wire import (
     is_paused,
     join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     remove_blank_texts,
     result_text,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
@@ -327,7 +327,7 @@ def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
 def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
     data = part.provider_data
     own = data if is_own(data, flags.preset.name, flags.model) else {}
-    name, arguments = safe_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
+    name, arguments = make_safe_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 

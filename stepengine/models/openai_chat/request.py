@@ -14,7 +14,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
-from stepengine.models._schemas import make_strict_schema, plain_schema
+from stepengine.models._schemas import make_strict_schema, simplify_schema
 from stepengine.models._settings import (
     DROPPED,
     Way,
@@ -204,7 +204,7 @@ def encode_strict_tool(spec: ToolSpec) -> Json:
 
 def encode_plain_tool(spec: ToolSpec) -> Json:
     """Return a tool definition with a schema without references, constants and null unions (ecosystem:EC102)."""
-    function = {"name": spec.name, "description": spec.description, "parameters": plain_schema(spec.input_schema)}
+    function = {"name": spec.name, "description": spec.description, "parameters": simplify_schema(spec.input_schema)}
     return {"type": "function", "function": function}
 
 

@@ -211,7 +211,7 @@ class InteractionsAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(self._interaction.get("usage"))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Process one event and return its deltas.
 
@@ -225,9 +225,9 @@ class InteractionsAccumulator(Accumulator):
             case "step.delta":
                 return self._apply_delta(index_at(event, "index"), object_at(event, "delta"))
             case "step.start":
-                return self._start(index_at(event, "index"), object_at(event, "step"))
+                return self._start_step(index_at(event, "index"), object_at(event, "step"))
             case "step.stop":
-                opened = self._open(index_at(event, "index"))
+                opened = self._get_open_step(index_at(event, "index"))
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
@@ -243,7 +243,7 @@ class InteractionsAccumulator(Accumulator):
                 pass
         return []
 
-    def _start(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
+    def _start_step(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
         """Store the new step at *index*; return a ``ToolCallStarted`` for a call."""
         if index in self._steps:
             self._refuse_stream(f"step {index} starts for the second time")
@@ -254,7 +254,7 @@ class InteractionsAccumulator(Accumulator):
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(step, "name"))]
 
-    def _open(self, index: int) -> _OpenStep:
+    def _get_open_step(self, index: int) -> _OpenStep:
         """Return the open step at *index*; raise an error for any other."""
         opened = self._steps.get(index)
         if opened is None or opened.closed:
@@ -262,7 +262,7 @@ class InteractionsAccumulator(Accumulator):
         return opened
 
     def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
-        opened = self._open(index)
+        opened = self._get_open_step(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
             self._refuse_stream(f"a delta of {kind!r} in a step of type {belongs!r}")

@@ -45,11 +45,11 @@ from stepengine.models._wire import (
     is_paused,
     join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     remove_blank_texts,
-    safe_name,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -165,7 +165,11 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
         case ToolCallPart():
             data = part.provider_data
             newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-            call = {"id": ids[part.tool_call_id], "name": safe_name(part.tool_name), "arguments": call_arguments(part)}
+            call = {
+                "id": ids[part.tool_call_id],
+                "name": make_safe_name(part.tool_name),
+                "arguments": call_arguments(part),
+            }
             return {**newer, "type": "function_call", **call}
         case OpaquePart():
             return dict(part.data) if part.provider == flags.provider else None
@@ -185,7 +189,7 @@ def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> En
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
-    rest: Json = {"name": safe_name(message.tool_name), "result": told}
+    rest: Json = {"name": make_safe_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
     after = _encode_user_step([_encode_text(media_label(message)), *outside]) if outside else b""

@@ -102,7 +102,7 @@ def _nonzero_names(told: object) -> list[str]:
     return [name for name, count in told.items() if parse_token_count(count)] if isinstance(told, Mapping) else []
 
 
-def unlisted_kinds(extracted: object, prices: object) -> list[str]:
+def list_unlisted_kinds(extracted: object, prices: object) -> list[str]:
     """Return the kinds of tokens in a usage that cost more than text and have no listed price."""
     return [
         name
