@@ -88,7 +88,7 @@ def check_host(provider: str, access: CloudAuth, url: str, home: str | None) -> 
     if access.is_given or host in own or (home is not None and host == urlsplit(home).hostname):
         return
     msg = (
-        f"the address of {provider!r} is {host!r}, and cloud credentials of the environment are only sent to the cloud. "
+        f"the host of {provider!r} is {host!r}, and cloud credentials of the environment are only sent to the cloud. "
         f"Pass the credentials as arguments, or trust the host with {KEY_HOSTS}={host}"
     )
     raise MissingKey(msg, kind="missing_key")

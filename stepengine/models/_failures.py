@@ -494,7 +494,7 @@ def _status_from_codes(words: list[str]) -> int | None:
 def _format_message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    # An unknown model is refused with a word about it; where there is no word, there may be no such API at all.
+    # An error without a code may mean that the server has no such API, so its URL is shown.
     is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
     is_lost = is_redirect or (status == NOT_FOUND and not words)
     text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"

@@ -134,7 +134,7 @@ class PresetProvider(HttpProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and address by the preset."""
+        """Return the sources of its key and base URL by the preset."""
         variable = self._key_env or self._preset.key_variable
         return ProviderSettings(
             key_variables=(variable,) if variable else (),

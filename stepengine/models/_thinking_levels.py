@@ -36,11 +36,11 @@ DEMANDED = "{model} answers a forced tool call without thinking"
 @frozen
 class ThinkingRequest:
     """
-    The thinking members of a request, and a note on unsupported wishes.
+    The thinking members of a request, and a note on unsupported options.
 
     Attributes:
         members: Members of the body; for Gemini those of ``thinkingConfig``, for Responses those of ``reasoning``.
-        note: A sentence on the unsupported part of the wish; ``""`` if all is supported.
+        note: A sentence on unsupported options of ``Thinking``; ``""`` if all are supported.
     """
 
     members: Json = attrs.field(factory=dict)
@@ -169,7 +169,7 @@ def _is_off(thinking: Thinking) -> bool:
 
 
 def _word_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
-    """Return the word to send, ``""`` for none, and a note on the unsupported part of the wish."""
+    """Return the word to send, ``""`` for none, and a note on unsupported options."""
     if _is_off(thinking):
         if words.off is not None:
             return words.off, ""
@@ -212,7 +212,7 @@ def thinking_for_chat(
     Return the members of a body of Chat Completions.
 
     Args:
-        thinking: The wish.
+        thinking: The requested thinking.
         form: The format of the service.
         model: The model's name at the service.
         demanded: Whether a call is forced, which some services do not support together with thinking.

@@ -176,7 +176,7 @@ def schema_name(schema: Mapping[str, object]) -> str:
 
 
 def is_paused(request: ModelRequest) -> bool:
-    """Return whether the last message is a reply that the provider paused and shall continue."""
+    """Return whether the last message is a paused reply, which the provider continues."""
     return bool(request.tail) and isinstance(request.tail[-1], AssistantMessage)
 
 
@@ -284,7 +284,7 @@ def remove_empty_texts(parts: Sequence[ResultPart]) -> list[ResultPart]:
 
 
 def remove_blank_texts(parts: Sequence[UserPart]) -> list[UserPart]:
-    """Return *parts* of a user message without blank texts, which some servers refuse."""
+    """Return *parts* of a user message without blank texts, which some servers reject."""
     return [part for part in parts if not isinstance(part, TextPart) or part.text.strip()]
 
 

@@ -107,7 +107,10 @@ class Batched(Provider):
         poll: float = 60.0,
     ) -> None:
         if wait < 0 or poll <= 0 or not 1 <= most <= MAX_CALLS:
-            msg = f"wait={wait!r}, most={most!r}, poll={poll!r}: seconds from 0 on, 1 to {MAX_CALLS:,} calls, and seconds above 0"
+            msg = (
+                f"wait={wait!r}, most={most!r}, poll={poll!r}: wait must be at least 0, most 1 to {MAX_CALLS:,}, and poll "
+                "above 0"
+            )
             raise DataError(msg)
         self.name = provider.name
         self.model_patterns = provider.model_patterns

@@ -174,7 +174,7 @@ def select_usable_variables(
     if _is_local(host):
         return ()
     msg = (
-        f"the address of {provider!r} is {host!r}, but {' or '.join(variables)} belongs to "
+        f"the host of {provider!r} is {host!r}, but {' or '.join(variables)} belongs to "
         f"{home!r} and is not sent elsewhere automatically. Pass the key for this host as api_key=, or "
         f"trust it with {KEY_HOSTS}={host}"
     )

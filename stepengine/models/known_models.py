@@ -62,7 +62,7 @@ class KnownModel:
         context_window: Tokens; ``None`` when unknown.
         max_output: Tokens; ``None`` when unknown.
         prices: US dollars per million tokens, by kind; empty when unknown.
-        thinking: The kinds of thinking that its provider lists; ``None`` when the provider was not asked.
+        thinking: The kinds of thinking that its provider lists; ``None`` when the provider was not queried.
         efforts: The levels of effort that its provider lists; ``None`` likewise.
     """
 
@@ -85,7 +85,7 @@ def find_known_models(models: Models, name: str) -> list[KnownModel]:
     Return the known facts of the model *name*, or of each model of a fallback, without a request.
 
     Raises:
-        UnknownModel: when no provider fits.
+        UnknownModel: when no provider matches.
     """
     ref = models.parse(name)
     if not ref.provider:  # a fallback

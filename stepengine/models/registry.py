@@ -448,7 +448,9 @@ class Models:
     def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
         elsewhere = self._suggest_openrouter(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
-        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._list_names()}{elsewhere}{near}"
+        msg = (
+            f"unknown provider {prefix!r} of the model {model!r}; registered are {self._list_names()}{elsewhere}{near}"
+        )
         return UnknownModel(msg, kind="unknown_model")
 
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:

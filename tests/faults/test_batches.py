@@ -197,7 +197,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"wait": -1}, {"most": 0}, {"most": 10_001}, {"poll": 0}])
 def test_impossible_numbers_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="seconds from 0 on"):
+    with pytest.raises(DataError, match="wait must be at least 0"):
         Batched(AnthropicProvider("k"), tmp_path / "b", **wrong)
 
 

@@ -1127,7 +1127,7 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
         monkeypatch.setenv("ANTHROPIC_FOUNDRY_BASE_URL", elsewhere)
     given = {"base_url": elsewhere} if where == "argument" else {}
 
-    with pytest.raises(MissingKey, match=r"the address of 'foundry' is 'elsewhere.test'"):
+    with pytest.raises(MissingKey, match=r"the host of 'foundry' is 'elsewhere.test'"):
         FoundryProvider(**given).check(f"foundry/{SONNET}")
     FoundryProvider(token_provider=entra, **given).check(f"foundry/{SONNET}")
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "elsewhere.test")

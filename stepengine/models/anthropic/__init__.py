@@ -120,7 +120,7 @@ class AnthropicProvider(HttpProvider):
         self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and address."""
+        """Return the sources of its key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
             base_url_variable="ANTHROPIC_BASE_URL",
@@ -246,13 +246,13 @@ class AnthropicProvider(HttpProvider):
             types = object_at(object_at(capabilities, "thinking"), "types")
             takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
-            msg = f"{self.name} describes {model!r} in a form that is not known: {error}"
+            msg = f"{self.name} sent an unreadable description of {model!r}: {error}"
             raise ModelError(msg, kind="protocol") from None
         window = parse_token_count(answer.get("max_input_tokens"))
         return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with *request*: the API demands one."""
+        """Return the output limit that is sent with *request*, because the API requires one."""
         model = self.strip_prefix(request.model)
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 

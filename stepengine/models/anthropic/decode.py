@@ -76,7 +76,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     # The text before a full context is cut anywhere, so it is no reply. With this error pruning hooks shorten the
     # context and the step is retried (reliability:MP02).
     if raw == OVERFLOW:
-        msg = f"the context of {call.model!r} is full; nothing of its reply counts"
+        msg = f"the context of {call.model!r} is full; its reply is discarded"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)

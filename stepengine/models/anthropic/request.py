@@ -54,7 +54,7 @@ MAX_STRICT = 20
 """The largest number of strict tools in one request (providers:PV43)."""
 
 TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
-"""The API's search of tools by words (providers:PV63)."""
+"""The definition of the API's tool search by words (providers:PV63)."""
 
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 """The API's service tier for each of ours; a project's priority capacity is used automatically."""

@@ -219,7 +219,9 @@ class AnthropicAccumulator(Accumulator):
         block, arguments, number = opened.block, opened.arguments, opened.call or 0
         if arguments.is_undecided:
             name = text_at(block, "name")
-            self._refuse_stream(f"arguments of {name!r} that are whole both joined and by the last piece alone")
+            self._refuse_stream(
+                f"ambiguous arguments of {name!r}: both the joined pieces and the last piece are complete"
+            )
         rest = arguments.show_rest()
         block["input"] = arguments.text or block.get("input")
         return [*([ToolCallChunk(number, rest)] if rest else []), ToolCallEnded(number)]

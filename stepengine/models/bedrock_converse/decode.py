@@ -89,7 +89,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
     """Raise an error for a reply that ended without usable content."""
     if raw == OVERFLOW:
-        msg = f"the context of {call.model!r} is full; nothing of its reply counts"
+        msg = f"the context of {call.model!r} is full; its reply is discarded"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if raw == MALFORMED_CALL:
         raise make_malformed_call_error(call, raw, usage)

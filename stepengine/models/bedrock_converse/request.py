@@ -254,7 +254,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
 
 
 def make_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
-    """Return the thinking members for models other than Claude, with a note on unsupported wishes."""
+    """Return the thinking members for models other than Claude, with a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:
         return ThinkingRequest()

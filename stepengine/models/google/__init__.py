@@ -92,7 +92,7 @@ class GoogleProvider(HttpProvider):
         self._described: dict[str, ModelInfo] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and address."""
+        """Return the sources of its key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
             base_url_variable="GOOGLE_GEMINI_BASE_URL",

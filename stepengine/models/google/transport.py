@@ -123,7 +123,7 @@ async def upload_file(
 
 
 async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Mapping[str, str]) -> None:
-    """Delete a file, known by its address or its name."""
+    """Delete a file by its URL or name."""
     name = f"files/{file_id.rpartition('files/')[2]}"
     await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 

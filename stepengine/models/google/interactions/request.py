@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
-    Return the body of a request with the whole history. The provider stores nothing unless the settings ask for it.
+    Return the body of a request with the whole history. The provider stores it only with ``store=True``.
 
     Raises:
         ModelError: for a server tool that the provider does not have, and for the members ``STATEFUL`` in ``extra``.
