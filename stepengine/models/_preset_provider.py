@@ -150,7 +150,7 @@ class PresetProvider(HttpProvider):
         Raises:
             ModelError: when the service stores no files, or the upload fails.
         """
-        if not self._preset.holds_files:
+        if not self._preset.stores_files:
             return await super().upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
         until: dict[str, object] = {}
         if expires_in is not None:
@@ -168,7 +168,7 @@ class PresetProvider(HttpProvider):
         Raises:
             ModelError: when the service stores no files or does not delete it, such as for an unknown id.
         """
-        if not self._preset.holds_files:
+        if not self._preset.stores_files:
             await super().delete_file(file_id)
         await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
@@ -179,7 +179,7 @@ class PresetProvider(HttpProvider):
         Raises:
             ModelError: when the service has no batches, or the request cannot be sent.
         """
-        if not self._preset.takes_batches:
+        if not self._preset.supports_batches:
             return super().batch_member(request)
         return BatchMember(request, request.model, self._encode_for_batch(request).content)
 

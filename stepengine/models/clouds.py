@@ -70,28 +70,28 @@ from stepengine.models.presets import OPENAI
 
 RUNTIME = Site(
     name="Amazon Bedrock",
-    names_model=False,
-    says_stream=False,
+    model_in_body=False,
+    stream_in_body=False,
     betas_in_body=True,
     marks_whole=False,
     is_fast=False,
     has_tiers=False,
     opens_pages=False,
     searches=False,
-    stands_in=False,
+    has_fallbacks=False,
     runs_programs=False,
 )
-MANTLE = Site(name="Amazon Bedrock", is_fast=False, stands_in=False, runs_programs=False)
+MANTLE = Site(name="Amazon Bedrock", is_fast=False, has_fallbacks=False, runs_programs=False)
 VERTEX = Site(
     name="Vertex AI",
-    names_model=False,
+    model_in_body=False,
     marks_whole=False,
     is_fast=False,
     has_tiers=False,
-    stands_in=False,
+    has_fallbacks=False,
     runs_programs=False,
 )
-FOUNDRY = Site(name="Foundry", is_fast=False, stands_in=False)
+FOUNDRY = Site(name="Foundry", is_fast=False, has_fallbacks=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 
 
@@ -441,7 +441,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
     def __init__(self, aws: AwsAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
-        self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False, takes_batches=False)
+        self._preset = attrs.evolve(OPENAI, name=self.name, stores_files=False, supports_batches=False)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         from openai.providers import bedrock

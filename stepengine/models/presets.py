@@ -47,17 +47,17 @@ class Preset:
         model_patterns: Regular expressions of its models in model strings without a provider.
         limit_member: The member for the output limit.
         thinking: The format for thinking: OpenAI's ``reasoning_effort``, or that of a service.
-        takes_files: The format for PDF in user messages: bytes, also URLs, or both as Mistral's ``document_url`` (Chat
+        file_format: The format for PDF in user messages: bytes, also URLs, or both as Mistral's ``document_url`` (Chat
             Completions).
-        takes_audio: The format for WAV and MP3 in user messages: base64, or a data URL; ``""`` for none (Chat Completions).
-        takes_video: Whether user messages may have video (Chat Completions).
-        holds_files: Whether it stores uploaded files with ids, as OpenAI.
-        takes_batches: Whether it has batches, as OpenAI.
+        audio_format: The format for WAV and MP3 in user messages: base64, or a data URL; ``""`` for none (Chat Completions).
+        supports_video: Whether user messages may have video (Chat Completions).
+        stores_files: Whether it stores uploaded files with ids, as OpenAI.
+        supports_batches: Whether it has batches, as OpenAI.
         refusals: Whether an assistant message may have a refusal; else that is sent as text.
         named_choice: Whether a call of one tool can be forced by name; else only that tool is offered, and any call is forced.
         required_word: The tool choice that forces a call; ``""`` if a call cannot be forced.
         parallel: Send ``parallel_tool_calls: true`` by default, because it is off otherwise.
-        told_parallel: Whether ``parallel_tool_calls`` is supported.
+        supports_parallel: Whether ``parallel_tool_calls`` is supported.
         stream_usage: Whether usage must be requested in a stream.
         nine_letter_ids: Whether call ids must have exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must have, even if empty.
@@ -76,10 +76,10 @@ class Preset:
         tiers: The service's names of tiers, by ours.
         seed_member: The member for a seed; ``""`` if that is not supported.
         logprobs: Whether token probabilities are supported.
-        keeps: Whether a request can choose whether the reply is stored.
+        supports_store: Whether a request can choose whether the reply is stored.
         describes: Whether its list of models has their context windows and largest outputs, as that of OpenRouter.
         schemas: Whether response schemas are supported; else a tool receives the answer.
-        quiet_none: Whether to send no tools for the tool choice ``"none"``, because the service ignores that choice.
+        ignores_none: Whether to send no tools for the tool choice ``"none"``, because the service ignores that choice.
         searches: A regular expression for the start of names of models with their own tool search (Responses).
         encrypted_reasoning: Whether encrypted reasoning must be requested (Responses).
         stops: Whether stop sequences are supported; else replies are cut at them locally.
@@ -100,16 +100,16 @@ class Preset:
     model_patterns: tuple[str, ...] = ()
     limit_member: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
     thinking: Form = "effort"
-    takes_files: Literal["no", "bytes", "all", "link"] = "no"
-    takes_audio: Literal["", "bytes", "data_url"] = ""
-    takes_video: bool = False
-    holds_files: bool = False
-    takes_batches: bool = False
+    file_format: Literal["no", "bytes", "all", "link"] = "no"
+    audio_format: Literal["", "bytes", "data_url"] = ""
+    supports_video: bool = False
+    stores_files: bool = False
+    supports_batches: bool = False
     refusals: bool = False
     named_choice: bool = True
     required_word: str = "required"
     parallel: bool = False
-    told_parallel: bool = True
+    supports_parallel: bool = True
     stream_usage: bool = True
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
@@ -128,10 +128,10 @@ class Preset:
     tiers: Tiers = ()
     seed_member: str = "seed"
     logprobs: bool = True
-    keeps: bool = False
+    supports_store: bool = False
     describes: bool = False
     schemas: bool = True
-    quiet_none: bool = False
+    ignores_none: bool = False
     searches: str = ""
     encrypted_reasoning: bool = False
     stops: bool = True
@@ -157,17 +157,17 @@ OPENAI = attrs.evolve(
     adapter="openai",
     model_patterns=(r"gpt-(?!oss:).+", r"chatgpt-.+", r"o\d.*", r"ft:gpt-.+"),
     limit_member="max_completion_tokens",
-    takes_files="bytes",
-    takes_audio="bytes",
-    holds_files=True,
-    takes_batches=True,
+    file_format="bytes",
+    audio_format="bytes",
+    stores_files=True,
+    supports_batches=True,
     refusals=True,
     strict=".*",
     stops=False,
     key_member="prompt_cache_key",
     caches=True,
     tiers=OPENAI_TIERS,
-    keeps=True,
+    supports_store=True,
     searches=r"gpt-(?:5\.[4-9]|[6-9])",
 )
 
@@ -186,7 +186,7 @@ AZURE = Preset(
     azure=True,
     key_member="prompt_cache_key",
     caches=True,
-    keeps=True,
+    supports_store=True,
 )
 
 PRESETS = {
@@ -197,9 +197,9 @@ PRESETS = {
         attrs.evolve(
             _make_preset("openrouter", "https://openrouter.ai/api/v1", "https://openrouter.ai/models"),
             thinking="openrouter",
-            takes_files="all",
-            takes_audio="bytes",
-            takes_video=True,
+            file_format="all",
+            audio_format="bytes",
+            supports_video=True,
             bridged=MISTRAL_ELSEWHERE,
             plain_schemas=r"google/.*",
             strict=r"openai/.*",
@@ -220,7 +220,7 @@ PRESETS = {
         ),
         attrs.evolve(
             _make_preset("vllm", "http://localhost:8000/v1", "https://docs.vllm.ai", key_required=False),
-            takes_audio="bytes",
+            audio_format="bytes",
             thinking="template",
             bridged=MISTRAL_ELSEWHERE,
         ),
@@ -228,7 +228,7 @@ PRESETS = {
             _make_preset(
                 "llamacpp", "http://localhost:8080/v1", "https://github.com/ggml-org/llama.cpp", key_required=False
             ),
-            takes_audio="bytes",
+            audio_format="bytes",
             thinking="template",
             named_choice=False,
             parallel=True,
@@ -250,7 +250,7 @@ PRESETS = {
             _make_preset("mistral", "https://api.mistral.ai/v1", "https://docs.mistral.ai"),
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
             thinking="mistral",
-            takes_files="link",
+            file_format="link",
             required_word="any",
             stream_usage=False,
             bridged=".*",
@@ -258,7 +258,7 @@ PRESETS = {
             text_with_calls=True,
             seed_member="random_seed",
             logprobs=False,
-            quiet_none=True,
+            ignores_none=True,
         ),
         attrs.evolve(
             _make_preset("deepseek", "https://api.deepseek.com", "https://api-docs.deepseek.com/quick_start/pricing"),
@@ -278,7 +278,7 @@ PRESETS = {
             cache_key=True,
             key_member="prompt_cache_key",
             caches=True,
-            keeps=True,
+            supports_store=True,
             encrypted_reasoning=True,
             stops=False,
             timeouts=Timeouts(first_byte=900.0, idle=900.0, silence=900.0, total=3_600.0),
@@ -287,7 +287,7 @@ PRESETS = {
             _make_preset("cerebras", "https://api.cerebras.ai/v1", "https://inference-docs.cerebras.ai"),
             thinking="cerebras",
             tagged_thoughts=r"(?:zai-)?glm-.*|qwen.*",
-            told_parallel=False,
+            supports_parallel=False,
         ),
         _make_preset("fireworks", "https://api.fireworks.ai/inference/v1", "https://docs.fireworks.ai"),
         attrs.evolve(
@@ -317,13 +317,13 @@ PRESETS = {
             key_variable="DASHSCOPE_API_KEY",
             base_url_variable="DASHSCOPE_BASE_URL",
             thinking="qwen",
-            takes_audio="data_url",
+            audio_format="data_url",
         ),
         attrs.evolve(
             _make_preset("perplexity", "https://api.perplexity.ai", "https://docs.perplexity.ai"),
             model_patterns=(r"sonar(?:-.+)?",),
             stream_usage=False,
-            told_parallel=False,
+            supports_parallel=False,
             seed_member="",
             logprobs=False,
             stops=False,

@@ -343,7 +343,7 @@ class AnthropicProvider(HttpProvider):
             headers["anthropic-beta"] = BINDING_BETA
         if is_fast(request.settings.service_tier, model, self.site):
             headers = merge_headers(headers, {"anthropic-beta": FAST_BETA})
-        if request.settings.fallbacks and self.site.stands_in:
+        if request.settings.fallbacks and self.site.has_fallbacks:
             headers = merge_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._make_version_members(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
@@ -355,7 +355,7 @@ class AnthropicProvider(HttpProvider):
 
     def _make_version_members(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
         """Return the body members with API version and betas, for sites without headers for them; else ``{}``."""
-        if self.site.names_model:
+        if self.site.model_in_body:
             return {}
         given = merge_headers(self._headers, headers, parse_extra_headers(request.settings))
         betas = given.get("anthropic-beta", "")

@@ -74,29 +74,29 @@ class Site:
 
     Attributes:
         name: Its name in error messages.
-        names_model: Whether the model is in the body and the API version in a header; else the model is in the path and the
+        model_in_body: Whether the model is in the body and the API version in a header; else the model is in the path and the
             version in the body.
-        says_stream: Whether the body requests a stream; else the path does.
+        stream_in_body: Whether the body requests a stream; else the path does.
         betas_in_body: Whether the body lists the betas, in place of the header.
         marks_whole: Whether one mark caches the whole request; else the last block is marked.
         is_fast: Whether there is a faster mode.
         has_tiers: Whether there are service tiers.
         opens_pages: Whether its server tools can search the web and open pages.
         searches: Whether its models search tools by themselves.
-        stands_in: Whether the server can ask a fallback model when a model declines.
+        has_fallbacks: Whether the server can ask a fallback model when a model declines.
         runs_programs: Whether programs of its models can call tools of the agent.
     """
 
     name: str = "anthropic"
-    names_model: bool = True
-    says_stream: bool = True
+    model_in_body: bool = True
+    stream_in_body: bool = True
     betas_in_body: bool = False
     marks_whole: bool = True
     is_fast: bool = True
     has_tiers: bool = True
     opens_pages: bool = True
     searches: bool = True
-    stands_in: bool = True
+    has_fallbacks: bool = True
     runs_programs: bool = True
 
 
@@ -161,7 +161,7 @@ def encode(
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
     optional = {
-        "model": model if site.names_model else None,
+        "model": model if site.model_in_body else None,
         "max_tokens": limit,
         "system": _encode_system_prompt(request, ways),
         "temperature": settings.temperature,
@@ -171,7 +171,7 @@ def encode(
         "output_config": _encode_output_config(request, asked, family),
         "tool_choice": _encode_tool_choice(request, family),
         "cache_control": ways.mark if site.marks_whole else None,
-        "stream": True if stream and site.says_stream else None,
+        "stream": True if stream and site.stream_in_body else None,
         **(more or {}),
         **said.members,
     }
@@ -325,7 +325,7 @@ def encode_settings(request: ModelRequest, model: str, site: Site) -> WireSettin
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
         "service_tier": lambda tier: _encode_tier(tier, model, site),
     }
-    if site.stands_in:
+    if site.has_fallbacks:
         ways["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
     return convert_settings(request.settings, ways)
 

@@ -134,7 +134,7 @@ class OpenAIChatProvider(PresetProvider):
             not supports_strict(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")
-        if request.tools and request.settings.parallel_tool_calls is False and not preset.told_parallel:
+        if request.tools and request.settings.parallel_tool_calls is False and not preset.supports_parallel:
             dropped = (*dropped, "parallel_tool_calls")
         return (
             (*dropped, "tool_choice")

@@ -368,14 +368,14 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> J
     if kind == "text" and part.data is not None:
         return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
-        if preset.holds_files:  # OpenAI itself; other servers check it themselves
+        if preset.stores_files:  # OpenAI itself; other servers check it themselves
             check_image(preset.name, part)
         return {"type": "image_url", "image_url": {"url": data_url(part)}}
-    if kind == "video" and preset.takes_video and part.file_id is None:
+    if kind == "video" and preset.supports_video and part.file_id is None:
         return {"type": "video_url", "video_url": {"url": data_url(part)}}
     sound = SOUNDS.get(part.mime_type)
-    if sound and preset.takes_audio and part.data is not None:
-        data = encode_base64(part.data) if preset.takes_audio == "bytes" else data_url(part)
+    if sound and preset.audio_format and part.data is not None:
+        data = encode_base64(part.data) if preset.audio_format == "bytes" else data_url(part)
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
     pdf = _encode_pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
@@ -385,10 +385,10 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> J
 
 def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
     if part.file_id is not None:
-        return {"type": "file", "file": {"file_id": part.file_id}} if preset.holds_files else None
-    if preset.takes_files == "link":
+        return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
+    if preset.file_format == "link":
         return {"type": "document_url", "document_url": data_url(part)}
-    if preset.takes_files == "no" or (preset.takes_files == "bytes" and part.data is None):
+    if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
     return {"type": "file", "file": {"filename": file_name(part), "file_data": data_url(part)}}
 
@@ -404,9 +404,9 @@ def _describe_accepted(preset: Preset) -> str:
     kinds = [
         "text as bytes",
         "images as bytes or by URL",
-        files[preset.takes_files] + (" or uploaded" if preset.holds_files else ""),
-        "WAV and MP3 as bytes" if preset.takes_audio else "",
-        "video as bytes or by URL" if preset.takes_video else "",
+        files[preset.file_format] + (" or uploaded" if preset.stores_files else ""),
+        "WAV and MP3 as bytes" if preset.audio_format else "",
+        "video as bytes or by URL" if preset.supports_video else "",
     ]
     return ", ".join([kind for kind in kinds if kind])
 

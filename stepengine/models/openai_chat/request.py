@@ -93,7 +93,7 @@ def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSe
         "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: _encode_logprobs(most) if preset.logprobs else None,
-        "store": lambda keep: {"store": keep} if preset.keeps else None,
+        "store": lambda keep: {"store": keep} if preset.supports_store else None,
         "cache": lambda lifetime: _encode_cache(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
@@ -182,7 +182,7 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
 def choose_offered_tools(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
     """Return the tools to offer: only the chosen one, if the server does not support a choice by name (ecosystem:EC107)."""
     choice = resolve_tool_choice(request)
-    if choice == "none" and preset.quiet_none:
+    if choice == "none" and preset.ignores_none:
         return ()
     if preset.named_choice or choice is None or choice in WORDS:
         return request.tools
@@ -210,7 +210,7 @@ def encode_plain_tool(spec: ToolSpec) -> Json:
 
 def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
     choice = resolve_tool_choice(request)
-    if choice == "none" and preset.quiet_none:
+    if choice == "none" and preset.ignores_none:
         return None
     if choice is None or choice in {"auto", "none"}:
         return choice
@@ -220,9 +220,9 @@ def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
 
 
 def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None:
-    if not request.tools or (preset.quiet_none and resolve_tool_choice(request) == "none"):
+    if not request.tools or (preset.ignores_none and resolve_tool_choice(request) == "none"):
         return None
-    asked = request.settings.parallel_tool_calls if preset.told_parallel else None
+    asked = request.settings.parallel_tool_calls if preset.supports_parallel else None
     return True if asked is None and preset.parallel else asked
 
 
