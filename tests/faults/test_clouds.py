@@ -754,7 +754,7 @@ def test_explicit_project_and_location_win_over_the_environment(monkeypatch):
     for given in (("mine", "eu"), (None, None)):
         provider = VertexProvider(*given, credentials="a-token-0123456789")
         wires = provider._get_provider("vertex/claude-x"), provider._get_provider("vertex/gemini-x")
-        found[given] = [wires[0]._path_of("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
+        found[given] = [wires[0]._make_path("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
 
     assert [
         "/projects/mine/locations/eu/publishers/anthropic/models/claude-x:rawPredict",
@@ -937,7 +937,7 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
     provider = make(server, account, base_url=None)
     request = asked(f"{provider.name}/claude-opus-4-6", service_tier="fast")
     if make is on_google:
-        await provider._google.find(request.model)
+        await provider._google.find_credentials(request.model)
     async with httpx2.AsyncClient() as http_client:
         client = provider._make_client(*provider._resolve_access(), http_client)
     await provider.close()
@@ -1032,7 +1032,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
     request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
     wire = provider._get_provider(request.model)
     if name == "vertex-claude":
-        await wire._google.find(request.model)
+        await wire._google.find_credentials(request.model)
     ours = wire._encode(request, stream=stream)
     direct = AnthropicProvider("k" * 20)._encode(attrs.evolve(request, model=f"anthropic/{model}"), stream=stream)
     caught: list[httpx2.Request] = []
@@ -1151,7 +1151,7 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
         ),
         (
             partial(BedrockProvider, endpoint="bedrock-mantle"),
-            "endpoint='bedrock-mantle' is none .*'runtime', 'mantle' or 'converse'",
+            "unknown endpoint='bedrock-mantle' .*'runtime', 'mantle' or 'converse'",
         ),
     ],
 )

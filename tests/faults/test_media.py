@@ -322,7 +322,7 @@ async def test_an_impossible_upload_is_refused_with_the_reason(tmp_path):
             await engine.files.upload(PDF, to="mistral", name="a.pdf")
         with pytest.raises(ModelError, match="stores every file for 48 hours"):
             await engine.files.upload(PDF, to="google", name="a.pdf", expires_in=3600)
-        with pytest.raises(DataError, match=r"what engine\.files\.upload\(\.\.\.\) returned"):
+        with pytest.raises(DataError, match=r"the result of engine\.files\.upload\(\.\.\.\)"):
             await engine.files.delete({"file_id": 5})
         assert not server.seen
         for name in ("anthropic", "openai"):

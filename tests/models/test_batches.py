@@ -416,5 +416,5 @@ async def test_signature_refused_in_a_batch_is_dropped_on_retry() -> None:
 def test_headers_that_a_batch_cannot_carry_are_reported(wire: str) -> None:
     request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
 
-    with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
+    with pytest.raises(ModelError, match=r"does not support extra\['headers'\]= of ModelSettings"):
         adapter(wire).batch_member(request)

@@ -233,11 +233,11 @@ def test_media_are_sent_as_bytes_or_s3_location(mime):
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (ImagePart("https://x/i.png"), "addresses in S3"),
-        (ImagePart(file_id="f", provider=NAME), "addresses in S3"),
-        (ImagePart(data=b"x", mime_type="image/tiff"), "it takes PNG"),
-        (DocumentPart(data=b"x", mime_type="application/rtf"), "it takes PNG"),
-        (DocumentPart(data=b"x", mime_type="application/zip"), "it takes PNG"),
+        (ImagePart("https://x/i.png"), "URLs in S3"),
+        (ImagePart(file_id="f", provider=NAME), "URLs in S3"),
+        (ImagePart(data=b"x", mime_type="image/tiff"), "it accepts PNG"),
+        (DocumentPart(data=b"x", mime_type="application/rtf"), "it accepts PNG"),
+        (DocumentPart(data=b"x", mime_type="application/zip"), "it accepts PNG"),
     ],
 )
 def test_unsupported_media_are_refused_before_sending(part, words):

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         f"anthropic/{CLAUDE}",
         "lok",
     ),
-    "none of 'lok' is offered": (lambda: OpenAIProvider("k"), f"openai/{GPT}", "lok"),
+    "none of 'lok' is among": (lambda: OpenAIProvider("k"), f"openai/{GPT}", "lok"),
 }
 
 

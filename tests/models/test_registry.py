@@ -154,7 +154,7 @@ async def test_alias_forwards_token_counts_and_recorded_calls():
             self.asked.append(request.model)
             return 7
 
-        def answered(self, request):
+        def skip_reply(self, request):
             self.asked.append(request.model)
 
     echo = Counting()

@@ -197,7 +197,7 @@ async def test_an_invalid_item_of_a_script_is_refused_with_advice(item, hint):
 @pytest.mark.parametrize("script", ["hi", {"a": "b"}, None])
 def test_a_script_is_a_list_or_a_function(script):
     with pytest.raises(
-        DataError, match="a script is a list of replies, or one function that answers every request, not"
+        DataError, match="a script must be a list of replies, or one function that answers every request, not"
     ):
         ScriptedModel(script)
 
