@@ -80,7 +80,7 @@ Cost: TypeAlias = "Decimal | float | str | None"
 def text(
     content: str, *, usage: Usage | None = None, cost: Cost = None, stop_reason: StopReason | str | None = None
 ) -> ModelReply:
-    """Return a reply with the text *content*; its stop reason is ``end_turn`` by default."""
+    """Return a reply with the text *content*, *usage* and *cost*; its *stop_reason* is ``end_turn`` by default."""
     return _make_reply((TextPart(content),), usage, cost, stop_reason)
 
 
