@@ -82,16 +82,20 @@ from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
 from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
-from stepengine.models._call_arguments import can_begin
+from stepengine.models._call_arguments import can_start
 from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models._json import make_call_part, read_json
-from stepengine.models._schemas import plain_schema
+from stepengine.models._schemas import simplify_schema
 from stepengine.models._sse import SSEParser
-from stepengine.models._wire import safe_name
+from stepengine.models._wire import make_safe_name
 from stepengine.models.bedrock_converse.encode import make_document_name
 from stepengine.models.google.calls import _parse_json_path
 from stepengine.models.keys import Credentials, printable
-from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_calls, parse_written_thoughts
+from stepengine.models.openai_chat.written_calls import (
+    WrittenThoughtFilter,
+    parse_written_calls,
+    parse_written_thoughts,
+)
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, find_doubt, permits
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
@@ -446,7 +450,7 @@ def schema_tool(schema: dict[str, Any]) -> Tool[..., Any]:
 def offered(schema: dict[str, Any]) -> None:
     """Take a tool of somebody else, and show it to a provider that knows no references."""
     made = schema_tool(schema)
-    plain_schema(made.spec.input_schema)
+    simplify_schema(made.spec.input_schema)
     give(made, {"x": {"x": 1}})
 
 
@@ -1114,7 +1118,7 @@ PLACES = (
             *(of(word) for word in ("<codebuff_tool_call>", "<codebuff_tool_call></tool_call>")),
             of('{"a":', "<codebuff_tool_call>"),
         ),
-        ("models/openai_chat/written.py",),
+        ("models/openai_chat/written_calls.py",),
     ),
     Place(
         "thoughts that a model wrote",
@@ -1140,8 +1144,8 @@ PLACES = (
         (of("é"), of("a"), of(" a"), of("."), of("a.")),
         ("models/bedrock_converse/encode.py",),
     ),
-    Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
-    Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py",)),
+    Place("name of a tool", make_safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
+    Place("beginning of the arguments of a call", can_start, BRACKETS, ("models/_call_arguments.py",)),
     Place(
         "line ends of a changed text",
         lambda text: keep_line_ends(text, f"x\n{text}"),

@@ -249,7 +249,7 @@ class SharedRates:
         if limit is None or limit == RateLimit():
             return None
         # By provider and key, as the provider counts. What stands there gives away neither key nor address.
-        account = f"{provider}:{source.account()}"
+        account = f"{provider}:{source.get_account()}"
         return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
 
     async def ask(self, account: str, *given: Any) -> Any:

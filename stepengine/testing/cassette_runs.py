@@ -29,7 +29,7 @@ from stepengine.journal.show import spending_of
 from stepengine.models._byte_reader import MAX_REPLY_BYTES, ReplyReader, check_reply_size, run_decoder
 from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
 from stepengine.models._json import read_json
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
 from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
 from stepengine.testing.recordings import display_path, interactions_of
@@ -177,7 +177,7 @@ def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> 
     except ModelError as error:
         return Failure(error.with_traceback(None), 0)
     parts = tuple([with_json(part) for part in reply.content])
-    cost = cost_of.of_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
+    cost = LIST_PRICES.price_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
     return attrs.evolve(reply, content=parts, cost=cost)
 
 

@@ -32,7 +32,7 @@ class Named(ScriptedModel):
         super().__init__([])
         self._account = account
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         return self._account
 
 
