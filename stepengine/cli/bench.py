@@ -255,7 +255,7 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
     from stepengine.permissions import Policy, injection_rules
 
     if policy is None:
-        return Policy.against_injection()
+        return Policy.guard_injection()
     if not isinstance(policy, Policy):
         msg = "--guard adds no rules to the policy file of an engine; add {'decision': 'ask', 'match': {'untrusted': '*'}} to it"
         raise UsageProblem(msg)

@@ -111,7 +111,7 @@ class Workspace:
             single programs with their arguments, ``"bash"`` also for command lines with pipes, variables and the like. It is no sandbox.
         web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
             which reach the public web. ``None`` for no web.
-        trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.against_injection``. Tools
+        trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.guard_injection``. Tools
             do not write them.
 
     Raises:

@@ -194,7 +194,7 @@ def test_no_bundled_tool_reads_or_changes_a_denied_file(root: Path, tool: str, s
 def _listed(text: str, given: dict[str, Any]) -> str:
     """Return a result without what it repeats of the input and without refusals, which name what was refused."""
     said = str(given)
-    return "" if DENIED in said or "is kept from tools" in text or "Denied by" in text else text
+    return "" if DENIED in said or "is withheld from tools" in text or "Denied by" in text else text
 
 
 @pytest.mark.deep
@@ -313,7 +313,7 @@ def test_below_root_protects_the_policy_file_and_its_lock(tmp_path: Path) -> Non
     tools = file_tools(tmp_path, write=True, delete=True)
     seen = run_calls(tools, calls, PolicyFile(file, below_root=True))
 
-    assert [True, True, True, True, False] == ["holds what people have allowed" in text for text in seen]
+    assert [True, True, True, True, False] == ["stores permanent approvals" in text for text in seen]
     assert (before, "free") == (file.read_bytes(), (tmp_path / "free.txt").read_text())
 
 
