@@ -374,7 +374,7 @@ def trickled(text: str) -> None:
     trickle = StreamRedactor(Redactor(KNOWN, shapes=True))
     for start in range(0, len(text), 16):
         trickle.feed(text[start : start + 16])
-    trickle.rest()
+    trickle.flush()
 
 
 def thoughts_in_stream(text: str) -> None:

@@ -98,7 +98,7 @@ class Spelling:
         return len(self.text) * MAX_SIGN_CHARS
 
 
-def spellings_of(value: str, name: str) -> Iterator[Spelling]:
+def make_spellings(value: str, name: str) -> Iterator[Spelling]:
     """Yield the spellings of *value*: as it is, in base64, and inside of longer base64."""
     data = value.encode(errors="replace")
     yield Spelling(value, name)

@@ -512,7 +512,7 @@ class Encoder:
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
         clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
-            self._redactor.refuse(clean, f"the {kind} record")
+            self._redactor.check_no_secrets(clean, f"the {kind} record")
         return clean
 
     def _encode_new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:

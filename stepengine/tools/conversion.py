@@ -159,7 +159,7 @@ def cut_error_text(text: str) -> str:
     """Return an error message of at most 4,000 characters, which says how many are missing, without known secrets."""
     from stepengine.redaction import KNOWN
 
-    return replace_surrogates(cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
+    return replace_surrogates(cut_end(KNOWN.clean_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
 
 
 @functools.cache
