@@ -63,7 +63,7 @@ from stepengine.data.record_sizes import (
     fit_child_result,
     fit_tool_result,
     may_be_long,
-    take_fitting,
+    select_fitting,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
@@ -158,7 +158,7 @@ class OutcomeMaker:
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
         waiting = self._inboxes.get(path, []) if path else self._inbox
-        inputs = take_fitting(tuple(waiting))
+        inputs = select_fitting(tuple(waiting))
         del waiting[: len(inputs)]  # another thread may have put more there since
         if path and not waiting:
             self._inboxes.pop(path, None)
