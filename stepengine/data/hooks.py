@@ -162,7 +162,7 @@ class Change(RequestedChange):
     input: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none)
     result: ToolResult | None = None
 
-    def useless_at(self, point: str) -> str:
+    def find_misuse(self, point: str) -> str:
         """Return the reason why a field of this change cannot be used at *point*, or ``""``."""
         for name, points in CHANGE_POINTS.items():
             if point not in points and (value := getattr(self, name)) is not None and value != ():

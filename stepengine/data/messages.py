@@ -381,7 +381,7 @@ class RequestedChange(ABC):
     context: JsonDict | None
 
     @abstractmethod
-    def useless_at(self, point: str) -> str:
+    def find_misuse(self, point: str) -> str:
         """Return the reason why a field cannot be used at *point*; ``""`` if there is none."""
 
 
@@ -439,7 +439,7 @@ class ToolResult:
         return cls((TextPart(mended(message)),), **{"status": "error", **fields})
 
     @classmethod
-    def pending(cls, question_id: str, **fields: Any) -> ToolResult:
+    def make_pending(cls, question_id: str, **fields: Any) -> ToolResult:
         """Return the placeholder result for an answer that has not arrived yet."""
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})

@@ -283,7 +283,7 @@ class ModelSettings:
     )
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_extra)
 
-    def merged(self, over: ModelSettings | None) -> ModelSettings:
+    def merge(self, over: ModelSettings | None) -> ModelSettings:
         """Return these settings overridden by those that *over* sets."""
         if over is None:
             return self

@@ -130,7 +130,7 @@ class ToolSpec:
         """The number of characters that it adds to a request: name, description and compact schema; counted once."""
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
 
-    def places(self, input: JsonDict) -> tuple[str, ...]:
+    def find_subjects(self, input: JsonDict) -> tuple[str, ...]:
         """Return the paths and addresses that a call with *input* concerns, as ``about`` defines them, unresolved."""
         found = [list(islice(_fill_template(place, input), MOST_PLACES + 1)) for place in self.about or ()]
         made = [place for places in found for place in places]
@@ -138,7 +138,7 @@ class ToolSpec:
 
 
 def find_values(input: JsonValue, path: str, place: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield the values at a dotted path of an input, each with its own place; lists on the way are gone through."""
+    """Yield the values at a dotted path of an input, each with its own path; lists are searched item by item."""
     if isinstance(input, list | tuple) and path:
         for number, one in enumerate(input):
             yield from find_values(one, path, f"{place}[{number}]")

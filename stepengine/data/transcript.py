@@ -299,11 +299,11 @@ class Transcript(Sequence[Message]):
     # Read at each step of a run with a journal; a property written in Python would be three times slower.
     parts = property(
         attrgetter("_buffer", "_length"),
-        doc="What ``of_parts`` makes this transcript of again: what it shares with all that grew from it, and its length.",
+        doc="The arguments of ``from_parts`` for this transcript: the buffer that versions share, and its length.",
     )
 
     @classmethod
-    def of_parts(cls, shared: Any, length: int) -> Transcript:
+    def from_parts(cls, shared: Any, length: int) -> Transcript:
         """Return the transcript with these ``parts``."""
         return cls._make_version(shared, length)
 
@@ -319,7 +319,7 @@ class Transcript(Sequence[Message]):
         """
         Return the number of leading messages known to be shared with *other*, in O(1).
 
-        Versions that grew from one another know it exactly; for strangers the answer is 0 though they may be equal.
+        Versions that grew from one another know it exactly; for unrelated transcripts the answer is 0, even if they are equal.
         """
         if other._buffer is self._buffer:
             return min(self._length, other._length)
@@ -328,7 +328,7 @@ class Transcript(Sequence[Message]):
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 
-    def left_out_of(self, shorter: Transcript) -> tuple[Message, ...]:
+    def find_missing(self, shorter: Transcript) -> tuple[Message, ...]:
         """Return the messages that are missing in *shorter*, in order; duplicates count separately."""
         shared = self.shared_prefix(shorter)
         there = Counter(shorter.messages_from(shared))

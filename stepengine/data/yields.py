@@ -281,8 +281,8 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         object.__setattr__(made, "is_idempotent", True)
         return made
 
-    def trusted(self) -> Perform[T_co]:
-        """Return this ``Perform`` with a result that can hold no text of third parties."""
+    def as_trusted(self) -> Perform[T_co]:
+        """Return this ``Perform`` with a trusted result: it contains no text of third parties."""
         made = copy(self)
         object.__setattr__(made, "is_trusted", True)
         return made

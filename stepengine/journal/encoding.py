@@ -858,7 +858,7 @@ class _KnownRequests:
 
 
 def _base_transcript(base: _KnownRequest) -> Transcript:
-    return Transcript.of_parts(base.shared, base.length)
+    return Transcript.from_parts(base.shared, base.length)
 
 
 def _is_same_message(a: Transcript, i: int, b: Transcript, j: int) -> bool:

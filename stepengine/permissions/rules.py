@@ -208,7 +208,7 @@ class Request:
 
     @property
     def _declared_places(self) -> tuple[str, ...]:
-        return self.tool.places(self.input)
+        return self.tool.find_subjects(self.input)
 
 
 def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | None:
@@ -893,7 +893,7 @@ def _named_places(request: Request) -> list[tuple[str, str]]:
         return [
             (place if len(about) > 1 else "", text)
             for place in about
-            for text in attrs.evolve(request.tool, about=(place,)).places(request.input)
+            for text in attrs.evolve(request.tool, about=(place,)).find_subjects(request.input)
         ]
     found = find_named_texts(request.input, NAMES_OF_PLACES)
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]

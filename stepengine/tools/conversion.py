@@ -70,7 +70,7 @@ def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) 
         if max_chars is None and kind in SMALL:
             return ToolResult((JsonPart(value),))
         result = _wrap_result(value, result_type)
-        useless = result.change.useless_at("tool") if result.change is not None else ""
+        useless = result.change.find_misuse("tool") if result.change is not None else ""
         return ToolResult.error(f"the tool returned {useless}") if useless else _check_parts(result, max_chars)
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")

@@ -286,7 +286,7 @@ def test_handler_values_are_trusted_until_it_receives_other_data(world):
     assert ["ops@example.org"] == world.asked
 
     def vouching(ctx):
-        yield from Perform(lambda: "ops@example.org").trusted()
+        yield from Perform(lambda: "ops@example.org").as_trusted()
         yield ToolCall("send", {"to": "ops@example.org"})
         yield from Complete("Who?")
         yield ToolCall("send", {"to": "late@example.org"})
