@@ -1,8 +1,8 @@
 """
-The calls on open folders and files that tools make, each carried out where the folder is: here, or at another end of a pipe.
+The calls of tools on open folders and files, performed on this machine or at the other end of a pipe.
 
-This is the one seam between tools and where they run: above it nothing knows the difference, so confinement, limits and what
-tools say are the same everywhere. The names and errors are those of ``os``.
+This is the only layer that knows where tools run, so confinement, limits and the messages of tools are the same everywhere. The names
+and errors are those of ``os``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 OWNER_FILE_MODE = 0o600
-"""The permissions of files that hold what a run said and read: their owner alone reads and writes them."""
+"""The permissions of files with data of a run: only their owner reads and writes them."""
 OWNER_FOLDER_MODE = 0o700
-"""The permissions of folders for such files: nobody else lists or enters them."""
+"""The permissions of folders for such files: no one else lists or enters them."""
 OTHERS_BITS = 0o077
 """All permissions of the group and of other users; a secret has none of them."""
 OTHERS_WRITE_BITS = 0o022
-"""What others may write they may have written: its content is not trusted."""
+"""A file that others may write is not trusted."""
 KINDS = {WALK: "walk", FOLDER: "folder", FILE: "file"}
 
 Params = ParamSpec("Params")
@@ -177,7 +177,7 @@ def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
 
 
 def remove_stale_files(folder: Fd) -> None:
-    """Remove temporary files in a folder that were left by processes that have ended."""
+    """Remove temporary files in a folder from processes that have ended."""
     if isinstance(folder, Far):
         folder.sweep()
     else:

@@ -1,9 +1,9 @@
 """
-``Elsewhere``: a system at the other end of a connection, and ``Far``: something that is open there.
+``Elsewhere``: a system at the other end of a connection, and ``Far``: an open file or folder there.
 
-It gives what ``stepengine.workspace.calls`` and the shell tools ask of a system, one call there for each here. Whatever comes back is
-looked at before it is used: a text where a text belongs, numbers where numbers do. A connection that has ended is opened again by
-the next call; what was open on it is not, but for the roots, and a root that is another folder by then is refused.
+It implements the calls of ``stepengine.workspace.calls`` and of the shell tools, one remote call for each local one. All answers are
+validated before use, such as texts and numbers. The next call reopens an ended connection. Open files are lost, except the roots,
+and a root that has become another folder raises an error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CALL_SECONDS = 60.0
 NAME_BYTES = 4_096
 """Linux opens no longer path (PATH_MAX)."""
 NUMBERS = 8
-"""How many a system tells of a file."""
+"""The number of numbers in the status of a file."""
 ENTRY = 4
-"""How many members an entry of a listing has."""
+"""The number of members in an entry of a listing."""
 HALF_OF_64_BITS = 1 << 63
 """Numbers of files have 64 bits, with a sign or without."""
 READ_BYTES = 1024 * 1024
@@ -409,7 +409,7 @@ class Elsewhere:
         return known
 
     def which(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
-        """Return the path of a program in the given folders that is not below the root; ``None`` if there is none."""
+        """Return the path of a program in the given folders and outside of the root; ``None`` without one."""
         found: Any = self.ask("which", name=name, folders=list(folders), root=list(root)).head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
@@ -423,7 +423,7 @@ class Elsewhere:
         Create a private folder, and return its path.
 
         Raises:
-            ToolError: when there is no place for it.
+            ToolError: if there is no folder for temporary files.
         """
         try:
             folder: Any = self.ask("private").head.get("folder")

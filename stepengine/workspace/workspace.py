@@ -1,10 +1,10 @@
 """
-``Workspace``: where the agents of an engine work, and which bundled tools they may use there.
+``Workspace``: the location in which the agents of an engine work, and the bundled tools that they may use there.
 
-The place is a folder of this machine, in a container, or on another machine.
+The location is a folder of this machine, in a container, or on another machine.
 
-Each kind of place is an argument list that gives the standard input and output of a Python there, and nothing more; what runs on it
-is the same for all of them, see ``stepengine.workspace.far``.
+Each kind of location is an argument list that connects to the standard input and output of a Python there. The program in that
+Python is the same for all of them, see ``stepengine.workspace.far``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from stepengine.workspace.far import Elsewhere
 
 START_SECONDS = 60.0
-"""A log-in over a slow network takes seconds; a host that does not answer must not hold a run."""
+"""A log-in over a slow network needs seconds; a host without an answer must not block a run."""
 IMAGE_SECONDS = 600.0
-"""How long a container may take to start: its image may have to be fetched."""
+"""The time limit for the start of a container: its image may have to be downloaded."""
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
-"""What the program that makes a connection sees of our environment: no keys."""
+"""The environment variables for the program that connects: no keys."""
 CONTAINERS = (
     "DOCKER_HOST",
     "DOCKER_CONTEXT",
@@ -51,9 +51,9 @@ ENTERING = (
     "-I", "-S", "-c",
     "import os, sys; os.makedirs(sys.argv[1], exist_ok=True); os.chdir(sys.argv[1]); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])",
 )  # fmt: skip
-"""Makes the folder there, and becomes the Python that works in it: Docker would make it, and Podman refuses one that is not there."""
+"""Creates the folder and becomes the Python that works in it: Docker would create it, and Podman fails without it."""
 WAITING = ("-I", "-S", "-c", "import time\nwhile True: time.sleep(86_400)")
-"""What a container does that is kept: others begin in it."""
+"""The program of a container that is kept: other programs are started in it."""
 LIMITS: Mapping[str, str] = {
     "processes": "RLIMIT_NPROC",
     "memory_bytes": "RLIMIT_AS",
@@ -210,7 +210,7 @@ class Workspace:
 
     def discard(self) -> None:
         """
-        End its processes, and delete the container kept with ``keep=``; any other workspace is only closed.
+        End its processes, and delete the container created with ``keep=``; any other workspace is only closed.
 
         Raises:
             WorkspaceLost: when the container cannot be removed.
@@ -219,7 +219,7 @@ class Workspace:
         if self.system is not None and self.system.place.kept is not None:
             self.system.place.kept.remove()
 
-    # --- places ------------------------------------------------------------------------------------------------------
+    # --- locations ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_command(
@@ -302,7 +302,7 @@ class Workspace:
         """
         from stepengine.workspace.containers import (
             Container,
-        )  # only for who names one: workspaces are of the usable import
+        )  # imported only for containers, so that most imports stay light
 
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
@@ -630,4 +630,4 @@ def resource_limits(given: Mapping[str, int]) -> dict[str, int]:
 
 
 WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)
-"""Where the agents of the engine work, for the function of a ``Perform``, which is given no context."""
+"""The engine's workspace, for the function of a ``Perform``, which receives no context."""
