@@ -199,7 +199,7 @@ def _find_workspace(options: Options) -> Workspace | None:
     from stepengine.workspace.workspace import Workspace
 
     try:
-        return Workspace.named(options.workspace, options.cwd.resolve())
+        return Workspace.parse(options.workspace, options.cwd.resolve())
     except DefinitionError as error:
         msg = f"--workspace: {error.message}"
         raise UsageProblem(msg) from None

@@ -23,7 +23,7 @@ def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
     from stepengine.workspace.repository import read_project
 
     workspace = WORKSPACE.get()
-    folder = None if workspace is None else workspace.here
+    folder = None if workspace is None else workspace.local_folder
     if folder is None:
         return {"texts": {}, "warnings": []}
     folder = folder.resolve()

@@ -824,8 +824,8 @@ async def _await_guarded(
     running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""
-    folder = None if workspace is None else workspace.here or workspace.root
-    is_here = workspace is None or workspace.here is not None
+    folder = None if workspace is None else workspace.local_folder or workspace.root
+    is_here = workspace is None or workspace.local_folder is not None
     if guard is not None and (why := guard.refusal(folder, is_here=is_here)):
         running.close()
         return ToolResult.error(why)

@@ -212,7 +212,7 @@ class ProgramConnection:
             raise WorkspaceLost(self._lost_text()) from None
         return number
 
-    def tell(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
+    def notify(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
         """Send a call without a reply. Nothing happens if the connection has ended."""
         with contextlib.suppress(_ConnectionEnded):
             if not self._why:
@@ -266,13 +266,13 @@ class ProgramConnection:
         self._listeners.pop(number, None)
         self._untaken.pop(number, None)
 
-    def take(self, number: int, size: int) -> None:
+    def grant(self, number: int, size: int) -> None:
         """Permit a program to send *size* more bytes of output."""
         with self._lock:
             if number not in self._untaken:
                 return
             self._untaken[number] -= size
-        self.tell("allow", child=number, size=size)
+        self.notify("allow", child=number, size=size)
 
     def close(self) -> None:
         """End the connection; the program at the other end then ends its processes."""

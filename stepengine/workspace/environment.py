@@ -29,7 +29,7 @@ from stepengine.redaction import find_environment_secrets
 from stepengine.workspace.argv import Argv
 
 if TYPE_CHECKING:
-    from stepengine.workspace.far import Elsewhere
+    from stepengine.workspace.remote_files import RemoteSystem
 
 READ_SECONDS = 10.0
 """The time limit for reading the configuration."""
@@ -268,7 +268,7 @@ def without_secrets(text: str) -> str:
 
 
 @frozen
-class Private:
+class PrivateFolders:
     """
     The private folders of one command: ``home``, which is empty, and ``tmp``.
 
@@ -278,10 +278,10 @@ class Private:
     """
 
     folder: Path = attrs.field(factory=lambda: Path(tempfile.mkdtemp(prefix="stepengine-")))
-    system: Elsewhere | None = None
+    system: RemoteSystem | None = None
 
     @classmethod
-    def create(cls, system: Elsewhere | None) -> Private:
+    def create(cls, system: RemoteSystem | None) -> PrivateFolders:
         """Create a private folder on a system, or with ``None`` on this machine."""
         return cls() if system is None else cls(Path(system.private()), system)
 
@@ -303,7 +303,7 @@ class Private:
         self.home.mkdir(mode=0o700)
         self.tmp.mkdir(mode=0o700)
 
-    async def give_back(self) -> None:
+    async def delete(self) -> None:
         """Remove the folders; on a remote system without blocking the event loop."""
         if self.system is None:
             self.remove()
@@ -334,7 +334,7 @@ class CommandEnvironment:
     names: tuple[str, ...]
     real_home: bool
     root: tuple[str, ...]
-    system: Elsewhere | None = None
+    system: RemoteSystem | None = None
     identity: Callable[[], tuple[tuple[str, str], ...]] = tuple
 
     def search_path(self) -> str:
@@ -359,7 +359,7 @@ class CommandEnvironment:
             return self.system.variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
-    def make_variables(self, private: Private) -> dict[str, str]:
+    def make_variables(self, private: PrivateFolders) -> dict[str, str]:
         """Return the variables of one command, with its own marker."""
         given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}

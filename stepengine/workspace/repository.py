@@ -22,7 +22,13 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv
 from stepengine.workspace.calls import Fd
-from stepengine.workspace.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, parse_git_query
+from stepengine.workspace.environment import (
+    NAMES_BYTES,
+    CommandEnvironment,
+    PrivateFolders,
+    find_program,
+    parse_git_query,
+)
 from stepengine.workspace.guard import GUARD, file_guard, project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
@@ -69,7 +75,7 @@ def read_project(
     """
     workspace = WORKSPACE.get()
     made: dict[str, Any] = {"instructions": [], "deeper": [], "skills": [], "facts": {}, "warnings": []}
-    folder = Path(root) if root is not None else workspace.here if workspace is not None else Path.cwd()
+    folder = Path(root) if root is not None else workspace.local_folder if workspace is not None else Path.cwd()
     if folder is None:
         made["warnings"].append(
             "the workspace is not on this machine: nothing of its project was read; name a root for it"
@@ -77,7 +83,9 @@ def read_project(
         return made
     folder = folder.resolve()
     # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
-    token = GUARD.set(project_guard(folder, find_project_root(folder), None if workspace is None else workspace.here))
+    token = GUARD.set(
+        project_guard(folder, find_project_root(folder), None if workspace is None else workspace.local_folder)
+    )
     try:
         if instructions:
             _Instructions(folder, made).read(user=user)
@@ -195,7 +203,7 @@ def _read_git_status(folder: Path) -> dict[str, object]:
     """Return branch and changed files; empty without a repository or git, or if git needs more than two seconds."""
     if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
-    private = Private()
+    private = PrivateFolders()
     try:
         private.make()
         place = tuple([part for part in str(folder).split("/") if part])

@@ -96,7 +96,7 @@ class Root:
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         self.trusted = PathRules(policy.trusted, ())
-        here = folder.here if isinstance(folder, Workspace) else path
+        here = folder.local_folder if isinstance(folder, Workspace) else path
         if here is not None and not policy.allow_wide_root:
             self._refuse_wide(path, here)
 
@@ -104,7 +104,7 @@ class Root:
         """Return the identity of the root: its real path on this machine if it has one, else its system and path there."""
         if self.system is None:
             return self.real
-        here = self.system.here(path)
+        here = self.system.find_local_folder(path)
         return tuple([p for p in here.split("/") if p]) if here else (self.system.name, *self.real)
 
     def _open_here(self, folder: str | os.PathLike[str]) -> None:

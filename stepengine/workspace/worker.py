@@ -516,7 +516,7 @@ class ChildProcess:
         if self.line not in ready:
             self.send_output(names, [fd for fd in ready if fd in names], 1)
             return True
-        said = self.hear()
+        said = self.read_messages()
         # The output before the end is sent before the end.
         self.send_output(names, list(names), DRAIN_READS)
         if said:
@@ -529,7 +529,7 @@ class ChildProcess:
             if not self.forward(fd, names[fd], times):
                 self.worker.send({"on": self.number, "closed": names.pop(fd)})
 
-    def hear(self) -> bytes:
+    def read_messages(self) -> bytes:
         """Read the supervisor's messages; ``b""`` after it has ended in any way."""
         try:
             return os.read(self.line, CHUNK_BYTES)

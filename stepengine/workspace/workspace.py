@@ -4,7 +4,7 @@
 The location is a folder of this machine, in a container, or on another machine.
 
 Each kind of location is an argument list that connects to the standard input and output of a Python there. The program in that
-Python is the same for all of them, see ``stepengine.workspace.far``.
+Python is the same for all of them, see ``stepengine.workspace.remote_files``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stepengine.workspace.paths import to_path
 
 if TYPE_CHECKING:
     from stepengine.workspace.containers import Container
-    from stepengine.workspace.far import Elsewhere
+    from stepengine.workspace.remote_files import RemoteSystem
 
 START_SECONDS = 60.0
 """A log-in over a slow network needs seconds; a host without an answer must not block a run."""
@@ -120,7 +120,7 @@ class Workspace:
 
     root: Path = attrs.field(converter=_to_root)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
-    system: Elsewhere | None = attrs.field(
+    system: RemoteSystem | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
     )
     write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
@@ -146,11 +146,11 @@ class Workspace:
         return os.fspath(self.root) if self.system is None else f"{self.system.name}"
 
     @property
-    def here(self) -> Path | None:
+    def local_folder(self) -> Path | None:
         """The local folder of the root; for a container or sandbox the folder mounted there; ``None`` if there is none."""
         if self.system is None:
             return self.root
-        found = self.system.here(os.fspath(self.root))
+        found = self.system.find_local_folder(os.fspath(self.root))
         return Path(found) if found else None
 
     def with_access(
@@ -190,7 +190,7 @@ class Workspace:
     def _copy(self, to: str | os.PathLike[str]) -> Workspace:
         place = None if self.system is None else self.system.place
         kept, again = (None, None) if place is None else (place.kept, place.again)
-        here = self.here
+        here = self.local_folder
         if kept is not None and again is not None and here is None:
             kept.commit(_check_operand(os.fspath(to), kept.program))
             made: Workspace = again(os.fspath(to))
@@ -481,7 +481,7 @@ class Workspace:
         )
 
     @classmethod
-    def named(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
+    def parse(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
         """
         Return the workspace that a text describes, as on the command line.
 
@@ -522,13 +522,13 @@ class Workspace:
         kept: Container | None = None,
         again: Callable[[str], Workspace] | None = None,
     ) -> Workspace:
-        from stepengine.workspace.far import Elsewhere, RemotePlace
+        from stepengine.workspace.remote_files import RemotePlace, RemoteSystem
 
         place = RemotePlace(
             name=name, argv=argv, env=_visible_variables(env), limits=resource_limits(limits or {}), start=start, once=once, shown=shown or {},
             kept=kept, again=again,
         )  # fmt: skip
-        return cls(Path(root), system=Elsewhere(place))
+        return cls(Path(root), system=RemoteSystem(place))
 
 
 def _relative_folder(cwd: Path, root: Path) -> Path:
