@@ -228,7 +228,7 @@ def test_the_target_of_a_link_is_asked_about_like_itself(root: Path) -> None:
 
     linked, plain = outcomes(root, "read_files", inputs, *rules)
 
-    assert "a person has to be asked first" in linked
+    assert "needs the approval of a person first" in linked
     assert CANARY not in linked
     assert "open_one" in plain
 
@@ -239,7 +239,7 @@ def test_an_allowed_path_is_judged_by_its_link_target(root: Path) -> None:
 
     (text,) = run_calls(file_tools(root), [call], Policy([Rule.allow_path("open/**")]))
 
-    assert ("open_one" in text, CANARY in text, "has to be asked" in text) == (True, False, True)
+    assert ("open_one" in text, CANARY in text, "needs the approval of a person" in text) == (True, False, True)
 
 
 @pytest.mark.spec("requirements:X70")

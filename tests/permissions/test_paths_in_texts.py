@@ -384,7 +384,7 @@ def test_patterns_and_new_files_are_judged_by_link_targets(desk: Path, text: str
 def test_an_allowed_pattern_is_judged_by_where_links_lead(desk: Path) -> None:
     for text in ("docs/*", "docs/l*", "docs/**"):
         assert "allow" == ALLOW.check(seen("look", {"path": text})).decision
-        assert "has to be asked first" in outcomes([look], "look", [{"path": text}], ALLOW)[0]
+        assert "needs the approval of a person first" in outcomes([look], "look", [{"path": text}], ALLOW)[0]
     assert FREE in outcomes([look], "look", [{"path": "docs/a*"}], ALLOW)[0]
 
 
