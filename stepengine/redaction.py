@@ -587,14 +587,7 @@ def make_redactor(
 
 class TextRedactor:
     """
-    Replaces the secrets in texts by ``<redacted:NAME>``, deterministically.
-
-    Args:
-        known: Secret values, each with the name for its placeholder.
-        shapes: Whether to replace texts that look like keys, and members with secret names.
-        rules: The rules of the user.
-        keys: A registry of further values; the names of *known* take precedence. None by default.
-        mark: Returns the mark of a secret among those of the same name, ``<redacted:NAME~MARK>``; None by default.
+    Replaces the secrets in texts; the base of ``Redactor``, which has the same arguments.
 
     Attributes:
         shapes: As passed.
@@ -773,7 +766,16 @@ class TextRedactor:
 
 
 class Redactor(TextRedactor):
-    """Replaces the secrets in texts and JSON values; see ``TextRedactor`` for the arguments."""
+    """
+    Replaces the secrets in texts and JSON values by ``<redacted:NAME>``, deterministically.
+
+    Args:
+        known: Secret values, each with the name for its placeholder.
+        shapes: Whether to replace texts that look like keys, and members with secret names.
+        rules: The rules of the user.
+        keys: A registry of further values; the names of *known* take precedence. None by default.
+        mark: Returns the mark of a secret among those of the same name, ``<redacted:NAME~MARK>``; None by default.
+    """
 
     def with_known(self, known: Mapping[str, str]) -> Redactor:
         """Return a redactor that also replaces *known* values."""

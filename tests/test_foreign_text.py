@@ -92,7 +92,7 @@ from stepengine.models.bedrock_converse.encode import make_document_name
 from stepengine.models.google.calls import _parse_json_path
 from stepengine.models.keys import Credentials, printable
 from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_calls, parse_written_thoughts
-from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, find_doubt, permits
+from stepengine.permissions.commands import READ_ONLY, CommandForm, find_doubt, matches_allow, matches_deny
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
@@ -408,8 +408,8 @@ def imported_call(arguments: str) -> Any:
 def judged(command: str) -> None:
     words = parse_command(command)
     for form in (*READ_ONLY, CommandForm(("git", "push"))):
-        permits(form, words)
-        denies(form, words)
+        matches_allow(form, words)
+        matches_deny(form, words)
         find_doubt(form, words)
 
 
