@@ -96,7 +96,7 @@ from stepengine.models.openai_chat.written_calls import (
     parse_written_calls,
     parse_written_thoughts,
 )
-from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, find_doubt, permits
+from stepengine.permissions.commands import READ_ONLY, CommandForm, find_doubt, matches_allow, matches_deny
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
@@ -146,12 +146,12 @@ from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_head as parsed_frame
 from stepengine.workspace.contained_paths import contained_paths
-from stepengine.workspace.far import Elsewhere, _parse_entry, _read_listing
-from stepengine.workspace.far import RemotePlace as FarPlace
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
+from stepengine.workspace.remote_files import RemotePlace as FarPlace
+from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _read_listing
 from stepengine.workspace.repository import _parse_status
 from stepengine.workspace.skills import _parse_head
 from stepengine.workspace.text import decode_text, stream_lines
@@ -378,7 +378,7 @@ def trickled(text: str) -> None:
     trickle = StreamRedactor(Redactor(KNOWN, shapes=True))
     for start in range(0, len(text), 16):
         trickle.feed(text[start : start + 16])
-    trickle.rest()
+    trickle.flush()
 
 
 def thoughts_in_stream(text: str) -> None:
@@ -412,8 +412,8 @@ def imported_call(arguments: str) -> Any:
 def judged(command: str) -> None:
     words = parse_command(command)
     for form in (*READ_ONLY, CommandForm(("git", "push"))):
-        permits(form, words)
-        denies(form, words)
+        matches_allow(form, words)
+        matches_deny(form, words)
         find_doubt(form, words)
 
 
@@ -567,7 +567,7 @@ def framed(head: bytes) -> Any:
 
 def far_listing(data: bytes) -> Any:
     with contextlib.suppress(WorkspaceLost):
-        return [_parse_entry(one) for one in _read_listing(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
+        return [_parse_entry(one) for one in _read_listing(data, RemoteSystem(FarPlace(name="x", argv=tuple, env={})))]
 
 
 def _sent(text: str) -> None:
@@ -1644,7 +1644,7 @@ def of_bytes(read: Callable[[bytes], Any]) -> Callable[[str], Any]:
 
 JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("workspace/connection.py", of_bytes(framed)),
-    ("workspace/far.py", of_bytes(far_listing)),
+    ("workspace/remote_files.py", of_bytes(far_listing)),
     ("adapters/acp/stdio.py", of_bytes(read_message)),
     ("adapters/ag_ui", of_bytes(lambda data: input_of(plain(parse_strict_json(data))))),
     ("adapters/external/remote.py", of_bytes(remote_said)),

@@ -199,7 +199,7 @@ def _find_workspace(options: Options) -> Workspace | None:
     from stepengine.workspace.workspace import Workspace
 
     try:
-        return Workspace.named(options.workspace, options.cwd.resolve())
+        return Workspace.parse(options.workspace, options.cwd.resolve())
     except DefinitionError as error:
         msg = f"--workspace: {error.message}"
         raise UsageProblem(msg) from None
@@ -255,7 +255,7 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
     from stepengine.permissions import Policy, injection_rules
 
     if policy is None:
-        return Policy.against_injection()
+        return Policy.guard_injection()
     if not isinstance(policy, Policy):
         msg = "--guard adds no rules to the policy file of an engine; add {'decision': 'ask', 'match': {'untrusted': '*'}} to it"
         raise UsageProblem(msg)

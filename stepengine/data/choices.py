@@ -1,5 +1,5 @@
 """
-The answers that a question offers, decided once for every surface that asks people.
+The possible answers to a question, decided once for every surface that asks people.
 
 A surface shows ``list_choices(question)`` and returns the answer of the chosen one. A surface with forms shows ``answer_schema`` and
 returns ``answer_from_form``. Both describe a lasting approval by ``describe_scope``. Must not be here: how a surface draws them.
@@ -90,7 +90,7 @@ def call_matcher(rule: JsonDict) -> Mapping[str, Any]:
 
 
 def allows_any_input(rule: JsonDict) -> bool:
-    """Return whether a rule allows every later call of a tool, whatever its input."""
+    """Return whether a rule allows every later call of a tool, with any input."""
     return bool(call_matcher(rule).get("any_input"))
 
 
@@ -101,7 +101,7 @@ def allows_all_edits(rule: JsonDict) -> bool:
 
 
 def describe_scope(rule: JsonDict, *, is_full: bool = False) -> str:
-    """Describe the calls that a rule allows from now on; with *is_full* also that their other arguments may differ."""
+    """Describe the later calls that a rule allows; with *is_full* also mention that other arguments may differ."""
     call = call_matcher(rule)
     where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
     if allows_all_edits(rule):

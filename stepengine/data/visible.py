@@ -11,11 +11,11 @@ import re
 import unicodedata
 
 HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories of what has no picture of its own: controls, formats, private use, surrogates, separators."""
+"""Unicode categories of characters without a visible form: controls, formats, private use, surrogates, separators."""
 JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 """They shape emoji and stay in running text; names and paths show them."""
 MAX_COMBINING_MARKS = 8
-"""No language stacks as many marks on a letter, and longer stacks are drawn over the lines above and below."""
+"""More than any language puts on one letter; longer stacks cover the lines above and below."""
 SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 NOT_PLAIN = re.compile(r"[^\n\t -~]+")
 NOT_PLAIN_STRICT = re.compile(r"[^ -~]+")

@@ -374,7 +374,7 @@ def _with_session_of_hooks(plan: RunPlan) -> RunPlan:
     """Return *plan* with the session that its own ``session_hooks`` start, which the run id names, if it has no other one."""
     if plan.info.session_id is not None or not plan.hooks.pre_run:
         return plan
-    from stepengine.sessions.around import has_session_hooks
+    from stepengine.sessions.run_hooks import has_session_hooks
 
     if not has_session_hooks(plan.hooks):
         return plan

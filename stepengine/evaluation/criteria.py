@@ -34,7 +34,7 @@ from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError
 from stepengine.journal import Journal
-from stepengine.redaction import without_secret_variables
+from stepengine.redaction import remove_secret_variables
 
 __all__ = (
     "ANY",
@@ -599,7 +599,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
 
 
 def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
-    env = without_secret_variables(os.environ)
+    env = remove_secret_variables(os.environ)
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(  # noqa: S603 - the evaluation's own command, without a shell

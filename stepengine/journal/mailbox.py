@@ -353,7 +353,7 @@ class Mailbox(abc.ABC):
             return letter
         value = redactor.redact_for_run(letter.value)
         if redactor.shapes:
-            redactor.refuse(value, "the letter")
+            redactor.check_no_secrets(value, "the letter")
         return attrs.evolve(letter, value=value)
 
     def _check_same(self, stored: StoredLetter, known: StoredLetter | None) -> None:

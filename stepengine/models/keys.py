@@ -188,7 +188,7 @@ def _is_local(host: str) -> bool:
 def register_secret(provider: str, key: Secret | None, member: str = "api_key") -> None:
     """Register *key* for redaction as a *member* of *provider*, such as ``<redacted:openai_api_key>``."""
     if key is not None:
-        GIVEN.tell(key.reveal(), f"{provider}_{member}", os.environ)
+        GIVEN.add(key.reveal(), f"{provider}_{member}", os.environ)
 
 
 def register_secret_headers(provider: str, headers: Mapping[str, str]) -> None:
@@ -207,5 +207,5 @@ def register_url_password(provider: str, url: str) -> None:
 
 def printable(text: str, limit: int) -> str:
     """Return *text* for a quotation in a message: on one line, without secrets, and cut to *limit* characters."""
-    text = CONTROL.sub(" ", ANY.beginning(text, limit)).strip()
+    text = CONTROL.sub(" ", ANY.clean_beginning(text, limit)).strip()
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -63,7 +63,7 @@ from stepengine.data.record_sizes import (
     fit_child_result,
     fit_tool_result,
     may_be_long,
-    take_fitting,
+    select_fitting,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
@@ -158,7 +158,7 @@ class OutcomeMaker:
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
         waiting = self._inboxes.get(path, []) if path else self._inbox
-        inputs = take_fitting(tuple(waiting))
+        inputs = select_fitting(tuple(waiting))
         del waiting[: len(inputs)]  # another thread may have put more there since
         if path and not waiting:
             self._inboxes.pop(path, None)
@@ -824,8 +824,8 @@ async def _await_guarded(
     running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""
-    folder = None if workspace is None else workspace.here or workspace.root
-    is_here = workspace is None or workspace.here is not None
+    folder = None if workspace is None else workspace.local_folder or workspace.root
+    is_here = workspace is None or workspace.local_folder is not None
     if guard is not None and (why := guard.refusal(folder, is_here=is_here)):
         running.close()
         return ToolResult.error(why)

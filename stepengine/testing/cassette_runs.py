@@ -156,7 +156,7 @@ class _Transcripts:
         while 0 < shared < len(messages) and isinstance(messages[shared], ToolMessage):
             shared -= 1
         if shared:
-            made = Transcript.of_parts(known.parts[0], shared).extend(tuple(messages[shared:]))
+            made = Transcript.from_parts(known.parts[0], shared).extend(tuple(messages[shared:]))
         self._kept = [*self._kept[1 - KEPT_TRANSCRIPTS :], made]
         return made
 

@@ -23,7 +23,7 @@ from stepengine.journal import FileJournal, undo
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileChangeHook, change_hook_tools, file_tools, search_tools, shell_tools
-from stepengine.workspace import far
+from stepengine.workspace import remote_files
 from tests.waits import until_async
 
 from .places import why_not
@@ -297,7 +297,7 @@ async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None
 
 async def test_a_cancelled_read_does_not_wait_for_its_answer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waited for it would wait for longer than a test may take.
-    monkeypatch.setattr(far, "CALL_SECONDS", 3_000)
+    monkeypatch.setattr(remote_files, "CALL_SECONDS", 3_000)
     with there(root) as place:
         tools = ToolRegistry(file_tools(place))
         await tools.execute("read_files", {"paths": ["a.txt"]})
@@ -378,8 +378,8 @@ async def test_change_hooks_run_in_the_workspace(root: Path) -> None:
         (lambda: Workspace.kubernetes("pod", namespace="-x"), "cannot be given to kubectl"),
         (lambda: Workspace.bubblewrap("/"), "folder that is not /"),
         (lambda: Workspace.bubblewrap("/nowhere"), "cannot be opened as a folder: it does not exist"),
-        (lambda: Workspace.named("docker"), "names no workspace"),
-        (lambda: Workspace.named("over:'x"), "cannot be read"),
+        (lambda: Workspace.parse("docker"), "names no workspace"),
+        (lambda: Workspace.parse("over:'x"), "cannot be read"),
     ],
     ids=itertools.count(),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.sessions import DocumentSessions, TurnPlace
+from stepengine.sessions import DocumentSessions, JournalLocation
 from stepengine.testing import check_sessions
 from tests.sessions.stores import KINDS, Histories, store_of
 
@@ -50,8 +50,8 @@ class Documents(DocumentSessions):
     def list_keys(self) -> list[str]:
         return list(self.kept)
 
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(folder=self.folder / session_id.encode().hex()[:60])
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(folder=self.folder / session_id.encode().hex()[:60])
 
 
 @pytest.mark.deep
@@ -105,8 +105,8 @@ class NeverDeletes(Documents):
 
 
 class LosesJournals(Documents):
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(memory={})
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(memory={})
 
 
 @pytest.mark.deep

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepengine.errors import DefinitionError, ToolError, UnknownOutcome, WorkspaceLost
-from stepengine.workspace import calls, connection, far
+from stepengine.workspace import calls, connection, remote_files
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.text import read_capped
@@ -121,7 +121,7 @@ LONG = 300.0
 
 def refusal(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what is said of a root behind a program that lies."""
-    monkeypatch.setattr(far, "CALL_SECONDS", 0.1 if lie in SILENT else LONG)
+    monkeypatch.setattr(remote_files, "CALL_SECONDS", 0.1 if lie in SILENT else LONG)
     monkeypatch.setattr(connection, "ANSWER_BYTES", 16 * 1024 * 1024)
     with liar(tmp_path, LIES[lie], start_seconds=0.1 if lie == "nothing" else LONG) as place:
         with pytest.raises((WorkspaceLost, DefinitionError)) as found:

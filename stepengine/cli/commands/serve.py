@@ -382,7 +382,7 @@ def load_engine(
 
     if function := _parse_function_name(module):
         if options.guard:
-            msg = "--guard is for agents; give your engine permissions=Policy.against_injection(), or add injection_rules() to its policy"
+            msg = "--guard is for agents; give your engine permissions=Policy.guard_injection(), or add injection_rules() to its policy"
             raise UsageProblem(msg)
         return _call_engine_function(module.rpartition(":")[0], function), ()
     offered = load_module_contents(module, leave_out)

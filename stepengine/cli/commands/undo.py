@@ -154,5 +154,5 @@ def find_write_root(options: Options) -> Path | Workspace:
         return options.cwd
     from stepengine.workspace.workspace import Workspace
 
-    place = Workspace.named(options.workspace, options.cwd.resolve())
-    return place.here or place
+    place = Workspace.parse(options.workspace, options.cwd.resolve())
+    return place.local_folder or place
