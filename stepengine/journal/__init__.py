@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from stepengine.journal.sqlite import SqliteJournal
     from stepengine.journal.store import Journal, MemoryJournal, Writer
     from stepengine.journal.verification import Verified, verify
-    from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue, SecretFound
+    from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue
 else:
     __getattr__, __dir__ = make_lazy_exports(
         __name__,
@@ -143,7 +143,6 @@ else:
                 "Redactor",
                 "RedactPattern",
                 "RedactValue",
-                "SecretFound",
             ),
         },
     )
@@ -185,7 +184,6 @@ __all__ = (
     "Redactor",
     "Result",
     "Sealed",
-    "SecretFound",
     "SigningKey",
     "SqliteJournal",
     "Tail",

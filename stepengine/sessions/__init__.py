@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepengine.sessions.around import session_hooks
     from stepengine.sessions.session import (
         CacheStore,
+        DeletingStore,
         Session,
         SessionInfo,
         SessionStore,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         TurnPlace,
         TurnStore,
         VersionedStore,
-        mended,
         messages_from_json,
         messages_to_json,
     )
@@ -43,6 +43,7 @@ else:
             "stepengine.sessions.around": ("session_hooks",),
             "stepengine.sessions.session": (
                 "CacheStore",
+                "DeletingStore",
                 "Session",
                 "SessionInfo",
                 "SessionStore",
@@ -50,7 +51,6 @@ else:
                 "TurnPlace",
                 "TurnStore",
                 "VersionedStore",
-                "mended",
                 "messages_from_json",
                 "messages_to_json",
             ),
@@ -65,6 +65,7 @@ else:
 
 __all__ = (
     "CacheStore",
+    "DeletingStore",
     "DocumentSessions",
     "FileSessions",
     "MemorySessions",
@@ -76,7 +77,6 @@ __all__ = (
     "TurnPlace",
     "TurnStore",
     "VersionedStore",
-    "mended",
     "messages_from_json",
     "messages_to_json",
     "session_hooks",

@@ -26,8 +26,8 @@ from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
     FileSessions,
     SqliteSessions,
-    mended,
 )
+from stepengine.sessions.session import mended
 from stepengine.sessions.stores import folder_name
 from stepengine.workspace.write_ahead import enable_write_ahead
 from tests.sessions.stores import KINDS, store_of
