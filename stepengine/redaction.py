@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter, is_
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -39,7 +39,7 @@ from stepengine.data.secret_names import (
 )
 from stepengine.data.spellings import Spelling, make_spellings, make_truncated_pattern
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError
+from stepengine.errors import DataError, SecretFound
 
 Redact: TypeAlias = Literal["known", "all", "off"]
 """``"known"`` replaces only known values, ``"all"`` also shapes and secret members, ``"off"`` nothing."""
@@ -147,21 +147,6 @@ VISIBLE_START, VISIBLE_END = 2, 4
 # In JSON and source code, an escape such as \n puts a letter directly before a key and hides its start. It is replaced by
 # blanks of the same length, so that all positions stay the same.
 ESCAPE = re.compile(r"\\+[nrt\"/\\]")
-
-
-class SecretFound(DataError):
-    """
-    A value that was about to be written contains a secret; it was not written.
-
-    Attributes:
-        rule: The shape of the value, or the name of the known secret; never the value.
-    """
-
-    fields: ClassVar[tuple[str, ...]] = ("path", "rule")  # type: ignore[assignment]
-
-    def __init__(self, message: str = "", *, path: str = "$", rule: str = "") -> None:
-        super().__init__(message, path=path)
-        self.rule = rule
 
 
 class Span(NamedTuple):

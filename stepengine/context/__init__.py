@@ -25,7 +25,7 @@ from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
     from stepengine.context.masks import mask_tool_results
-    from stepengine.context.outputs import find_output, output_cache
+    from stepengine.context.outputs import output_cache
     from stepengine.context.overflow import raise_on_overflow
     from stepengine.context.policy import ContextLimits, ContextPolicy
     from stepengine.context.project import project_context
@@ -42,10 +42,7 @@ else:
         __name__,
         {
             "stepengine.context.masks": ("mask_tool_results",),
-            "stepengine.context.outputs": (
-                "find_output",
-                "output_cache",
-            ),
+            "stepengine.context.outputs": ("output_cache",),
             "stepengine.context.overflow": ("raise_on_overflow",),
             "stepengine.context.policy": (
                 "ContextLimits",
@@ -79,7 +76,6 @@ __all__ = (
     "SystemPrompt",
     "compact",
     "estimate_tokens",
-    "find_output",
     "inject_context",
     "mask_tool_results",
     "output_cache",

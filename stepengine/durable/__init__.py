@@ -25,14 +25,13 @@ A worker: ``process`` takes runs from ``queues``, ``body`` executes one of them,
 
 from __future__ import annotations
 
-from stepengine.durable.database import DatabaseAway, embedded
+from stepengine.durable.database import embedded
 from stepengine.durable.deployment import DurableRunView
 from stepengine.durable.engine import DurableEngine, DurableHandle
 from stepengine.durable.operate import Operator
-from stepengine.durable.process import ExecutorBusy
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.schedules import DurableScheduler
-from stepengine.durable.sessions import DurableSessionView, Sessions, TurnView
+from stepengine.durable.sessions import DurableSessionView, TurnView
 from stepengine.durable.upkeep import (
     ExecutorView,
     Overview,
@@ -45,20 +44,17 @@ from stepengine.durable.upkeep import (
 )
 
 __all__ = (
-    "DatabaseAway",
     "DurableEngine",
     "DurableHandle",
     "DurableRunView",
     "DurableScheduler",
     "DurableSessionView",
-    "ExecutorBusy",
     "ExecutorView",
     "Operator",
     "Overview",
     "QueueView",
     "RateView",
     "ReleaseView",
-    "Sessions",
     "TakenOver",
     "TurnView",
     "Upkeep",

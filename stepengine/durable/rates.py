@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepengine.durable.database import (
-    DatabaseAway,
     convert_database_errors,
     fetch_value,
     hold_lock,
@@ -26,7 +25,7 @@ from stepengine.durable.database import (
     open_connection,
     quote_name,
 )
-from stepengine.errors import StepEngineError
+from stepengine.errors import DatabaseAway, StepEngineError
 from stepengine.models.base import Provider
 from stepengine.runtime.rates import Obstacle, RateLimit, find_rate_limit
 

@@ -22,12 +22,12 @@ import attrs
 from stepengine.data.codec import plain
 from stepengine.data.questions import AnswerLike
 from stepengine.data.visible import cut_end
-from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Upkeep, migrate
+from stepengine.durable import DurableEngine, DurableScheduler, Upkeep, migrate
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
 from stepengine.durable.run_waits import make_question_waits
 from stepengine.durable.schedules import list_schedule_states
 from stepengine.engine.scheduler import ScheduleStatus
-from stepengine.errors import InputError, JournalError, LimitExceeded, StepEngineError
+from stepengine.errors import DatabaseAway, InputError, JournalError, LimitExceeded, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.background_tasks import BackgroundTasks
 from stepengine.server.ledger import OPEN, RunRow

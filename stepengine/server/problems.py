@@ -17,9 +17,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.visible import visible
-from stepengine.durable.database import DatabaseAway
 from stepengine.errors import (
     AnswerRejected,
+    DatabaseAway,
     DataError,
     DefinitionError,
     InputError,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepengine.sessions.run_hooks import session_hooks
     from stepengine.sessions.session import (
         CacheStore,
+        DeletingStore,
         JournalLocation,
         Session,
         SessionInfo,
@@ -43,6 +44,7 @@ else:
             "stepengine.sessions.run_hooks": ("session_hooks",),
             "stepengine.sessions.session": (
                 "CacheStore",
+                "DeletingStore",
                 "Session",
                 "SessionInfo",
                 "SessionStore",
@@ -50,7 +52,6 @@ else:
                 "JournalLocation",
                 "TurnStore",
                 "VersionedStore",
-                "repair_transcript",
                 "messages_from_json",
                 "messages_to_json",
             ),
@@ -65,6 +66,7 @@ else:
 
 __all__ = (
     "CacheStore",
+    "DeletingStore",
     "DocumentSessions",
     "FileSessions",
     "JournalLocation",

@@ -26,6 +26,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.yields import Perform, StepResult, Yieldable
 from stepengine.errors import DefinitionError, SessionConflict, SessionError, StepEngineError
 from stepengine.sessions.session import (
+    DeletingStore,
     Session,
     SessionInfo,
     SessionStore,
@@ -118,11 +119,10 @@ class SessionStoreAdapter:
         Raises:
             SessionError: if the store fails.
         """
-        method = getattr(self.store, "delete", None)
-        if not callable(method):
+        if not isinstance(self.store, DeletingStore):
             return False
         try:
-            await self._call_store(method, session_id)
+            await self._call_store(self.store.delete, session_id)
         except StepEngineError:
             raise
         except Exception as error:

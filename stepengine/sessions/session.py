@@ -140,6 +140,14 @@ class StateStore(Protocol):
 
 
 @runtime_checkable
+class DeletingStore(Protocol):
+    """A store that can delete sessions, as ``DELETE /sessions/SESSION`` of a server needs."""
+
+    def delete(self, session_id: str, /) -> Now[None]:
+        """Remove a session with the journals of its runs; one that is not known is not an error."""
+
+
+@runtime_checkable
 class CacheStore(Protocol):
     """A store that also caches JSON values."""
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from stepengine.durable import DatabaseAway, ExecutorBusy, Operator, Upkeep, migrate
+from stepengine.durable import Operator, Upkeep, migrate
 from stepengine.durable.database import open_connection
+from stepengine.errors import DatabaseAway, ExecutorBusy
 
 from . import postgres
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from stepengine import STEP, AgentDefinition, Perform, RateLimit, StepContext
 from stepengine.cli.app import app
-from stepengine.durable import DatabaseAway, DurableEngine, Upkeep
+from stepengine.durable import DurableEngine, Upkeep
 from stepengine.durable.rates import SharedRates
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DatabaseAway, DefinitionError, StepEngineError
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, ToolCall, tool
-from stepengine.errors import DataError
-from stepengine.journal import FileJournal, Redactor, SecretFound
+from stepengine.errors import DataError, SecretFound
+from stepengine.journal import FileJournal, Redactor
 from stepengine.journal.secret_scan import scan
 from stepengine.journal.show import machine_data
 from stepengine.redaction import (

@@ -26,8 +26,8 @@ from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
     FileSessions,
     SqliteSessions,
-    repair_transcript,
 )
+from stepengine.sessions.session import repair_transcript
 from stepengine.sessions.stores import make_folder_name
 from stepengine.workspace.write_ahead import enable_write_ahead
 from tests.sessions.stores import KINDS, store_of

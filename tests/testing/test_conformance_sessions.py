@@ -142,6 +142,22 @@ class Loses(Histories):
         await super().save_history(session_id, messages[1:])
 
 
+class KeepsDeleted(Histories):
+    """
+    A store of histories whose deleted sessions return.
+    """
+
+    async def delete(self, session_id: str) -> None:
+        pass
+
+
+@pytest.mark.spec("ecosystem:EC232")
+def test_a_store_of_histories_that_does_not_delete_is_named() -> None:
+    one = KeepsDeleted()
+    with pytest.raises(AssertionError, match="broken promise 'delete'"):
+        check_sessions(lambda: one, only="delete")
+
+
 def test_an_asynchronous_store_that_loses_a_message_is_named() -> None:
     one = Loses()
     with pytest.raises(AssertionError, match="broken promise 'history'"):

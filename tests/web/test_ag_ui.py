@@ -12,7 +12,8 @@ from ag_ui.core import PROTOCOL_VERSION, Event, RunAgentInput
 from pydantic import TypeAdapter
 
 from stepengine import AgentDefinition, Answer, Engine, Usage
-from stepengine.adapters.ag_ui import ag_ui, answers_of, prompt_of
+from stepengine.adapters.ag_ui import ag_ui
+from stepengine.adapters.ag_ui.asked import answers_of, prompt_of
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError

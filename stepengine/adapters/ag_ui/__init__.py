@@ -22,12 +22,10 @@ import attrs
 
 from stepengine.adapters.ag_ui.asked import (
     Asked,
-    answers_of,
     asked_of,
     page_calls,
     page_hooks,
     page_tool_of,
-    prompt_of,
     run_turns,
     waiting_calls,
 )
@@ -78,12 +76,10 @@ __all__ = (
     "Asked",
     "RunningTurn",
     "ag_ui",
-    "answers_of",
     "asked_of",
     "connected",
     "input_of",
     "page_hooks",
-    "prompt_of",
     "run_turns",
     "sse",
 )
@@ -95,7 +91,7 @@ async def ag_ui(
     """
     Yield the events of a run as AG-UI 1.0 events.
 
-    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``answers_of`` reads what comes back. What
+    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``asked_of`` parses the answers. What
     ends in an error, also one that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
 
     Args:

@@ -98,8 +98,8 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
         shares: The members of ``AgentState.context`` that the page is shown and may set; what it sends beside them is refused.
 
     Raises:
-        InputError: for what ``prompt_of`` and ``answers_of`` refuse, state that is not shared, tools that cannot be offered, and more
-            than 1,048,576 characters of tools, context and state.
+        InputError: for a last message that is no text of the user, unreadable answers, state that is not shared, tools that cannot be
+            offered, and more than 1,048,576 characters of tools, context and state.
     """
     waiting = {message.tool_call_id for message in waiting_calls(session.state)}
     results = dict(_iter_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))

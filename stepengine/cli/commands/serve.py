@@ -31,7 +31,7 @@ from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_wi
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
 from stepengine.data.visible import visible
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DatabaseAway, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
@@ -495,7 +495,6 @@ def _print_engine_warnings() -> Iterator[None]:
 
 async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: Callable[[str], object]) -> Exit:
     """Listen until a signal; return the exit code."""
-    from stepengine.durable import DatabaseAway, ExecutorBusy
     from stepengine.server.uvicorn_server import serve_until_signal
 
     try:
