@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from stepengine.cli.journals import (
     recorded_hook_names,
 )
 from stepengine.cli.options import Options
+from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
@@ -156,11 +156,10 @@ def ask_for_confirmation(said: str) -> None:
     Raises:
         UsageProblem: when nobody is there to be asked, or the answer is no.
     """
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
-    print(f"stepengine: {said}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not confirm(f"stepengine: {said}. Continue?"):
         msg = "nothing was asked"
         raise UsageProblem(msg)
 
