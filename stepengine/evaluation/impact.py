@@ -24,6 +24,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunStatus
+from stepengine.data.visible import format_count
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
 from stepengine.evaluation.samples import Course, Models, course_from, format_dollars, run_concurrently, sample
@@ -267,7 +268,7 @@ class Impact:
         left = [one for one in asked if any(each.has_left for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
-        yield f"{_format_count(len(self.journals), 'journal')}: {self._count_classes()}"
+        yield f"{format_count(len(self.journals), 'journal')}: {self._count_classes()}"
         if asked:
             yield from self._describe_findings(left)
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
@@ -326,10 +327,6 @@ def _classify(found: RepeatedJournal) -> str:
     if found.broke_at == END:
         return "with another end"
     return f"asked again from step {found.step}" if found.kind == ASKED else "with another handler"
-
-
-def _format_count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _format_percent(made: Estimate) -> str:

@@ -78,6 +78,14 @@ def parse_address(text: str) -> Address | None:
         return None
 
 
+def is_loopback_host(host: str) -> bool:
+    """Return whether a host, given as a name or an IP address, is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
     """
     Return why an address is blocked; empty if it may be used.
