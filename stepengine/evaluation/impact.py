@@ -459,7 +459,9 @@ async def impact(
 def _find_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
     """Return the id of the current agent of a run, by default the recorded one."""
     known = one.agent or agent
-    return known.id if known is not None or one.journal is None else str(one.journal.history().root["agent_id"])
+    if known is not None:
+        return known.id
+    return "" if one.journal is None else str(one.journal.history().root["agent_id"])
 
 
 async def _take_sample(
