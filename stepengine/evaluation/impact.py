@@ -447,7 +447,7 @@ async def impact(
         if not one.is_asked or one.journal is None:
             judged.append(Judged(one))
             continue
-        start = asked.index(one) * n
+        start = next(i for i, each in enumerate(asked) if each is one) * n
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
         judged.append(Judged(one, course_from(one.journal.history(), one.broke_at), *mine))
     agents = [_find_agent_id(one, agent) for one in found if one.journal is not None]
