@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import secrets
 import signal
@@ -25,6 +24,7 @@ from stepengine.cli.perform import (
     interrupt_run,
     run_with_display,
 )
+from stepengine.cli.screen.confirm import has_result_prefix, parse_result_answer
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
@@ -32,7 +32,7 @@ from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
-from stepengine.data.questions import Answer, AnswerLike
+from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
     DataError,
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from stepengine.journal.records import Address
     from stepengine.runtime.handle import RunHandle
 
-RESULT = "result:"
-"""What an answer starts with that says what came of an effect in doubt."""
-BY = "command line"
 ADVISED = re.compile(r"stepengine (?:fork|resume) \S+(?: --at '[^']*'| --on-divergence (?:keep|extend))?")
 PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
@@ -323,23 +320,6 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
         key = question.strip()
         answers[key] = parse_result_answer(answer) if has_result_prefix(key, answer) else answer
     return answers
-
-
-def has_result_prefix(question_id: str, text: str) -> bool:
-    """Return whether an answer supplies the result of an effect in doubt."""
-    from stepengine.journal.questions import DOUBT
-
-    return question_id.startswith(DOUBT) and text.startswith(RESULT)
-
-
-def parse_result_answer(text: str) -> Answer:
-    """Return an answer with the result after ``result:``, parsed as JSON if possible."""
-    given = text.removeprefix(RESULT)
-    try:
-        result = json.loads(given)
-    except (ValueError, RecursionError):
-        result = given
-    return Answer(result=result, by=BY)
 
 
 def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:

@@ -38,6 +38,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.transcript import Transcript
+from stepengine.data.visible import cut_middle
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
@@ -112,13 +113,13 @@ def make_entry(
         text, images = message.text.strip(), sum(isinstance(p, ImagePart) for p in message.content)
         note = f" (with {images} image{'s' if images > 1 else ''})" if images else ""
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
-        return RememberedMessage("user", f"{speaker}{note}\n{cut_middle(text, caps.user)}") if text else None
+        return RememberedMessage("user", f"{speaker}{note}\n{cut_to_tokens(text, caps.user)}") if text else None
     if isinstance(message, AssistantMessage):
-        text = cut_middle(message.said.strip(), caps.note)
+        text = cut_to_tokens(message.said.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
-        return RememberedMessage("assistant", cut_middle("\n".join(lines), caps.work)) if lines else None
+        return RememberedMessage("assistant", cut_to_tokens("\n".join(lines), caps.work)) if lines else None
     text = describe_result(message, calls[message.tool_call_id], forgotten)
-    return RememberedMessage("assistant", cut_middle(text, caps.work)) if text else None
+    return RememberedMessage("assistant", cut_to_tokens(text, caps.work)) if text else None
 
 
 def build_memory(
@@ -214,21 +215,18 @@ EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "pr
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
-def cut_middle(text: str, tokens: int) -> str:
+def cut_to_tokens(text: str, tokens: int) -> str:
     """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and the omitted length."""
     limit = tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text
     kept = max(0, limit - NOTICE_CHARS)
-    head = int(kept * HEAD_RATIO)
-    tail = text[len(text) - (kept - head) :]
-    return f"{text[:head]}\n[... {len(text) - kept} characters left out ...]\n{tail}"
+    return cut_middle(text, kept, f"[... {len(text) - kept} characters left out ...]", head=int(kept * HEAD_RATIO))
 
 
 def clip_to_line(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
-    line = " ".join(text.split())
-    return line if len(line) <= chars else f"{line[: chars - 1]}…"
+    return _clip(" ".join(text.split()), chars)
 
 
 def _format_value(value: object) -> str:
@@ -355,7 +353,7 @@ def describe_result(message: ToolMessage, call: ToolCallPart, forgotten: frozens
         call: Its call.
         forgotten: Agents whose outputs are omitted.
     """
-    kept = cut_middle("\n".join(_list_result_lines(message, call, forgotten)), RESULT_TOKENS)
+    kept = cut_to_tokens("\n".join(_list_result_lines(message, call, forgotten)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 
@@ -370,7 +368,7 @@ def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: froz
     elif message.tool_name == "ask_user":
         yield from _list_answer_lines(data)
     elif message.tool_name in EDITING:
-        yield _cut_end(message.text, EDIT_CHARS)
+        yield _clip(message.text, EDIT_CHARS)
     else:
         yield from _list_failure_lines(data, "")
 
@@ -386,7 +384,7 @@ def _list_failure_lines(data: object, text: str) -> Iterator[str]:
         yield f"Error: {clip_to_line(_format_value(said), ERROR_CHARS)}"
 
 
-def _cut_end(text: str, chars: int) -> str:
+def _clip(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
@@ -395,7 +393,7 @@ def _list_answer_lines(data: object) -> Iterator[str]:
         yield "The user skipped the question."
     else:
         answers = [_format_value(a.get("selected") or a.get("text")) for a in _find_objects(data, "answers")]
-        yield _cut_end(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
+        yield _clip(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
 def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
@@ -410,7 +408,7 @@ def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: fro
         if "error" in child:
             yield f"{name} failed: {clip_to_line(_format_value(child['error']), ERROR_CHARS)}"
         if name not in forgotten and (said := split_thoughts(_format_value(child.get("output"))).said.strip()):
-            yield f"{name}: {cut_middle(said, OUTPUT_TOKENS)}"
+            yield f"{name}: {cut_to_tokens(said, OUTPUT_TOKENS)}"
 
 
 LAST_REQUEST = "last_request_at"

@@ -21,7 +21,7 @@ from stepengine.data.effects import CallTool
 from stepengine.data.json import compact
 from stepengine.data.messages import JsonPart, ResultPart, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
-from stepengine.data.result_cuts import cut_middle
+from stepengine.data.result_cuts import cut_result
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.visible import cut_end
 from stepengine.errors import HandlerError, StepEngineError
@@ -252,9 +252,9 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
         if len(text) <= left:
             made.append(part)
         elif isinstance(part, TextPart):
-            made.append(attrs.evolve(part, text=cut_middle(text, left)))
+            made.append(attrs.evolve(part, text=cut_result(text, left)))
         else:
-            made.append(TextPart(cut_middle(text, left)))
+            made.append(TextPart(cut_result(text, left)))
         left -= min(left, len(text))
     return tuple(made)
 

@@ -75,6 +75,15 @@ OTHER_WORDS = {"min": "minimum", "max": "maximum", "regex": "pattern", "choices"
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
+def list_member_names(schema: object) -> Iterator[str]:
+    """Yield the names of the members in a schema, at any depth."""
+    if isinstance(schema, Mapping):
+        found = schema.get("properties")
+        yield from found if isinstance(found, Mapping) else ()
+    for part in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+        yield from list_member_names(part)
+
+
 def find_keyword_problem(schema: Mapping[str, Any]) -> str:
     """
     Return where a schema has a misspelt keyword or a misplaced member, which checks nothing; ``""`` if it has none.

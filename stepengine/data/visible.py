@@ -78,9 +78,36 @@ def cut_end(text: str, limit: int, total: int = 0) -> str:
     return text[: max(0, limit - len(note))] + note
 
 
+def cut_after(text: str, limit: int, note: str = "...") -> str:
+    """Return *text*, or the first *limit* characters of a longer one with *note* behind them."""
+    return text if len(text) <= limit else f"{text[:limit]}{note}"
+
+
+def cut_middle(text: str, limit: int, note: str = "", *, head: int | None = None) -> str:
+    """
+    Return *text*; if it is longer than *limit*, a note on a line of its own replaces its middle.
+
+    Args:
+        text: The text.
+        limit: The number of characters that stay.
+        note: The note; by default it gives the number of missing characters.
+        head: How many of the characters that stay are before the note; half of them by default.
+    """
+    if len(text) <= limit:
+        return text
+    start = (limit + 1) // 2 if head is None else head
+    note = note or f"[... {len(text) - limit:,} characters were left out here ...]"
+    return f"{text[:start]}\n{note}\n{text[len(text) - (limit - start) :]}"
+
+
 def truncate_text(text: str, width: int) -> str:
     """Return *text*, cut with an ellipsis to at most *width* characters."""
     return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
+
+
+def format_count(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 step``, ``1,200 steps``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def one_line(text: str, width: int = 100) -> str:

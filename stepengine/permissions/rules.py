@@ -23,6 +23,7 @@ from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, JsonValue, canonical, freeze_object
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.provenance import Provenance, find_addresses
+from stepengine.data.schemas import list_member_names
 from stepengine.data.tools import ToolSpec, find_values
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import (
@@ -196,7 +197,7 @@ class Request:
     @property
     def _undeclared_names(self) -> list[str]:
         found = list(_find_member_names(self.input))
-        declared = frozenset(_schema_member_names(self.tool.input_schema)) if found else frozenset()
+        declared = frozenset(list_member_names(self.tool.input_schema)) if found else frozenset()
         return [name for name in found if name not in declared]
 
     @property
@@ -277,19 +278,7 @@ def _is_only_address(place: str) -> bool:
 
 def names_files(spec: ToolSpec) -> bool:
     """Return whether rules about files can check calls of a tool: it declares their subjects, or has members for paths."""
-    return spec.about is not None or any(name in PATHS for name in _schema_member_names(spec.input_schema))
-
-
-def _schema_member_names(schema: object) -> Iterator[str]:
-    """Yield the names of the members in a schema, at any depth."""
-    if isinstance(schema, Mapping):
-        found = schema.get("properties")
-        yield from found if isinstance(found, Mapping) else ()
-        for part in schema.values():
-            yield from _schema_member_names(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _schema_member_names(part)
+    return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
 
 def _parse_input_command(given: object) -> Argv | Script:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         VersionedStore,
         messages_from_json,
         messages_to_json,
-        repair_transcript,
     )
     from stepengine.sessions.stores import DocumentSessions, FileSessions, MemorySessions, SqliteSessions
 else:
@@ -80,6 +79,5 @@ __all__ = (
     "VersionedStore",
     "messages_from_json",
     "messages_to_json",
-    "repair_transcript",
     "session_hooks",
 )

@@ -143,7 +143,7 @@ class StateStore(Protocol):
 class DeletingStore(Protocol):
     """A store that can delete sessions, as ``DELETE /sessions/SESSION`` of a server needs."""
 
-    def delete(self, session_id: str, /) -> Now[None]:
+    def delete(self, session_id: str, /) -> MaybeAwaitable[None]:
         """Remove a session with the journals of its runs; one that is not known is not an error."""
 
 

@@ -20,6 +20,7 @@ from urllib.parse import quote, urljoin
 
 from attrs import frozen
 
+from stepengine.data.visible import cut_after
 from stepengine.errors import BlockedAddress, DefinitionError
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -76,6 +77,14 @@ def parse_address(text: str) -> Address | None:
         return None if "%" in text else ipaddress.ip_address(text)
     except ValueError:
         return None
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a host, given as a name or an IP address, is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
@@ -148,7 +157,7 @@ class UrlTarget:
 
 
 def _blocked_error(url: str, why: str) -> BlockedAddress:
-    shown = url if len(url) <= 200 else f"{url[:200]}..."  # noqa: PLR2004
+    shown = cut_after(url, 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 

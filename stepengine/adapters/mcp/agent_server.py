@@ -17,7 +17,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,9 +32,8 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
 from stepengine.data.json import compact, thaw
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.result_cuts import cut_middle
 from stepengine.data.state import RunResult, RunStatus
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 from stepengine.data.waits import describe_waits
 from stepengine.engine import Engine
 from stepengine.engine.schemas import compile_schemas
@@ -44,7 +42,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import direct_tool
 from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import logging_once_per_second, note_verified, protocol_options
-from stepengine.workspace.urls import MAX_PORT
+from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -282,7 +280,7 @@ class AgentServer:
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
 
-        if not token and not _is_loopback(host):
+        if not token and not is_loopback_host(host):
             msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
             raise DefinitionError(msg)
         app: Any = self.server.streamable_http_app(host=host)
@@ -407,13 +405,6 @@ def _version() -> str:
         return version("stepengine")
     except PackageNotFoundError:
         return "0"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _open_listening_socket(host: str, port: int) -> socket.socket:

@@ -21,7 +21,8 @@ from stepengine.cli.chat_conversation import replay_turn
 from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_label
 from stepengine.cli.conversations import RecordedConversation, list_conversations
 from stepengine.cli.exits import Exit
-from stepengine.cli.screen.console import DIGITS, WHICH, YES
+from stepengine.cli.screen.confirm import YES
+from stepengine.cli.screen.console import DIGITS, WHICH
 from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem

@@ -333,7 +333,7 @@ class DebugSession:
 
     def fork(self, rest: str) -> None:
         """Fork the run here into a new journal, and debug the fork until the command ``parent``."""
-        self._debug_journal(fork_run(self.screen, rest, self._forked, _read_terminal_line))
+        self._debug_journal(fork_run(self.screen, rest, self._forked))
 
     def _debug_journal(self, journal: str) -> None:
         """Debug another run until the command ``parent``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial as partial_of
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.code_trust import can_ask, refuse_inside_tool
+from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options, open_journal
 from stepengine.cli.options import File, Last, Options
+from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.render import print_visible
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
@@ -127,10 +127,7 @@ def _confirm_changes(journal: Journal, plan: Undone) -> bool:
         print_visible(f"{path} would have the mode {modes[path]:o} and this content:")
         for line in text.splitlines():
             print_visible(f"  | {line}", hang=4)
-    if not can_ask():
-        return False
-    print("stepengine: write this content? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return can_ask() and confirm("stepengine: write this content?")
 
 
 @contextmanager

@@ -24,9 +24,10 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.result_cuts import RESULT_CHARS
 from stepengine.data.tools import ToolAnnotations
+from stepengine.data.visible import cut_middle
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import CommandProgress, Shell, Slots
-from stepengine.tools.bundled.shell.output import cut_middle, fit_texts
+from stepengine.tools.bundled.shell.output import fit_texts
 from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, finish_shielded
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
