@@ -24,6 +24,8 @@ NOBODY = "nobody"
 """The ``by`` of an automatic denial if no one can answer."""
 REFUSED = "refused"
 """The ``by`` of an automatic denial for a call that the tool itself would reject."""
+DOUBT = "doubt:"
+"""The id of a question about an effect in doubt begins with it; the effect's address follows."""
 YES, NO = ("yes", "y", "allow", "true"), ("no", "n", "deny", "false")
 SMALLEST, LARGEST = Decimal("0.000001"), Decimal(10) ** 12
 """The numbers that answer a question lie between these."""

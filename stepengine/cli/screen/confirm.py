@@ -41,7 +41,7 @@ def has_result_prefix(question_id: str, text: str) -> bool:
 
 def is_about_doubt(question_id: str) -> bool:
     """Return whether a question is about an effect in doubt."""
-    from stepengine.journal.questions import DOUBT
+    from stepengine.data.questions import DOUBT
 
     return question_id.startswith(DOUBT)
 
