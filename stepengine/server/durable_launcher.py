@@ -15,28 +15,19 @@ from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
 from stepengine.server.ledger import OPEN, RunRow
-from stepengine.server.pending_starts import PendingStarts
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import (
-    StartRequest,
-    check_may_continue,
-    check_not_closing,
-    check_not_ended,
-    extra_request_fields,
-    make_session_key,
-    options_from_request,
-    resolve_agent,
-)
+from stepengine.server.run_requests import StartRequest, check_not_closing, check_not_ended, options_from_request
+from stepengine.server.run_starts import RunStarts, plan_start
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
     from stepengine.server.durable_store import DurableStore
 
 
-class DurableLauncher:
+class DurableLauncher(RunStarts[RegisteredRun]):
     """
-    Registers runs and submits them to the database.
+    Registers runs and submits them to the database, where any number may wait for a worker.
 
     Args:
         store: The database.
@@ -48,49 +39,29 @@ class DurableLauncher:
     """
 
     def __init__(self, store: DurableStore, agents: Sequence[str], quotas: QuotaTable) -> None:
+        super().__init__(quotas)
         self.is_closing = False
         self._store = store
         self._agents = agents
-        self._quotas = quotas
-        self._pending = PendingStarts()
 
-    async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
-        """
-        Start a run, and return its id and whether it is new; any number of runs may wait in the database for a worker.
-
-        Raises:
-            DatabaseAway: when the database cannot be reached; nothing was registered.
-            InputError: when prompt, params or metadata cannot be used.
-            Problem: when there is no such agent, the server stops, the caller's quota is exceeded, or the key belongs to another
-                request.
-        """
-        agent = resolve_agent(self._agents, asked.agent)
-        check_may_continue(caller, asked, keeps=True)
+    async def _make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
         check_not_closing(is_closing=self.is_closing)
-        request = {"prompt": asked.prompt, "params": plain(asked.params), "metadata": plain(asked.metadata)}
-        request |= extra_request_fields(self._store.engine.embedded_engine.agent(agent).limits, asked)
-        row = _make_registered(caller, agent, request, make_session_key(caller, asked.session))
-        register = self._store.register
-        is_repeat = key is not None and await register.has_key(row.owner, key, row.created)
-        # A repeated request starts nothing: it is answered also where a new one would be refused.
-        size = 0 if is_repeat else json_size(request)
-        async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
-            with self._pending.track(row.run):
-                try:
-                    known = await register.add(row, key)
-                except InputError as error:
-                    raise Problem(error.message, status=409, kind="key_reused") from error
-                if known is None:
-                    await self._submit_or_remove(row)
-                    return row.run, True
-            use.refund()
-        if await self._pending.wait(known) and await register.find(known) is None:
-            # The first request failed, and its run was removed.
-            return await self.start(caller, asked, key=key)
-        return known, False
+        plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
+        return _make_registered_run(caller, plan.agent, plan.request, plan.session, plan.created)
 
-    async def _submit_or_remove(self, row: RegisteredRun) -> None:
-        """Submit a run that was registered just now; one that cannot be submitted is removed."""
+    async def _has_key(self, owner: str, key: str, now: float) -> bool:
+        return await self._store.register.has_key(owner, key, now)
+
+    async def _is_registered(self, run: str) -> bool:
+        return await self._store.register.find(run) is not None
+
+    async def _register(self, row: RegisteredRun, key: str | None) -> str | None:
+        try:
+            return await self._store.register.add(row, key)
+        except InputError as error:
+            raise Problem(error.message, status=409, kind="key_reused") from error
+
+    async def _start_or_remove(self, row: RegisteredRun) -> None:
         try:
             await self._submit(row)
         except DatabaseAway as error:
@@ -174,16 +145,18 @@ class DurableLauncher:
             raise make_unsupported_problem(msg)
         options = {"edit": plain(edit)} if has_edit else {}
         asked = {"fork": {"run": row.run, "at": at, "allow_repeat": allow_repeat, **options}}
-        new = _make_registered(caller, row.agent, asked, row.session)
+        new = _make_registered_run(caller, row.agent, asked, row.session, time.time())
         async with self._quotas.use(new.owner, json_size(asked), runs=1):
             await self._store.register.add(new, None)
             with refuse_run_errors(status=422, kind="no_such_place"):
-                await self._submit_or_remove(new)
+                await self._start_or_remove(new)
         return new.run
 
 
-def _make_registered(caller: Caller, agent: str, request: dict[str, Any], session: str | None) -> RegisteredRun:
+def _make_registered_run(
+    caller: Caller, agent: str, request: dict[str, Any], session: str | None, created: float
+) -> RegisteredRun:
     return RegisteredRun(
-        run=secrets.token_hex(16), owner=caller.name, agent=agent, status="started", created=time.time(),
+        run=secrets.token_hex(16), owner=caller.name, agent=agent, status="started", created=created,
         request=request, session=session, is_submitted=False,
     )  # fmt: skip
