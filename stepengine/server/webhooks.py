@@ -43,11 +43,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from stepengine.server.durable_runs import AnyRuns
-    from stepengine.server.ledger import Act, RunRow
+    from stepengine.server.ledger import Act, Ledger, RunRow
     from stepengine.server.metrics import Metrics
+    from stepengine.server.run_parts import RunService
     from stepengine.server.run_reader import ServedRun
-    from stepengine.server.runs import Runs
 
 __all__ = ("OPERATIONS", "Target", "Topic", "WebhookSender", "Webhooks", "sign", "verify")
 
@@ -340,13 +339,13 @@ async def _store_event(request: Request, name: str, topic: Topic, body: bytes, s
     run = request.path_params.get("run") or _find_event_run_id(value, topic)
     if run is None:
         return None
-    runs: AnyRuns = request.app.state.runs
+    runs: RunService = request.app.state.runs
     row = await runs.reader.find(SENDER, run)
     id_ = _make_message_id(name, signed or _find_event_id(value, topic, body))
     return EventReceipt(run_id=row.run, is_new=await _post_event(runs, row, name, value, id_))
 
 
-async def _post_event(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: str) -> bool:
+async def _post_event(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
@@ -469,6 +468,7 @@ class WebhookSender:
 
     Args:
         runs: Whose runs.
+        ledger: Where these are, and what was sent.
         target: Who is told.
         delivered: Is told of each try: the type of the message, and whether it was taken.
         retries: Seconds before each further try.
@@ -477,7 +477,8 @@ class WebhookSender:
 
     def __init__(
         self,
-        runs: Runs,
+        runs: RunService,
+        ledger: Ledger,
         target: Target,
         *,
         delivered: Callable[[str, bool], object] = lambda *_: None,
@@ -486,7 +487,7 @@ class WebhookSender:
     ) -> None:
         self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
         self._transport = transport
-        self._ledger = runs.store.ledger
+        self._ledger = ledger
         self._since, self._begun = 0.0, 0.0
         self._stack = contextlib.AsyncExitStack()
         self._client: httpx2.AsyncClient

@@ -666,7 +666,7 @@ async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> N
         asked = StartRequest(agent="sized", params={"size": "large"})
         starts = [runs.launcher.start(Caller("ann", {"run"}), asked, key="one") for _ in range(5)]
         told = await asyncio.gather(*starts, return_exceptions=True)
-        kept = await runs.reader.listed(Caller("ann", {"run"}), agent=None, statuses=(), before=None, limit=9)
+        kept = await runs.reader.list_runs(Caller("ann", {"run"}), agent=None, statuses=(), before=None, limit=9)
         await runs.close()
 
     assert [InputError] * 5 == [type(one) for one in told], told

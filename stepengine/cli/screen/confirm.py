@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from stepengine.data.questions import Answer
+from stepengine.data.questions import DOUBT, Answer
 
 YES, NO = ("y", "yes"), ("n", "no")
 RESULT = "result:"
@@ -41,8 +41,6 @@ def has_result_prefix(question_id: str, text: str) -> bool:
 
 def is_about_doubt(question_id: str) -> bool:
     """Return whether a question is about an effect in doubt."""
-    from stepengine.data.questions import DOUBT
-
     return question_id.startswith(DOUBT)
 
 
