@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.codec import plain
 from stepengine.data.visible import cut_end
-from stepengine.durable import DatabaseAway
 from stepengine.durable.register import RegisteredRun
-from stepengine.errors import InputError, StepEngineError
+from stepengine.errors import DatabaseAway, InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
 from stepengine.server.ledger import OPEN, RunRow
