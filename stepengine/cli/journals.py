@@ -327,7 +327,7 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
 
 def has_result_prefix(question_id: str, text: str) -> bool:
     """Return whether an answer supplies the result of an effect in doubt."""
-    from stepengine.journal.questions import DOUBT
+    from stepengine.data.questions import DOUBT
 
     return question_id.startswith(DOUBT) and text.startswith(RESULT)
 

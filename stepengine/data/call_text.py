@@ -42,7 +42,8 @@ def preview_parts(preview: Mapping[str, object]) -> Iterator[PreviewPart]:
         yield PreviewPart("action", "", str(preview["action"]))
     details = plain(preview.get("details"))
     if not isinstance(details, dict):
-        yield PreviewPart("member", "", details)
+        if details is not None:
+            yield PreviewPart("member", "", details)
         return
     command, is_shown = shell_text(details), False
     for name, value in details.items():

@@ -23,6 +23,8 @@ NOBODY = "nobody"
 """The ``by`` of the no that stands for an answer where nobody can give one."""
 REFUSED = "refused"
 """The ``by`` of the no that stands for an answer where the tool itself says that it will refuse the call."""
+DOUBT = "doubt:"
+"""The id of a question about an effect in doubt begins with it; the effect's address follows."""
 YES, NO = ("yes", "y", "allow", "true"), ("no", "n", "deny", "false")
 SMALLEST, LARGEST = Decimal("0.000001"), Decimal(10) ** 12
 """The numbers that answer a question lie between these."""

@@ -17,11 +17,10 @@ from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
-from stepengine.data.choices import describe_scope
+from stepengine.data.choices import question_to_json
 from stepengine.data.codec import bare, plain
 from stepengine.data.media_types import IMAGES, resolve_media_type
-from stepengine.data.origins import sort_origins
-from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
+from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.visible import truncate_text
 from stepengine.engine.agent_description import describe_agent, explain_missing_model
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
@@ -270,23 +269,47 @@ class StartedRun(View):
     is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
 
 
+class ChoiceView(View):
+    """An answer to a question that a person can choose."""
+
+    id: str
+    label: str
+    kind: Annotated[
+        Literal["option", "allow", "always", "deny"],
+        Field(
+            description="An option; or allow the call, allow it from now on, deny it. `deny` also declines a question."
+        ),
+    ]
+    description: Annotated[str, Field(description="The meaning of an option.")]
+    answer: Annotated[dict[str, Any], Field(description="The answer to send if a person chooses this.")]
+    scope: Annotated[str, Field(description="The calls that `always` allows from now on, in words.")]
+    confirm: Annotated[str, Field(description="A warning to show, and to have confirmed, before the answer is sent.")]
+    rule: Annotated[dict[str, Any] | None, Field(description="The rule that `always` adds, as in a policy file.")]
+
+
+class PreviewPartView(View):
+    """A part of the preview of a call."""
+
+    kind: Literal["action", "command", "diff", "member"]
+    name: Annotated[str, Field(description="The name of a member.")]
+    value: Any
+
+
 class QuestionView(View):
     """An open question."""
 
     id: str
     text: str
+    path: str
     options: list[str]
+    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
     multi_select: bool
     allow_text: bool
+    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
+    choices: Annotated[list[ChoiceView], Field(description="The answers that a person can choose with one click.")]
     tool_name: str | None
     details: Any
-    preview: dict[str, Any] | None
-    path: str
-    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
-    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
-    remember: Annotated[dict[str, Any] | None, Field(description="The rule that an answer with `remember` adds.")]
-    wider: Annotated[list[dict[str, Any]], Field(description="Rules that allow more, by their ids for `covers`.")]
-    scopes: Annotated[list[str], Field(description="What `remember` and each of `wider` allows, in words.")]
+    preview_parts: Annotated[list[PreviewPartView], Field(description="The call in words, as a command and as a diff.")]
     provenance: Annotated[
         list[dict[str, Any]],
         Field(description="Where arguments come from, if a rule about untrusted data asks; untrusted ones first."),
@@ -823,7 +846,7 @@ async def list_questions(request: Request) -> Response:
 def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
     summary = _summarize_run(row)
     return OpenQuestion(
-        **_question_view(one.question).model_dump(),
+        **question_to_json(one.question),
         run_id=row.run,
         agent=row.agent,
         owner=row.owner,
@@ -845,34 +868,13 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _question_view(question: Question) -> QuestionView:
-    return QuestionView(
-        id=question.id,
-        text=question.text,
-        options=list(question.options),
-        multi_select=question.multi_select,
-        allow_text=question.allow_text,
-        tool_name=question.tool_name,
-        details=plain(question.details),
-        preview=plain(question.preview),
-        path=question.path,
-        descriptions=list(question.descriptions),
-        number=question.number,
-        remember=plain(question.remember),
-        wider=[plain(one) for one in question.wider],
-        scopes=[describe_scope(rule, is_full=True) for rule in offered_rules(question)],
-        provenance=[plain(one) for one in sort_origins(question.provenance)],
-        origins=list(question.origins),
-    )
-
-
 def _run_view(look: ServedRun) -> RunView:
     told = _summarize_run(look.row) | {"status": look.status}
     return RunView(
         **told,
         phase=look.phase,
         epoch=look.epoch,
-        questions=[_question_view(one) for one in look.questions],
+        questions=[QuestionView(**question_to_json(one)) for one in look.questions],
         output=look.output,
         text=look.text,
         error=look.error,
@@ -945,7 +947,7 @@ async def answer_run(request: Request) -> Response:
     try:
         await runs.messenger.answer(caller_of(request), row, given)
     except AnswerRejected as error:
-        open_ = [_question_view(one).model_dump() for one in (await runs.reader.details(row)).questions]
+        open_ = [question_to_json(one) for one in (await runs.reader.details(row)).questions]
         first = await request.app.state.views.answered(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.codec import bare
-from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.questions import DOUBT, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.messages import send_tool_result
-from stepengine.journal.questions import DOUBT
 from stepengine.journal.sleepers import wake_for_letter
 from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act
 from stepengine.server.problems import Problem

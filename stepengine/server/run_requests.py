@@ -13,12 +13,11 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import ImagePart, UserMessage
-from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import InputError, StepEngineError
 from stepengine.journal.messages import match_answers
-from stepengine.journal.questions import DOUBT
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 

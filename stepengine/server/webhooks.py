@@ -27,9 +27,9 @@ import jiter
 from attrs import frozen
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from stepengine.data.codec import plain
+from stepengine.data.choices import question_to_json
+from stepengine.data.questions import DOUBT
 from stepengine.errors import DataError, DefinitionError, InputError, JournalMissing, StepEngineError
-from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.access import Caller, open_secret_file
@@ -571,14 +571,18 @@ class WebhookSender:
         for question in look.questions:
             # What is in doubt is asked anew after each crash, under one id.
             again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
-            told = {name: plain(getattr(question, name)) for name in TOLD}
             # From the file alone: this message is not made for a request, so there is none whose host could be taken,
             # and one that could be would be the sender's choice (a forged Host header would send people's answers
             # elsewhere). The address that the server is bound to is mostly one behind a proxy, which nobody outside can
             # reach.
             url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}/answers"
             made.append(
-                self._make_message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url})
+                self._make_message(
+                    row,
+                    "question",
+                    f"{question.id}{again}",
+                    {"question": question_to_json(question), "answer_url": url},
+                )
             )
         return made
 
@@ -621,7 +625,6 @@ class WebhookSender:
         return True
 
 
-TOLD = ("id", "text", "options", "multi_select", "allow_text", "tool_name", "details", "path")
 RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
 
 
