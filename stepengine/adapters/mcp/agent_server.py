@@ -28,6 +28,7 @@ from stepengine.adapters.mcp._caps import MAX_ATTEMPTS, QUESTION_CHARS
 from stepengine.adapters.mcp.connection import require_package
 from stepengine.adapters.mcp.owned_sessions import OwnedSessions
 from stepengine.data.alike import list_names
+from stepengine.data.call_text import PreviewPart, preview_parts
 from stepengine.data.choices import answer_from_form, answer_schema, describe_options
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
@@ -480,17 +481,25 @@ def _is_modern(ctx: Any) -> bool:
 
 
 def _make_form(question: Question) -> Any:
-    """Return a question as a form with one field. The complete call is shown."""
+    """Return a question as a form with one field. The message has the preview of the call and the complete call."""
     import mcp_types as types
 
-    origins = "".join([f"\n{visible(origin)}" for origin in question.origins])
-    details = "" if question.details is None else f"\n{visible(compact(question.details))}"
+    lines = [visible(text) for text in (question.text, *question.origins)]
+    lines += [_describe_part(part) for part in preview_parts(question.preview or {})]
+    lines += [] if question.details is None else [visible(compact(question.details))]
     # A form has lists of options, and no lists of texts.
     field = answer_schema(attrs.evolve(question, allow_text=question.allow_text and not question.multi_select))
     told = [text for text in (field.get("description", ""), visible(describe_options(question))) if text]
     field |= {"description": "\n".join(told)} if told else {}
     schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
-    return types.ElicitRequestFormParams(message=f"{visible(question.text)}{origins}{details}", requested_schema=schema)
+    return types.ElicitRequestFormParams(message="\n".join(lines), requested_schema=schema)
+
+
+def _describe_part(part: PreviewPart) -> str:
+    """Return a part of a preview as text."""
+    text = visible(part.value if isinstance(part.value, str) else compact(part.value))
+    label = visible(part.name, strict=True) if part.kind == "member" else ""
+    return f"$ {text}" if part.kind == "command" else f"{label}: {text}".removeprefix(": ")
 
 
 async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
