@@ -40,6 +40,7 @@ MODULES = {
     "stepengine.debugging": "debug",
     "stepengine.events": "TextDelta",
     "stepengine.errors": "StepEngineError",
+    "stepengine.questions": "list_choices",
 }
 """The public modules, each with a name that it exports. The pages of the reference list the others."""
 

@@ -152,7 +152,7 @@ class Answer:
         return self.value.strip().lower() in YES
 
 
-AnswerLike: TypeAlias = "str | bool | Answer"
+AnswerLike: TypeAlias = str | bool | Answer
 
 
 def to_answer(value: AnswerLike, question: Question) -> Answer:

@@ -320,7 +320,7 @@ def test_call_is_allowed_with_edited_input_or_permanently(page: Page) -> None:
 
 
 @pytest.mark.spec("studio:ST4")
-def test_an_approval_of_any_input_is_confirmed_before_it_is_sent(page: Page) -> None:
+def test_approval_of_any_input_is_confirmed_before_it_counts(page: Page) -> None:
     run = page.stage.start("talker", "paint the wall")
     page.stage.asked(run)
     page.go("#/inbox")
