@@ -158,9 +158,9 @@ def make_lasting_approval(rule: JsonDict) -> Answer:
     return Answer(text="yes", remember="session", covers=str(rule["id"]))
 
 
-def call_matcher(rule: JsonDict) -> Mapping[str, Any]:
-    """Return the call matcher of a rule; empty for a rule of another kind."""
-    match = rule.get("match")
+def call_matcher(rule: JsonDict | None) -> Mapping[str, Any]:
+    """Return the call matcher of a rule; empty for a rule of another kind, and for none."""
+    match = None if rule is None else rule.get("match")
     call = match.get("call") if isinstance(match, Mapping) else None
     return call if isinstance(call, Mapping) else {"is": call} if isinstance(call, str) else {}
 

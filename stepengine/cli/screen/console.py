@@ -35,17 +35,11 @@ from stepengine.cli.screen.render import (
 )
 from stepengine.data import events as ev
 from stepengine.data.call_text import call_subject, diff_of, preview_parts, shell_text, written_diff
-from stepengine.data.choices import (
-    allows_all_edits,
-    allows_any_input,
-    call_matcher,
-    describe_scope,
-    make_lasting_approval,
-)
+from stepengine.data.choices import Choice, allows_all_edits, call_matcher, list_choices, make_lasting_approval
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict
 from stepengine.data.origins import describe_origin, sort_origins
-from stepengine.data.questions import Answer, Question, check_answer, offered_rules
+from stepengine.data.questions import Answer, Question, check_answer
 from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.errors import AnswerRejected, StepEngineError
 
@@ -79,7 +73,7 @@ ROOM = 8
 TYPED = 12
 """Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
-UNSEEN = "every later call of {} runs without approval, with any input; type yes to confirm > "
+CONFIRM = "Type yes to confirm > "
 YES, NO, ALWAYS, EDITS = ("y", "yes"), ("n", "no"), ("a", "always"), ("e", "edits")
 ACCEPTED = "(all edits of files are accepted from now on; commands are still asked about)"
 QUIT = ("/quit", "/exit")
@@ -598,35 +592,35 @@ class Terminal:
             return make_lasting_approval(edits)
         if word.lower() not in ALWAYS or question.remember is None:
             return _parse_permission(typed)
-        rules = [rule for rule in offered_rules(question) if rule is not edits]
-        named = _find_typed_rule(rules, which.strip())
+        lasting = [one for one in list_choices(question, can_confirm=True) if one.rule not in (None, edits)]
+        named = _find_typed_choice(lasting, which.strip())
         if which.strip() and named is None:
             return None
-        return await self._ask_for_lasting_rule(rules, named)
+        return await self._ask_for_lasting_choice(lasting, named)
 
-    async def _ask_for_lasting_rule(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
-        """Return the answer that allows calls for the session, after the person chose a rule and saw its scope."""
+    async def _ask_for_lasting_choice(self, lasting: Sequence[Choice], chosen: Choice | None) -> object:
+        """Return the answer that allows calls for the session, after the person chose it and saw its scope."""
         if chosen is None:
-            by = call_matcher(rules[0]).get("agent")
+            by = call_matcher(lasting[0].rule).get("agent")
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
-            for number, rule in enumerate(rules, start=1):
-                self.say(f"  {number}. {one_line(describe_scope(rule, is_full=True), 300)}")
-            chosen = await self._read_rule_number(rules)
+            for number, choice in enumerate(lasting, start=1):
+                self.say(f"  {number}. {one_line(choice.scope, 300)}")
+            chosen = await self._read_choice_number(lasting)
         if chosen is None:
             return AGAIN
-        if allows_any_input(chosen):
-            tool = one_line(str(call_matcher(chosen).get("is", "this tool")), 64)
-            if ((await self.line(UNSEEN.format(tool))) or "").strip().lower() != "yes":
+        if chosen.confirm:
+            self.say(one_line(chosen.confirm, 200), self._colors.warning)
+            if ((await self.line(CONFIRM)) or "").strip().lower() != "yes":
                 return AGAIN
-        return make_lasting_approval(chosen)
+        return chosen.answer
 
-    async def _read_rule_number(self, rules: Sequence[JsonDict]) -> JsonDict | None:
-        """Return the rule whose number is typed; ``None`` for an empty line or the end of the input."""
+    async def _read_choice_number(self, lasting: Sequence[Choice]) -> Choice | None:
+        """Return the choice whose number is typed; ``None`` for an empty line or the end of the input."""
         while typed := ((await self.line(WHICH)) or "").strip():
-            chosen = _find_typed_rule(rules, typed)
+            chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
                 return chosen
-            self.say(f"type a number from 1 to {len(rules)}, or Enter for none", self._colors.warning)
+            self.say(f"type a number from 1 to {len(lasting)}, or Enter for none", self._colors.warning)
         return None
 
     def _max_subject_lines(self) -> int:
@@ -744,12 +738,12 @@ def _shorten_subject(question: Question, room: int) -> str:
     return shown if len(shown) <= room else f"...{shown[3 - room :]}"
 
 
-def _find_typed_rule(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
-    """Return the rule with the typed number or command prefix; ``None`` if there is none."""
-    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(rules):
-        return rules[int(which) - 1]
-    words = [(" ".join(call_matcher(rule).get("prefix", ())), rule) for rule in rules]
-    return next((rule for prefix, rule in words if which and prefix == " ".join(which.split())), None)
+def _find_typed_choice(lasting: Sequence[Choice], which: str) -> Choice | None:
+    """Return the choice with the typed number or command prefix; ``None`` if there is none."""
+    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(lasting):
+        return lasting[int(which) - 1]
+    words = [(" ".join(call_matcher(choice.rule).get("prefix", ())), choice) for choice in lasting]
+    return next((choice for prefix, choice in words if which and prefix == " ".join(which.split())), None)
 
 
 SOON_SECONDS = 60.0
