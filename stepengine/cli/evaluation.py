@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -42,6 +41,7 @@ RESULTS_FILE = FileFormat(
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
+    from stepengine.evaluation.samples import CostEstimate
     from stepengine.journal import Journal, Purse
     from stepengine.redaction import Redactor
 
@@ -134,15 +134,16 @@ def parse_budget(budget: str) -> Purse:
         raise UsageProblem(msg) from None
 
 
-def confirm_cost(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
+def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     """
     Print the number and the estimated cost of model calls, and ask for confirmation unless *yes* is true.
 
     Raises:
         UsageProblem: when nobody can be asked, or the answer is no.
     """
+    low, high = estimate.low, estimate.high
     cost = "at a price that is unknown" if low is None else f"for about ${low:.4f} to ${high:.4f}"
-    said = f"models will be asked about {calls} times, {cost}, estimated from the record"
+    said = f"models will be asked about {estimate.calls} times, {cost}, estimated from the record"
     if yes:
         print_error(said)
         return
