@@ -1601,12 +1601,12 @@ APART = {
         tools/bundled/web/html_worker.py workspace/installation.py workspace/worker.py
     """,
     "the code, names, words and secrets of whoever runs this process": """
-        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/commands/evaluate.py cli/commands/improve.py
+        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/commands/improve.py
         cli/options.py cli/running_studios.py cli/screen/confirm.py cli/screen/console.py cli/state_folder.py
         data/placeholders.py
         data/tools.py durable/database.py engine/catalog.py engine/handler_sources.py engine/projects.py
         engine/schedules.py evaluation/alterations.py evaluation/checks.py evaluation/impact.py evaluation/origins.py
-        evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py
+        evaluation/result_folders.py evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py
         models/anthropic/encode.py models/known_models.py pytest_plugin/places.py testing/patching/httpcore_pools.py
         testing/patching/wire.py testing/processes/child_commands.py testing/processes/frozen_values.py
         testing/snapshots.py tools/signatures.py workspace/network.py workspace/workspace.py
@@ -1620,7 +1620,7 @@ APART = {
     "at most some kilobytes in one class of characters, or bytes whose error of decoding is caught": """
         adapters/acp/kept.py adapters/acp/prompts.py adapters/acp/servers.py adapters/acp/workplace.py
         adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
-        cli/evaluation.py cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
+        cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
         engine/neighbour_imports.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
         journal/mend.py journal/places.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
         models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -32,12 +31,7 @@ from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.errors import DataError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.workspace.file_formats import FileFormat
-
-RESULTS_FILE = FileFormat(
-    "a file of results", re.compile(rb'\{\s*"format":\s*"stepengine\.(?:eval|improve)/'), DataError
-)
+from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
@@ -224,23 +218,6 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
 def redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
     """Return lines as one text with secrets redacted."""
     return str(redact_report("\n".join(lines)))
-
-
-def check_result_folder(folder: Path) -> None:
-    """
-    Raise if results in *folder* would replace files of another program; they are left unchanged.
-
-    Raises:
-        UsageProblem: it names the file.
-    """
-    results, names = folder / "results.json", ["results.json"]
-    if RESULTS_FILE.matches(results):
-        # A report is written behind the results: without them it is somebody else's.
-        names = [] if results.exists() else ["report.html", "improvement.diff"]
-    for path in [folder / name for name in names]:
-        if path.exists():
-            msg = f"{str(path)!r} is not a file of results of stepengine, and was left unchanged. Give another folder"
-            raise UsageProblem(msg)
 
 
 def make_result_folder_path(parent: str, name: str) -> Path:

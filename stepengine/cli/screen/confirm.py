@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from stepengine.data.questions import Answer
@@ -22,9 +23,15 @@ def can_ask() -> bool:
 
 
 def confirm(question: str) -> bool:
-    """Ask *question* on stderr, and return True only if the person types ``y`` or ``yes``."""
+    """Ask *question* on stderr, and return True only if the person types ``y`` or ``yes``; Ctrl-C raises at once."""
+    before = signal.getsignal(signal.SIGINT)
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in YES
+    try:
+        # A handler of the event loop would wait until the line is read.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return sys.stdin.readline().strip().lower() in YES
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def has_result_prefix(question_id: str, text: str) -> bool:
