@@ -15,6 +15,7 @@ from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object, freeze_object_or_none
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.origins import describe_origins
+from stepengine.data.visible import cut_after
 from stepengine.errors import AnswerRejected, DefinitionError
 
 REMEMBERED = "remembered"
@@ -188,7 +189,7 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return _number_problem(answer, question, said)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    return f"{said} is {_shorten(answer.text)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
+    return f"{said} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
 def check_answer(value: AnswerLike, question: Question) -> Answer:
@@ -201,10 +202,6 @@ def check_answer(value: AnswerLike, question: Question) -> Answer:
     if problem := answer_problem(value, question):
         raise AnswerRejected(problem)
     return to_answer(value, question)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def parse_number_answer(answer: Answer) -> Decimal | None:
@@ -228,7 +225,7 @@ def _number_problem(answer: Answer, question: Question, said: str) -> str | None
     if is_fine:
         return None
     what = "a whole number from 1" if question.number == "whole" else "a number above 0"
-    return f"{said} is {_shorten(answer.value)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
+    return f"{said} is {cut_after(answer.value, SHOWN_CHARS)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
 
 
 def _covers_problem(answer: Answer, question: Question) -> str | None:

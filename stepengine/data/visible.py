@@ -78,6 +78,11 @@ def cut_end(text: str, limit: int, total: int = 0) -> str:
     return text[: max(0, limit - len(note))] + note
 
 
+def cut_after(text: str, limit: int, note: str = "...") -> str:
+    """Return *text*, or the first *limit* characters of a longer one with *note* behind them."""
+    return text if len(text) <= limit else f"{text[:limit]}{note}"
+
+
 def cut_middle(text: str, limit: int, note: str = "", *, head: int | None = None) -> str:
     """
     Return *text*; if it is longer than *limit*, a note on a line of its own replaces its middle.

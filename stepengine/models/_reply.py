@@ -17,6 +17,7 @@ from stepengine.data.media_types import UNKNOWN, resolve_media_type
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
+from stepengine.data.visible import cut_after
 from stepengine.models._failures import RequestLabel, make_malformed_call_error, make_protocol_error
 from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models.keys import printable
@@ -264,7 +265,7 @@ def _get_token_count(details: object, name: str) -> int:
 
 def shorten_text(text: str) -> str:
     """Return *text*, cut and with ``...`` at the end if it is too long to show."""
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    return cut_after(text, SHOWN_CHARS)
 
 
 def format_sources(sources: list[tuple[str, str]]) -> str:

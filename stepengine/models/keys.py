@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from attrs import frozen
 
 from stepengine.data.secret_names import is_secret_name
+from stepengine.data.visible import cut_after
 from stepengine.errors import MissingKey
 from stepengine.redaction import ANY, GIVEN
 
@@ -204,4 +205,4 @@ def register_url_password(provider: str, url: str) -> None:
 def printable(text: str, limit: int) -> str:
     """Return foreign *text* as a message may quote it: on one line, without secrets, at most *limit* characters and dots."""
     text = CONTROL.sub(" ", ANY.beginning(text, limit)).strip()
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return cut_after(text, limit)

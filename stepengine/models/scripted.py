@@ -39,6 +39,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
+from stepengine.data.visible import cut_after
 from stepengine.errors import DataError, ModelError
 from stepengine.models._json import make_call_part
 from stepengine.models.base import Provider, split_reply_into_deltas
@@ -417,7 +418,7 @@ def _describe_item(item: object) -> str:
 
 def _shorten(said: str) -> str:
     said = said.replace("\n", "\\n")
-    return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}... ({len(said)} characters)"
+    return cut_after(said, SHOWN_CHARS, f"... ({len(said)} characters)")
 
 
 def _split_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:

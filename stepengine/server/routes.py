@@ -22,7 +22,7 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.media_types import IMAGES, resolve_media_type
 from stepengine.data.origins import sort_origins
 from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
-from stepengine.data.visible import truncate_text
+from stepengine.data.visible import cut_after, truncate_text
 from stepengine.engine.agent_description import describe_agent, explain_missing_model
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
 from stepengine.evaluation.origins import find_origin
@@ -1094,7 +1094,7 @@ async def get_session(request: Request) -> Response:
 
 def _message_view(message: Message) -> SaidView:
     text = message_text(message)
-    shown = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    shown = cut_after(text, MOST_CHARS)
     return SaidView(role=message.role, text=shown)
 
 

@@ -20,6 +20,7 @@ from urllib.parse import quote, urljoin
 
 from attrs import frozen
 
+from stepengine.data.visible import cut_after
 from stepengine.errors import BlockedAddress, DefinitionError
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -156,7 +157,7 @@ class UrlTarget:
 
 
 def _blocked_error(url: str, why: str) -> BlockedAddress:
-    shown = url if len(url) <= 200 else f"{url[:200]}..."  # noqa: PLR2004
+    shown = cut_after(url, 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 
