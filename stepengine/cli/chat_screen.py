@@ -46,7 +46,7 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded, journal_name
+from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question, check_answer
@@ -331,7 +331,7 @@ class Chat:
         self.is_working = False
         chat.diffs += screen.diffs
         if recording.journal is not None:
-            options = attrs.evolve(options, journal=journal_name(recording.journal), stem=recording.stem)
+            options = attrs.evolve(options, journal=recording.journal.address, stem=recording.stem)
         if turn.cancelled():
             self.leaves = True
             again = (

@@ -22,7 +22,6 @@ from stepengine.cli.options import read_value_file
 from stepengine.cli.screen.render import format_cost, format_count
 from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import journal_name
 from stepengine.data.alike import did_you_mean
 from stepengine.errors import StepEngineError
 
@@ -130,7 +129,7 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
         target, options = create_journal(into), screen.options
         history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(screen.debugger.journal, options, history)
-        bench = make_engine_setup(options, agent, into=journal_name(target), recorded=history)
+        bench = make_engine_setup(options, agent, into=target.address, recorded=history)
         debugger = screen.debugger.with_engine(bench.engine)
         models = None if asked.live else ScriptedModel(asked.replies)
         edit = asked.edit

@@ -27,7 +27,7 @@ from stepengine.cli.perform import (
 )
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run, journal_name
+from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -535,7 +535,7 @@ def must_ask_again(journal: Journal, history: History) -> bool:
         return True
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
     print_error(
-        f"{journal_name(journal)} was written or changed by others, and approves calls that have not started: {listed} "
+        f"{journal.address} was written or changed by others, and approves calls that have not started: {listed} "
         "asked again (--trust-journal accepts them)"
     )
     return True
@@ -582,7 +582,7 @@ def check_foreign_approvals(
     if after is not None:
         where, how = f"behind {format_address(*after)}", "fork it at an effect before that, so that you are asked"
     msg = (
-        f"{journal_name(journal)} was written or changed by others, and {where} its {', '.join(ahead)} would allow calls "
+        f"{journal.address} was written or changed by others, and {where} its {', '.join(ahead)} would allow calls "
         f"that you did not approve; {how}"
     )
     raise UsageProblem(msg)

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from stepengine.journal.signing import SigningKey
     from stepengine.journal.sources import JournalLike, as_journal
     from stepengine.journal.sqlite import SqliteJournal
-    from stepengine.journal.store import Journal, MemoryJournal, Writer
+    from stepengine.journal.store import Journal, MemoryJournal, WakePlace, Writer
     from stepengine.journal.verification import Verified, verify
-    from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue
+    from stepengine.redaction import Redact, RedactField, RedactHeader, Redactor, RedactPattern, RedactValue
 else:
     __getattr__, __dir__ = make_lazy_exports(
         __name__,
@@ -126,6 +126,7 @@ else:
             "stepengine.journal.store": (
                 "Journal",
                 "MemoryJournal",
+                "WakePlace",
                 "Writer",
             ),
             "stepengine.journal.file_undo": (
@@ -138,6 +139,7 @@ else:
             ),
             "stepengine.journal.event_stream": ("follow_events",),
             "stepengine.redaction": (
+                "Redact",
                 "RedactField",
                 "RedactHeader",
                 "Redactor",
@@ -177,6 +179,7 @@ __all__ = (
     "Purse",
     "Record",
     "RecordedRun",
+    "Redact",
     "RedactField",
     "RedactHeader",
     "RedactPattern",
@@ -189,6 +192,7 @@ __all__ = (
     "Tail",
     "Undone",
     "Verified",
+    "WakePlace",
     "Writer",
     "as_journal",
     "call_origins",

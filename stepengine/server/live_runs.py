@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalError
 from stepengine.journal.sleepers import make_row_from_journal
-from stepengine.server.ended_runs import EndedRuns, journal_size
+from stepengine.server.ended_runs import EndedRuns
 from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
@@ -165,7 +165,7 @@ class LiveRuns:
         # A run that shutdown cut off is resumed by the next process, so no end is recorded.
         elif result is not None and not (self.is_closing and result.status is RunStatus.CANCELLED):
             await self._record_end(run, handle, result)
-        size = await asyncio.to_thread(journal_size, self._store.journal(run))
+        size = await asyncio.to_thread(self._store.journal(run).size)
         if self._ended.get(run) is handle:
             self._store_ended_handle(run, handle, size)
 

@@ -18,7 +18,6 @@ from stepengine.errors import InputError, JournalError, JournalLocked, JournalMi
 from stepengine.journal.forks import branch
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import status_of
-from stepengine.server.ended_runs import journal_size
 from stepengine.server.ledger import (
     OPEN,
     RunRow,
@@ -322,7 +321,7 @@ class RunLauncher:
         source, into = self._store.journal(row.run), self._store.journal(run)
         # At most the whole journal is copied.
         with self._live.reserve(new.owner):
-            size = json_size(request) + json_size(edit) + await asyncio.to_thread(journal_size, source)
+            size = json_size(request) + json_size(edit) + await asyncio.to_thread(source.size)
             async with self._quotas.use(new.owner, size, runs=1):
                 try:
                     if changes:

@@ -30,7 +30,7 @@ from stepengine.cli.perform import format_resume_command, print_questions, print
 from stepengine.cli.screen.render import is_terminal, visible
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, find_by_journal, journal_name
+from stepengine.cli.state_folder import RunRecording, find_by_journal
 from stepengine.data.json import compact
 from stepengine.data.state import RunStatus
 from stepengine.data.visible import cut_end
@@ -259,7 +259,7 @@ def _print_extension_counts(journal: Journal, result: RunResult, options: Option
     if result.status is RunStatus.FAILED:
         print_error(f"{options.journal} stays as it was")
     elif (made := journal.extended) is not None and not options.quiet:
-        before = "" if made.before is None else f"; as it was: {journal_name(made.before)}"
+        before = "" if made.before is None else f"; as it was: {made.before.address}"
         print_error(
             f"{options.journal}: kept {made.kept} of {made.recorded} effects, recorded {made.anew} new ones{before}"
         )

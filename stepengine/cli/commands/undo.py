@@ -18,7 +18,6 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options, open_journal
 from stepengine.cli.options import File, Last, Options
 from stepengine.cli.screen.render import print_visible
-from stepengine.cli.state_folder import journal_name
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _changes_files(plan: Undone) -> bool:
 
 def _confirm_changes(journal: Journal, plan: Undone) -> bool:
     """Print all changes of an unknown journal with their content; return whether a person approves them in a terminal."""
-    print_error(f"no run of yours is known to have written {journal_name(journal)}. It would change these files:")
+    print_error(f"no run of yours is known to have written {journal.address}. It would change these files:")
     print_visible(str(plan))
     modes = dict(plan.modes)
     for path, content in plan.contents:
