@@ -642,6 +642,7 @@ class ToolMessage:
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
+"""A message of a conversation."""
 
 
 def system_reminder(text: str) -> str:

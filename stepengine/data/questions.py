@@ -150,7 +150,8 @@ class Answer:
         return self.value.strip().lower() in YES
 
 
-AnswerLike: TypeAlias = "str | bool | Answer"
+AnswerLike: TypeAlias = str | bool | Answer
+"""An answer to a question, or its text or decision."""
 
 
 def to_answer(value: AnswerLike, question: Question) -> Answer:
