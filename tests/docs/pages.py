@@ -30,6 +30,8 @@ PROGRAMS: dict[str, list[str]] = {
     "stepengine": ["-m", "stepengine.cli"],
 }
 SECONDS = 300
+KERNEL = ("data", "machine", "runtime", "journal", "engine", "durable")
+"""The packages whose modules have a row on the page of the machine; the page of features has the others."""
 
 
 @attrs.frozen

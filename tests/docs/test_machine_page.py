@@ -7,12 +7,11 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from .pages import KERNEL, ROOT
+
 PAGE = re.sub(r"^```.*?^```$", "", (ROOT / "docs" / "the-machine.md").read_text(), flags=re.MULTILINE | re.DOTALL)
 PACKAGE = ROOT / "stepengine"
-KERNEL = ("data", "machine", "runtime", "journal", "engine", "durable")
 
 
 def defined(names: set[str]) -> set[str]:
