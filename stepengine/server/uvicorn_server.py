@@ -1,4 +1,4 @@
-"""Serve an application with uvicorn until this process is stopped. The limits of connections are in ``system.http_connections``."""
+"""Serve an application with uvicorn until this process is stopped. The limits of connections are in ``workspace.http_connections``."""
 
 from __future__ import annotations
 
