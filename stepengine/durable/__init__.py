@@ -20,7 +20,8 @@ stand before it, ``turn`` and ``lookup`` first, ``end`` last.
 
 A worker: ``process`` takes runs from ``queues``, ``body`` executes one of them, ``executions`` contains the parts of an execution, and
 ``steps`` performs its effects with ``outcome_records`` and ``child_runs``. A client: ``operate`` uses ``deployment``, ``run_waits`` and
-``sessions``. ``engine`` is the interface of both; it differs from the local engine in its store and its scheduler.
+``sessions``. ``engine`` is the interface of both: ``submission`` checks what it submits, and ``journals`` converts runs and journals.
+It differs from the local engine in its store and its scheduler.
 """
 
 from __future__ import annotations
