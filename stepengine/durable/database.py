@@ -314,22 +314,24 @@ async def make_tables(
     lock: str,
     is_there: str,
     tables: Iterable[str],
-    grants: Iterable[str],
+    grants: Iterable[str] = (),
     role: str | None = None,
+    level: int = logging.DEBUG,
 ) -> None:
     """
-    Create missing tables, and let *role* use them; without the right to do so, log it and return.
+    Create missing tables or indexes, and let *role* use them; without the right to do so, log it and return.
 
     Processes may do so at the same time. If the tables stay missing, the first call that needs them raises.
 
     Args:
         connection: A connection from ``open_connection``.
-        content: The content of the tables, for the log.
+        content: What is created, for the log.
         lock: The name of the lock that is held meanwhile.
-        is_there: A query that returns whether the tables exist.
+        is_there: A query that returns whether they exist.
         tables: Statements that create them.
         grants: Statements that let a role use them, without its name at the end.
         role: A role that gets the right to use them.
+        level: The level of the log line: a warning if no later call raises.
     """
     # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
     async with hold_lock(connection, lock):
@@ -339,7 +341,7 @@ async def make_tables(
             for grant in grants if role is not None else ():
                 await connection.execute(f"{grant} to {quote_name(role or '')}")
         except get_missing_rights_error():
-            LOGGER.debug("the tables of %s are missing, and this role may not make them", content)
+            LOGGER.log(level, "this role may not create %s: run `stepengine deploy migrate` with one that may", content)
 
 
 @contextlib.contextmanager

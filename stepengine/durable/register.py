@@ -170,7 +170,7 @@ async def create_register_tables_over(connection: Any, *, role: str | None = Non
     """Create the missing tables of served runs, as ``create_register_tables``, over *connection*; let *role* use them."""
     await make_tables(
         connection,
-        "runs that are served",
+        "the tables of served runs",
         lock="stepengine-served",
         is_there=THERE,
         tables=TABLES,

@@ -71,7 +71,13 @@ KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules wher
 async def create_schedule_tables(connection: Any, *, role: str | None = None) -> None:
     """Create the missing tables of schedules, and let *role* use them; without the right to do so, log it and return."""
     await make_tables(
-        connection, "schedules", lock="stepengine-schedules", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
+        connection,
+        "the tables of schedules",
+        lock="stepengine-schedules",
+        is_there=THERE,
+        tables=TABLES,
+        grants=GRANTS,
+        role=role,
     )
 
 

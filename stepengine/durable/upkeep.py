@@ -23,7 +23,7 @@ from stepengine.durable.database import (
     open_connection,
     parse_database_url,
 )
-from stepengine.durable.database import migrate as make_tables
+from stepengine.durable.database import migrate as migrate_dbos_tables
 from stepengine.durable.deployment import OVER
 from stepengine.durable.indexes import (
     child_condition_sql,
@@ -509,7 +509,7 @@ async def migrate(url: str, *, role: str | None = None) -> None:
         StepEngineError: when the extra is not installed.
     """
     real = parse_database_url(url)
-    await asyncio.to_thread(make_tables, real, role=role)
+    await asyncio.to_thread(migrate_dbos_tables, real, role=role)
     with convert_database_errors(real):
         async with await open_connection(real) as own:
             # Every step locks its run's row, which is written three or four times: room beside it, and early cleaning.
