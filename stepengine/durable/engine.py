@@ -202,7 +202,7 @@ class DurableEngine:
             raise
         working = self._process
         if working is not None:
-            working.sessions.set_result(self._operator.sessions)
+            working.connect(self._operator.deployment, self._operator.sessions)
             self._chores = [
                 asyncio.create_task(self._operator.sessions.keep_moving()),
                 asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),

@@ -32,6 +32,7 @@ from stepengine.durable.database import (
     open_connection,
     queue_name,
 )
+from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
 from stepengine.durable.indexes import create_indexes
 from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
@@ -58,7 +59,6 @@ PATIENCE_SECONDS = 1.0
 """The server needs a moment to notice that a process has ended; a second covers that and delays nobody who stops a worker."""
 SETTLE_SECONDS = 0.1
 """Queries that are in progress take milliseconds."""
-OWNERS = "select workflow_uuid, status, executor_id from dbos.workflow_status where workflow_uuid = any(%s)"
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
@@ -178,12 +178,18 @@ class WorkerProcess:
         self._cleans = make_redactor("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self._queues: Queues | None = None
+        self._deployment: Deployment | None = None
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
     def runs(self) -> Collection[DurableRun]:
         """The runs that it executes now."""
         return self._under_way.values()
+
+    def connect(self, deployment: Deployment, sessions: Sessions) -> None:
+        """Use a client of the database, to look up turns and the owners of runs."""
+        self._deployment = deployment
+        self.sessions.set_result(sessions)
 
     async def open(self) -> None:
         """
@@ -233,11 +239,12 @@ class WorkerProcess:
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
             try:
+                if loop.time() - looked >= WATCH_SECONDS:
+                    looked = loop.time()
+                    with contextlib.suppress(DatabaseAway):
+                        await self._end_lost_executions()
                 with convert_database_errors(self.setting.url):
                     await queues.take(self._lock)
-                    if loop.time() - looked >= WATCH_SECONDS:
-                        looked = loop.time()
-                        await self._end_lost_executions()
             except DatabaseAway:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
@@ -249,14 +256,13 @@ class WorkerProcess:
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
         waiting = {run.order.id: run for run in self._under_way.values() if run.activity.waits}
-        if not waiting:
+        if not waiting or self._deployment is None:
             return
-        found = await self._lock.execute(OWNERS, (list(waiting),))
-        for run, state, executor in await found.fetchall():
-            if state == "CANCELLED":
-                waiting[run].end.park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
-            elif state != "PENDING" or executor != self.setting.executor:
-                waiting[run].end.park(self._errors.DBOSWorkflowConflictIDError(run))
+        for view in await self._deployment.find_runs(list(waiting)):
+            if view.state == "CANCELLED":
+                waiting[view.id].end.park(self._errors.DBOSWorkflowCancelledError(f"the run {view.id!r} was cancelled"))
+            elif view.state != "PENDING" or view.executor != self.setting.executor:
+                waiting[view.id].end.park(self._errors.DBOSWorkflowConflictIDError(view.id))
 
     async def _acquire_locks(self, lock: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""

@@ -94,7 +94,7 @@ async def list_schedule_states(
     """
     told = await asyncio.to_thread(DatabaseBook(operator.url, app=operator.app).load_known_schedules)
     runs = [known.last.run for known in told.values() if known.last is not None]
-    states = await operator.deployment.states(runs)
+    states = {view.id: view.state for view in await operator.deployment.find_runs(runs)}
 
     def as_it_stands(ran: ClaimedTime) -> ClaimedTime:
         return attrs.evolve(ran, status=states.get(ran.run, ran.status)) if ran.status == STARTED else ran
