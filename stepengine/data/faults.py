@@ -7,7 +7,7 @@ from typing import Any
 from stepengine.errors import DataError
 
 SHOWN_CHARS = 60
-"""A longer value is cut: the message also names the place and the rule, and all of it should fit on a line or two."""
+"""A longer value is cut in an error: the message also names the place and the rule, and all of it should fit on two lines."""
 
 
 def fault(why: str) -> DataError:

@@ -61,7 +61,7 @@ READ_OUTPUT = "read_output"
 
 PARAMETER = re.compile(r"\{([^{}]+)\}")
 MOST_PLACES = 10_000
-"""As many files a call may be about before nobody looks at each of them."""
+"""Files of one call that are checked one by one, in some milliseconds. A call with more counts as one about any file."""
 ANYWHERE = ".."
 """A path that leads out, which every rule that denies or asks takes for one of its own."""
 

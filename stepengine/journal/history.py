@@ -18,6 +18,7 @@ from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS, CallModel
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import MAX_LEVELS, Limits
 from stepengine.data.outcomes import Failure, Stop, Value
@@ -209,7 +210,7 @@ class History:
     def _append_intent(self, record: Intent) -> str:
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
-            return f"{kind[:80]!r} is not an effect"
+            return f"{kind[:SHOWN_CHARS]!r} is not an effect"
         if (path, seq) == ROOT:
             problem = "the root run starts twice" if self.intents else ""
         else:
@@ -328,7 +329,7 @@ class History:
         children = asked["children"]
         for path in told.done:
             if (path, -1) not in self.results:
-                msg = f"it tells of the end of the child at {path[:80]!r}, which has none"
+                msg = f"it tells of the end of the child at {path[:SHOWN_CHARS]!r}, which has none"
                 raise ValueError(msg)
         need = 0 if "timeout" in asked else asked.get("need", len(children))
         if len(told.done) < need or sorted((*told.done, *told.open)) != sorted(children):
@@ -387,7 +388,7 @@ class History:
 def _check_child_path(intent: Intent, ref: ChildRef) -> None:
     path = child_path(intent.path, intent.seq)
     if ref.path != path:
-        msg = f"the child that is started there is at {path!r}, not at {ref.path[:80]!r}"
+        msg = f"the child that is started there is at {path!r}, not at {ref.path[:SHOWN_CHARS]!r}"
         raise ValueError(msg)
 
 

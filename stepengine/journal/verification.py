@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.altered import JournalScan, parse_head_line, shorten_list
 from stepengine.journal.history import History
@@ -21,6 +22,8 @@ from stepengine.workspace.open_files import describe_os_error
 TYPE = "ssh-ed25519"
 DIGEST_DIGITS = 64
 """SHA-256 as hexadecimal digits."""
+SEEN_DIGITS = 12
+"""Digits of a digest in a message: enough to find it in a list."""
 
 
 @frozen
@@ -84,7 +87,7 @@ def verify(
     paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
     trusted = [key for path in paths for key in read_public_keys(path)]
     if seen and (len(seen) != DIGEST_DIGITS or not set(seen) <= set("0123456789abcdef")):
-        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:80]!r}"
+        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:SHOWN_CHARS]!r}"
         raise JournalError(msg)
     source = as_journal(journal)
     if not source.is_there():
@@ -100,7 +103,7 @@ def verify(
         problems.append(f"nothing in it is signed by {names}{by}")
     if seen and seen not in scan.digests:
         problems.append(
-            f"it does not begin with what was seen before ({seen[:12]}...): it was cut off, or is another journal"
+            f"it does not begin with what was seen before ({seen[:SEEN_DIGITS]}...): it was cut off, or is another journal"
         )
     head = parse_head_line(content, source.name)
     return Verified(
@@ -141,7 +144,7 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
             continue
         blob = _decode_base64(rest.strip().partition(" ")[0]) if kind == TYPE else b""
         if not blob.startswith(BLOB_BEGIN) or len(blob) != len(BLOB_BEGIN) + 32:
-            msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:40]!r}; {fine}"
+            msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:SHOWN_CHARS]!r}; {fine}"
             raise JournalError(msg)
         found.append(base64.b64encode(blob).decode())
     if not found or len(data) > MAX_KEY_BYTES:

@@ -48,6 +48,8 @@ MAX_NAME_CHARS = 1_000
 """File names have at most 255 bytes and ids of agents are short; a longer name is damage or an attack."""
 MAX_KINDS = 20
 """A run waits for fewer kinds of things than this; a longer list is damage."""
+DUE_RUNS = 100
+"""Runs that one look resumes: those that are due later are found by the next look."""
 MAX_ATTEMPTS = 3
 """Another process may remove the index once, and damage is removed once; a third failure means that somebody keeps doing so."""
 TABLES = (
@@ -198,7 +200,7 @@ class WakeIndex:
 
         return self._write_with_retries(arrive)
 
-    def due(self, now: datetime, limit: int = 100) -> list[Sleeping]:
+    def due(self, now: datetime, limit: int = DUE_RUNS) -> list[Sleeping]:
         """Return at most *limit* runs to wake at *now*, by time."""
         given = (_to_microseconds(now), limit)
         return self._read_with_retries(

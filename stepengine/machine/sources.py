@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NO_PERSON = (REMEMBERED, NOBODY, REFUSED)
 """Who gave an answer in place of a person."""
 COMPARED_TOKENS = 8
-"""A result that repeats so many tokens of what a call has written is taken for its echo."""
+"""A result that repeats so many tokens of a call's input is its echo: fewer, such as a path or a name, occur in any text."""
 
 
 def needs_provenance(hooks: Hooks) -> bool:

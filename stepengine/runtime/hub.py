@@ -54,7 +54,7 @@ from stepengine.runtime.logs import LOGGER, write
 MAX_QUEUED_EVENTS = 10_000
 """Some minutes of a fast reply, at about a kilobyte for each event: 10 MB for a reader that never reads."""
 MAX_KEPT_CHARS = 1_048_576
-"""How much text the events hold at most that are kept for late subscribers; the newest event stays whatever its size."""
+"""Text of events for late subscribers: a megabyte, in which a long reply fits. The newest event stays whatever its size."""
 # Each of them costs a queue and a turn of the loop at each event; who has more readers fans one of them out.
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10

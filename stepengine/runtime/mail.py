@@ -29,7 +29,7 @@ MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result
 # Other processes post to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
 # waits, and less and less often.
 FIRST_POLL_SECONDS = 0.25
-"""Seconds until the first look into a post box while a run waits for what somebody else's process may send."""
+"""A reply to what a run has just sent arrives within a quarter of a second or much later."""
 MAX_POLL_SECONDS = 2.0
 """A person who posts a message waits this long for its effect, and a thousand waiting runs look 500 times in a second."""
 POLL_FACTOR = 1.25

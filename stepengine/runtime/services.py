@@ -151,6 +151,7 @@ class Services:
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
     keep_write: Callable[[str, int, FileWrite], None] | None = None
+    # A suspended run costs a second to resume, and a process that only waits costs memory: at a minute the one is worth the other.
     sleep_in_process: float = 60.0
     since: int | None = 0
     is_timed: bool = True

@@ -229,7 +229,7 @@ async def test_paid_failures_count_before_the_next_attempt() -> None:
 
     model, kid = Failing(), child()
     parent = AgentDefinition("parent", model=MODEL, handle_steps=in_parallel(kid, 4), spawnable_agents=[kid])
-    async with Engine([parent, kid], models=model, retry=RetryPolicy(base=0)) as engine:
+    async with Engine([parent, kid], models=model, retry=RetryPolicy(base_seconds=0)) as engine:
         await engine.run(parent, "x", limits=Limits(max_cost_usd=0.35))
         alone = await engine.run(kid, "x", limits=Limits(max_cost_usd=0.35))
 
