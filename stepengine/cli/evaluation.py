@@ -42,7 +42,7 @@ RESULTS_FILE = FileFormat(
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
-    from stepengine.journal import Journal, Purse
+    from stepengine.journal import Journal, SharedBudget
     from stepengine.redaction import Redactor
 
 Budget = Annotated[
@@ -118,17 +118,17 @@ def load_recorded_case(
 # --- money ----------------------------------------------------------------------------------------------------------
 
 
-def parse_budget(budget: str) -> Purse:
+def parse_budget(budget: str) -> SharedBudget:
     """
     Return the budget of ``--budget``.
 
     Raises:
         UsageProblem: for what is not an amount.
     """
-    from stepengine.journal import Purse
+    from stepengine.journal import SharedBudget
 
     try:
-        return Purse(budget or None)
+        return SharedBudget(budget or None)
     except JournalError as error:
         msg = f"--budget: {error.message}"
         raise UsageProblem(msg) from None

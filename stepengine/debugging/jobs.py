@@ -32,18 +32,18 @@ from stepengine.evaluation.checks import Check
 from stepengine.evaluation.impact import estimate_calls, first_difference, impact
 from stepengine.evaluation.origins import find_origin
 from stepengine.evaluation.pinned_tests import relative_to_test, write_pinned_test
-from stepengine.journal import FileJournal, Purse
+from stepengine.journal import FileJournal, SharedBudget
 from stepengine.journal.recorded_part import parse_address
 from stepengine.redaction import make_redactor
 from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 Say = Callable[[Mapping[str, Any]], None]
-Agreed = Callable[[int, Decimal | None, Decimal | None], Awaitable[Purse]]
+Agreed = Callable[[int, Decimal | None, Decimal | None], Awaitable[SharedBudget]]
 SHOWN = 20_000
 
 
-class _JobPurse(Purse):
-    """A purse that reports each paid call, and refuses more than *most* calls."""
+class _JobBudget(SharedBudget):
+    """A budget that reports each paid call, and refuses more than *most* calls."""
 
     def __init__(self, budget: str | None, expected: int, say: Say, most: int | None = None) -> None:
         super().__init__(budget)
@@ -100,8 +100,8 @@ async def _run_impact(job: _JobRequest) -> dict[str, Any]:
         job.say({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
     n = job.asked["samples"]
     expected = estimate_calls(found, n)
-    purse = await job.agreed(expected.calls, expected.low, expected.high)
-    made = await impact(job.engine, found, n=n, purse=purse)
+    budget = await job.agreed(expected.calls, expected.low, expected.high)
+    made = await impact(job.engine, found, n=n, budget=budget)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
@@ -110,8 +110,8 @@ async def _run_blame(job: _JobRequest) -> dict[str, Any]:
     calls, cost = expected_calls(journal, k)
     if check.apply(await job.engine.replay(journal)).passed:
         calls, cost = 0, Decimal(0)
-    purse = await job.agreed(calls, cost, None if cost is None else 2 * cost)
-    made = await blame(job.engine, journal, check, k=k, purse=purse)
+    budget = await job.agreed(calls, cost, None if cost is None else 2 * cost)
+    made = await blame(job.engine, journal, check, k=k, budget=budget)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
@@ -169,8 +169,8 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
     coming = await find_next_request(job.engine, job.journal)
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
-    purse = await job.agreed(1, None if coming.price is None else Decimal(coming.price), None)
-    made = await job.engine.fork(job.journal, tools="recorded", budget=purse)
+    budget = await job.agreed(1, None if coming.price is None else Decimal(coming.price), None)
+    made = await job.engine.fork(job.journal, tools="recorded", budget=budget)
     reply = _find_live_reply(made)
     cost = None if made.cost is None else str(made.cost)
     if reply is None:
@@ -209,9 +209,9 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
-    async def agreed(calls: int, low: Decimal | None, high: Decimal | None) -> Purse:
+    async def agreed(calls: int, low: Decimal | None, high: Decimal | None) -> SharedBudget:
         if not calls:
-            return _JobPurse(None, 0, say)
+            return _JobBudget(None, 0, say)
         say(
             {
                 "price": {
@@ -226,7 +226,7 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
             heard = await asyncio.to_thread(hear, None)
             if heard is None:
                 raise asyncio.CancelledError
-        return _JobPurse(heard[0].get("budget"), calls, say, most)
+        return _JobBudget(heard[0].get("budget"), calls, say, most)
 
     with report_broken_files():
         engine = maker.engine()

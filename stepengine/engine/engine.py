@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepengine.engine.tape import Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
-    from stepengine.journal.recorded_forks import ForkReport, ForkTools, Purse
+    from stepengine.journal.recorded_forks import ForkReport, ForkTools, SharedBudget
     from stepengine.journal.recorded_part import AllowedDifferences
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
@@ -660,7 +660,7 @@ class Engine:
         *,
         models: ModelsLike = None,
         dependency_overrides: Overrides | None = None,
-        budget: Purse | None = None,
+        budget: SharedBudget | None = None,
     ) -> Iterator[Self]:
         """
         Replace models or dependencies for the runs that this context starts, such as in a test.

@@ -18,7 +18,7 @@ from stepengine.errors import InputError, ReplayDivergence
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
     from stepengine.journal.file_undo import Roots
-    from stepengine.journal.recorded_forks import Purse, Simulator
+    from stepengine.journal.recorded_forks import SharedBudget, Simulator
     from stepengine.models import Models, Provider
     from stepengine.sessions import SessionStore, VersionedStore
 
@@ -235,7 +235,7 @@ class RecordedForkOptions(TypedDict, total=False):
             is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
         reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
         limits: Other limits than the recorded ones.
-        budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
+        budget: US dollars that model calls may cost, or a ``SharedBudget`` that several forks share.
         into: Where the new journal goes; by default into memory.
         trust: Whether the journal is this user's, as for ``resume``.
     """
@@ -245,7 +245,7 @@ class RecordedForkOptions(TypedDict, total=False):
     simulate: Simulator | None
     reuse: bool
     limits: Limits | None
-    budget: Purse | Decimal | float | str | None
+    budget: SharedBudget | Decimal | float | str | None
     into: JournalLike | None
     trust: bool | None
 

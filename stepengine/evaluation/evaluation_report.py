@@ -29,7 +29,7 @@ from stepengine.evaluation.criteria import Case
 from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agent_path
 from stepengine.evaluation.report_pages import failed_lines, summary_lines
 from stepengine.evaluation.scoring import PASS, Scores, check_gates, parse_gates, score_outcome
-from stepengine.journal import Purse
+from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
 
 MAX_SEED = 2**31
@@ -195,7 +195,7 @@ def _make_engine(agent: AgentDefinition, root: Path, *, models: ModelsLike, mode
 
 def _parse_budget(budget: Decimal | float | str | None) -> Decimal | None:
     try:
-        return Purse(budget).dollars
+        return SharedBudget(budget).dollars
     except JournalError:
         msg = f"budget={budget!r} is not an amount of US dollars; a number above 0 is, such as budget=2.50"
         raise DataError(msg) from None

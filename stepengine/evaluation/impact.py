@@ -35,7 +35,7 @@ from stepengine.evaluation.statistics import (
     estimate_rate,
     estimate_ratio,
 )
-from stepengine.journal import ForkReport, Journal, JournalLike, Purse, as_journal
+from stepengine.journal import ForkReport, Journal, JournalLike, SharedBudget, as_journal
 from stepengine.journal.divergence import FieldDifference
 from stepengine.journal.history import History
 from stepengine.journal.recorded_part import parse_address
@@ -403,7 +403,7 @@ async def impact(
     agent: AgentDefinition | None = None,
     old: AgentDefinition | None = None,
     n: int = 5,
-    purse: Purse | None = None,
+    budget: SharedBudget | None = None,
     models: Models | None = None,
     **options: Any,
 ) -> Impact:
@@ -416,7 +416,7 @@ async def impact(
         agent: The current agent; by default the engine's agent with the recorded id.
         old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
         n: The number of samples of each run; 5 by default.
-        purse: The budget; unlimited by default.
+        budget: The budget; unlimited by default.
         models: Creates the models of each sample, in place of the engine's.
         options: ``tools``, ``simulate`` and ``reuse``, as for ``Engine.fork``.
 
@@ -433,8 +433,8 @@ async def impact(
         else await first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = purse or Purse()
-    ask = partial(sample, engine, purse=money, models=models, **options)
+    money = budget or SharedBudget()
+    ask = partial(sample, engine, budget=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
     new = [partial(_take_sample, ask, one, agent=agent) for one in asked for _ in range(n)]
     before = [partial(_take_sample, ask, one, agent=old, is_old=True) for one in asked for _ in range(n)] if old else []

@@ -1,5 +1,5 @@
 """
-Samples: one recorded run again several times, several at once and out of one purse; and what they did from their place on.
+Samples: one recorded run again several times, several at once and out of one budget; and what they did from their place on.
 
 A single fork is made (``stepengine.journal.recorded_forks``); here it becomes something to count.
 """
@@ -18,7 +18,7 @@ from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
-from stepengine.journal import ForkReport, Journal, Purse
+from stepengine.journal import ForkReport, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.programs import get_program
 from stepengine.journal.recorded_forks import ForkTools
@@ -37,7 +37,7 @@ async def sample(
     engine: Engine,
     journal: Journal,
     *,
-    purse: Purse,
+    budget: SharedBudget,
     models: Models | None = None,
     at: str | None = None,
     tools: ForkTools = "recorded",
@@ -49,13 +49,13 @@ async def sample(
     Returns:
         How it went; ``None`` when there is no money left for it.
     """
-    if purse.is_empty:
+    if budget.is_empty:
         return None
     if at is not None:
         path, seq = parse_address(at)
         options["at"] = format_address(path, seq - 1)
     with nullcontext() if models is None else engine.override(models=models()):
-        made = await engine.fork(journal, tools=tools, budget=purse, **options)
+        made = await engine.fork(journal, tools=tools, budget=budget, **options)
     return None if made.is_unpaid else made
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stepengine.journal.messages import send_answers, send_cancel, send_input, send_message, send_tool_result
     from stepengine.journal.origins import CallOrigins, call_origins, value_sources
     from stepengine.journal.questions import InDoubt
-    from stepengine.journal.recorded_forks import Called, ForkReport, Purse
+    from stepengine.journal.recorded_forks import Called, ForkReport, SharedBudget
     from stepengine.journal.recorded_runs import RecordedRun, list_runs
     from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result
     from stepengine.journal.run_diff import Difference, diff
@@ -112,7 +112,7 @@ else:
             "stepengine.journal.recorded_runs": ("RecordedRun", "list_runs"),
             "stepengine.journal.recorded_forks": (
                 "Called",
-                "Purse",
+                "SharedBudget",
                 "ForkReport",
             ),
             "stepengine.journal.runs": ("OnDivergence",),
@@ -175,7 +175,6 @@ __all__ = (
     "NewRecords",
     "News",
     "OnDivergence",
-    "Purse",
     "Record",
     "RecordedRun",
     "RedactField",
@@ -186,6 +185,7 @@ __all__ = (
     "Result",
     "Sealed",
     "SecretFound",
+    "SharedBudget",
     "SigningKey",
     "SqliteJournal",
     "Tail",

@@ -69,7 +69,7 @@ It returns a ``ToolResult``, text or JSON, an error of ``stepengine.errors`` for
 """
 
 
-class Purse:
+class SharedBudget:
     """
     A shared spending limit of several runs. Model calls run together while the most that they may cost fits; the others wait.
 
@@ -127,7 +127,7 @@ class Purse:
             self._ledger.spend(0, known)
         self._queue.end(call)
 
-    async def pay(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
+    async def perform_within_budget(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
         """
         Return the outcome of a model call that is performed once there is room for it.
 
@@ -232,7 +232,7 @@ async def fork_from_record(
     tools: ForkTools = "recorded",
     simulate: Simulator | None = None,
     reuse: bool = True,
-    budget: Purse | Decimal | float | str | None = None,
+    budget: SharedBudget | Decimal | float | str | None = None,
     into: JournalLike | None = None,
     trust: bool | None = None,
 ) -> ForkReport:
@@ -249,7 +249,7 @@ async def fork_from_record(
             for tools that work on something that may be thrown away.
         simulate: Makes up the results of calls that are not recorded; see ``Simulator``.
         reuse: Whether a model call after the place that equals a recorded one is answered by that.
-        budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
+        budget: US dollars that model calls may cost, or a ``SharedBudget`` that several forks share.
         into: Where the new journal goes; by default into memory.
         trust: Whether the journal is this user's: if not, a person is asked about each call that only it asks for. ``None``: if the
             user's state folder knows it.
@@ -266,14 +266,14 @@ async def fork_from_record(
     rules = _ForkRules(find_address_after(source, at), tools, simulate, reuse)
     if tools != "recorded":
         refuse_approvals_of_others(source, source.history(), trust=trust)
-    purse = budget if isinstance(budget, Purse) else Purse(budget)
+    shared = budget if isinstance(budget, SharedBudget) else SharedBudget(budget)
     count = _ForkCounts()
     asks_about_calls = tools != "recorded" and not is_resumed_as_own(source, trust=trust)
     leeway = AllowedDifferences(asks_about_calls=asks_about_calls)
     run = JournaledRun.fork(
         source,
         lambda run, past: ForkReplayer(run, past, rules, count),
-        lambda inner, estimate: _CountingPerformer(inner, count, purse, estimate),
+        lambda inner, estimate: _CountingPerformer(inner, count, shared, estimate),
         leeway,
     )
     try:
@@ -563,17 +563,19 @@ def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:
 
 class PaidPerformer:
     """
-    A performer whose model calls are paid from a purse.
+    A performer whose model calls are paid from a budget.
 
     Args:
         inner: The wrapped performer.
-        purse: The money for the model calls.
+        budget: The money for the model calls.
         estimate: Returns how much a model call may use.
     """
 
-    def __init__(self, inner: Performer, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]) -> None:
+    def __init__(
+        self, inner: Performer, budget: SharedBudget, estimate: Callable[[ModelRequest], CallEstimate]
+    ) -> None:
         self._inner = inner
-        self._purse = purse
+        self._budget = budget
         self._estimate = estimate
         self.begin = inner.begin
 
@@ -585,7 +587,9 @@ class PaidPerformer:
 
     async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
         try:
-            return await self._purse.pay(self._estimate(effect.request), lambda: self._perform_paid(item, io))
+            return await self._budget.perform_within_budget(
+                self._estimate(effect.request), lambda: self._perform_paid(item, io)
+            )
         except LimitExceeded as refusal:
             return self._make_refusal(refusal)
 
@@ -603,14 +607,18 @@ class _CountingPerformer(PaidPerformer):
     Args:
         inner: The wrapped performer.
         count: The counts of the fork.
-        purse: The money for the model calls.
+        budget: The money for the model calls.
         estimate: Returns how much a model call may use.
     """
 
     def __init__(
-        self, inner: Performer, count: _ForkCounts, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]
+        self,
+        inner: Performer,
+        count: _ForkCounts,
+        budget: SharedBudget,
+        estimate: Callable[[ModelRequest], CallEstimate],
     ) -> None:
-        super().__init__(inner, purse, estimate)
+        super().__init__(inner, budget, estimate)
         self._count = count
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:

@@ -45,7 +45,7 @@ from stepengine.journal import (
     Follower,
     ForkReport,
     News,
-    Purse,
+    SharedBudget,
     follow_events,
     send_answers,
     send_cancel,
@@ -323,20 +323,20 @@ def made_up(call: Called, recorded: Sequence[Called]) -> str | None:
     return f"as {recorded[-1].address} gave" if recorded else None
 
 
-def ask_twice(journal: Path) -> tuple[list[ForkReport], Purse]:
+def ask_twice(journal: Path) -> tuple[list[ForkReport], SharedBudget]:
     """
     A recorded run goes on from its first model call with another reply, twice, for at most half a dollar together.
     """
-    purse = Purse("0.50")
+    budget = SharedBudget("0.50")
     agent = AgentDefinition("host")
     model = ScriptedModel(["Hello Bob.", "Hello Eve."])
     with Engine([agent], models=model, pricing=lambda model, usage, at: Decimal("0.10")) as engine:
         again = [
-            engine.fork_sync(journal, at=-1, tools="recorded", reuse=False, simulate=made_up, budget=purse)
+            engine.fork_sync(journal, at=-1, tools="recorded", reuse=False, simulate=made_up, budget=budget)
             for _ in range(2)
         ]
     assert_type(again[0], ForkReport)
-    return again, purse
+    return again, budget
 
 
 # --- a run that another process holds -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _run_blame(options: Options, asked: BlameOptions) -> Exit:
         msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
         raise UsageProblem(msg)
     check, steps, models = Check.of_text(asked.check), _parse_steps(asked.steps), make_scripted_models(asked.script)
-    purse = parse_budget(asked.budget)
+    budget = parse_budget(asked.budget)
     simulate = load_function(asked.simulate) if asked.simulate else None
     case = load_recorded_case(options.journal, options, performs=asked.tools != "recorded")
 
@@ -112,7 +112,7 @@ def _run_blame(options: Options, asked: BlameOptions) -> Exit:
         if calls and not passes and models is None:
             confirm_cost(calls, cost, None if cost is None else 2 * cost, yes=asked.yes or bool(asked.budget))
         return await blame(
-            engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, purse=purse, models=models,
+            engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, budget=budget, models=models,
             tools=asked.tools, simulate=simulate,
         )  # fmt: skip
 

@@ -202,7 +202,7 @@ def _run_samples(evaluation: Evaluation, options: Options, asked: EvaluateOption
     root = Path(asked.file).resolve().parent
     agents_of = _EvaluationAgents(options, root)
     agents = {name: agents_of.load(agent) for name, agent in evaluation.agents.items()}
-    scripted, purse = make_scripted_models(asked.script), parse_budget(asked.budget)
+    scripted, budget = make_scripted_models(asked.script), parse_budget(asked.budget)
     same = _read_results(asked.recheck or asked.goes_on)
     n = asked.n or same.get("n", evaluation.n)
 
@@ -225,7 +225,7 @@ def _run_samples(evaluation: Evaluation, options: Options, asked: EvaluateOption
     mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(
         run_samples, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
-        concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_make_sample_printer(options),
+        concurrency=asked.concurrency, budget=budget.dollars, mode=mode, done=_make_sample_printer(options),
     )  # fmt: skip
     return folder, run_and_close_engines(made, [])
 

@@ -35,7 +35,7 @@ from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.evaluation.impact import Impact, ImpactGate, RepeatedJournal
-    from stepengine.journal import Purse
+    from stepengine.journal import SharedBudget
 
 MARK = "<!-- stepengine-impact -->"
 MAX_COMMENT = 65_000
@@ -156,7 +156,7 @@ def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions
     from stepengine.evaluation.impact import RepeatedJournal, estimate_calls, first_difference, impact
     from stepengine.evaluation.samples import run_concurrently
 
-    models, purse = make_scripted_models(asked.script), parse_budget(asked.budget)
+    models, budget = make_scripted_models(asked.script), parse_budget(asked.budget)
     simulate = load_function(asked.simulate) if asked.simulate else None
     old = load_agent(asked.baseline, folders=options.settings.agent_folders) if asked.baseline else None
     cases: list[RecordedCase | RepeatedJournal] = []
@@ -177,19 +177,19 @@ def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions
         works = [
             partial(
                 impact,
-                case.bench.engine, [found[case.file]], agent=case.agent, old=old, n=asked.n, purse=purse, models=models,
+                case.bench.engine, [found[case.file]], agent=case.agent, old=old, n=asked.n, budget=budget, models=models,
                 tools=asked.tools, simulate=simulate, reuse=not asked.fresh,
             )
             for case in own
         ]  # fmt: skip
         parts = await run_concurrently(works, 2)
-        return _merge_reports(parts, [case for case in cases if isinstance(case, RepeatedJournal)], asked, purse)
+        return _merge_reports(parts, [case for case in cases if isinstance(case, RepeatedJournal)], asked, budget)
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
 
 
 def _merge_reports(
-    parts: Sequence[Impact], unread: Sequence[RepeatedJournal], asked: ImpactOptions, purse: Purse
+    parts: Sequence[Impact], unread: Sequence[RepeatedJournal], asked: ImpactOptions, budget: SharedBudget
 ) -> Impact:
     from stepengine.evaluation.impact import Impact, Judged
 
@@ -198,7 +198,7 @@ def _merge_reports(
         n=asked.n,
         tools=asked.tools,
         journals=(*[one for part in parts for one in part.journals], *[Judged(one) for one in unread]),
-        spent=purse.known,
+        spent=budget.known,
         stopped=next((part.stopped for part in parts if part.stopped), ""),
     )
 
