@@ -102,7 +102,7 @@ IN_PYTHON = {
     "agents trust": "stepengine.engine.trust_folder",
     "config show": "stepengine.engine.Settings.load",
     "config doctor": "stepengine.testing.check_installation",
-    "config policy": "stepengine.journal.judge_calls",
+    "config policy": "stepengine.journal.check_recorded_calls",
     "mcp serve": "stepengine.adapters.mcp.AgentServer.serve_stdio",
     "mcp inspect": "stepengine.adapters.mcp.McpTools.listing",
     "cassette record": "stepengine.testing.record_program",

@@ -47,7 +47,16 @@ from stepengine.engine import trust
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.evaluation import blame, impact
 from stepengine.events import RunStarted
-from stepengine.journal import FileJournal, SqliteJournal, as_journal, diff, judge_calls, repair, send_message, undo
+from stepengine.journal import (
+    FileJournal,
+    SqliteJournal,
+    as_journal,
+    check_recorded_calls,
+    diff,
+    repair,
+    send_message,
+    undo,
+)
 from stepengine.journal.sources import DATABASES
 from stepengine.models import AnthropicProvider, Batched
 from stepengine.permissions import Policy, PolicyFile
@@ -600,7 +609,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "diff": lambda file: diff("good.jsonl", file),
     "undo": lambda file: undo(file, Path.cwd()),
     "simulate": lambda file: simulate(AgentDefinition("a", handle_steps=_finish), [1], from_journal=file),
-    "judge_calls": lambda file: [*judge_calls(file, Policy(), {})],
+    "check_recorded_calls": lambda file: [*check_recorded_calls(file, Policy(), {})],
     **{name: journal_like(f"journal.{name}") for name in ("call_origins", "decisions")},
     **{name: journal_like(f"debugging.{name}") for name in RENDERERS},
 }

@@ -508,7 +508,7 @@ def _is_journal(file: Path) -> bool:
     Raises:
         JournalError: when it cannot be read, or is a pipe or a device.
     """
-    from stepengine.journal.places import open_for_reading
+    from stepengine.journal.journal_files import open_for_reading
 
     descriptor = open_for_reading(file)
     if descriptor is None:

@@ -431,7 +431,7 @@ def _write_companion(entry: RecordedRun) -> None:
 
 def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
-    from stepengine.journal.places import close_locked, lock_file
+    from stepengine.journal.journal_files import close_locked, lock_file
 
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -31,7 +31,7 @@ Again: TypeAlias = Literal["", "cut", "rewritten", "replaced"]
 
 
 @frozen
-class News:
+class AddedRecords:
     """
     The records added to a journal since the last poll.
 
@@ -53,7 +53,7 @@ class News:
 
 class NewRecords(NamedTuple):
     """
-    The records of a store after a position; ``News`` explains *again*, *kept* and *is_behind* in full.
+    The records of a store after a position; ``AddedRecords`` explains *again*, *kept* and *is_behind* in full.
 
     Attributes:
         records: The records, in order.
@@ -68,7 +68,7 @@ class NewRecords(NamedTuple):
     is_behind: bool = False
 
 
-class Tail(abc.ABC):
+class JournalPosition(abc.ABC):
     """A position in a journal, from which new records are read."""
 
     @property
@@ -119,7 +119,7 @@ class FollowableJournal(Protocol):
     def name(self) -> str:
         """The journal's name for errors."""
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at its start."""
 
     def read_piece(self, start: int, most: int) -> bytes:
@@ -135,7 +135,7 @@ class FollowableJournal(Protocol):
         """Return the error for a missing one."""
 
 
-class OffsetTail(Tail):
+class OffsetPosition(JournalPosition):
     """
     A position in stored bytes, which are read from an offset.
 
@@ -299,7 +299,7 @@ class Follower:
         """Return whether there may be news, from the file's size and time alone."""
         return self._tail.has_changed()
 
-    def news(self) -> News:
+    def news(self) -> AddedRecords:
         """
         Return the records added since the last call; there may be none.
 
@@ -326,7 +326,7 @@ class Follower:
             self._tail.restart()
             raise
 
-    def _read_news(self) -> News:
+    def _read_news(self) -> AddedRecords:
         found = self._tail.read_new_records()
         if found.again:
             kept, self._given = min(found.kept, self._given), 0
@@ -336,4 +336,4 @@ class Follower:
             if found.records:
                 self.history.grow(found.records)
         self._given += len(found.records)
-        return News(found.records, found.again, kept, found.is_behind, self.history.is_complete)
+        return AddedRecords(found.records, found.again, kept, found.is_behind, self.history.is_complete)

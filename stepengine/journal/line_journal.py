@@ -21,12 +21,12 @@ from typing_extensions import override
 from stepengine.data.record_sizes import MAX_LINE_BYTES
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalError, JournalWriteFailed
+from stepengine.journal.disk_reserve import FULL, RESERVE_BYTES, DiskReserve
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.line_macs import MacChain, load_key, split_into_lines
 from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox
-from stepengine.journal.places import FULL, RESERVE_BYTES, DiskReserve
 from stepengine.journal.records import Head, Intent, Record
 from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.after_fork import register_renewable
@@ -426,6 +426,6 @@ class LineWriter(Writer):
 def _make_chain(journal: Journal, history: History) -> SignatureChain | None:
     if journal.signing is None:
         return None
-    from stepengine.journal.altered import restore_chain
+    from stepengine.journal.alterations import restore_chain
 
     return restore_chain(journal.signing, journal.content(), history)

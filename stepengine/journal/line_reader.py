@@ -23,7 +23,7 @@ from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_deep_text
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.encoding import unpack_texts
-from stepengine.journal.places import open_for_reading
+from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import (
     EXTRAS,
     MAX_AT_MS,

@@ -44,8 +44,7 @@ from stepengine.errors import (
     JournalWriteFailed,
     StepEngineError,
 )
-from stepengine.journal.line_reader import parse_members
-from stepengine.journal.places import (
+from stepengine.journal.journal_files import (
     CAREFULLY,
     NO_LINK,
     REOPENED,
@@ -53,6 +52,7 @@ from stepengine.journal.places import (
     lock_file,
     make_private,
 )
+from stepengine.journal.line_reader import parse_members
 from stepengine.journal.records import UNREADABLE, Head, check_address, encode_line, to_compact_json, verify_checksum
 from stepengine.redaction import Redactor
 from stepengine.workspace.after_fork import Lock
@@ -61,9 +61,9 @@ from stepengine.workspace.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
 from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
 
-LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
+MailboxMessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
-KINDS = frozenset(get_args(LetterKind))
+KINDS = frozenset(get_args(MailboxMessageKind))
 MAIL = ".mail"
 """What is put behind the name of a journal's file to get that of its mailbox."""
 MAILBOX_FILE = FileFormat("a mailbox", re.compile(rb'\{"run":"'), JournalCorrupt)
@@ -98,7 +98,7 @@ def _freeze_value(value: Any) -> Any:
 
 
 @frozen(kw_only=True)
-class Letter:
+class MailboxMessage:
     """
     A message to a run from another process.
 
@@ -118,7 +118,7 @@ class Letter:
         InputError: for anything else.
     """
 
-    kind: LetterKind
+    kind: MailboxMessageKind
     value: JsonValue = attrs.field(default=None, converter=_freeze_value)
     id: str = attrs.field(factory=partial(secrets.token_hex, 16))
     path: str = ""
@@ -137,10 +137,10 @@ class Letter:
         return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
-def _find_letter_problem(letter: Letter) -> str:
+def _find_letter_problem(letter: MailboxMessage) -> str:
     """Return the reason why a letter is invalid, or ``""``."""
     if type(letter.kind) is not str or letter.kind not in KINDS:
-        return f"a letter is one of {', '.join(get_args(LetterKind))}, not {_shorten_value(letter.kind)}"
+        return f"a letter is one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
     if not _is_valid_name(letter.id):
         return f"the id of a letter has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
     try:
@@ -155,7 +155,7 @@ def _find_letter_problem(letter: Letter) -> str:
     return _find_topic_problem(letter) or _find_value_problem(letter)
 
 
-def _find_topic_problem(letter: Letter) -> str:
+def _find_topic_problem(letter: MailboxMessage) -> str:
     topic, given = letter.topic, _shorten_value(letter.topic)
     if letter.kind == "message":
         if type(topic) is not str or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
@@ -171,7 +171,7 @@ def _find_topic_problem(letter: Letter) -> str:
     return ""
 
 
-def _find_value_problem(letter: Letter) -> str:
+def _find_value_problem(letter: MailboxMessage) -> str:
     value: Any = letter.value
     # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
     # later, and the sender that could mend it would be told that all was well.
@@ -203,11 +203,11 @@ def _shorten_value(value: object) -> str:
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
-class StoredLetter(NamedTuple):
+class StoredMessage(NamedTuple):
     """A redacted letter and the run it is for, as a mailbox stores it."""
 
     run: str
-    letter: Letter
+    letter: MailboxMessage
 
     @property
     def line(self) -> bytes:
@@ -227,7 +227,7 @@ class StoredLetter(NamedTuple):
         return to_compact_json({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
 
     @classmethod
-    def read(cls, line: bytes, where: object) -> StoredLetter | None:
+    def read(cls, line: bytes, where: object) -> StoredMessage | None:
         """
         Parse a line without its newline; return ``None`` for a kind of letter that this version does not know.
 
@@ -241,12 +241,12 @@ class StoredLetter(NamedTuple):
         try:
             if type(members["kind"]) is str and members["kind"] not in KINDS:
                 return None
-            names = [field.name for field in attrs.fields(Letter)]
+            names = [field.name for field in attrs.fields(MailboxMessage)]
             given = {name: members[name] for name in names} | {"sent": datetime.fromisoformat(members["sent"])}
             if type(members["run"]) is not str:
                 msg = "the id of its run should be a text"
                 raise TypeError(msg)
-            return cls(members["run"], Letter(**given))
+            return cls(members["run"], MailboxMessage(**given))
         except (StepEngineError, *UNREADABLE) as error:
             msg = f"{where} is not a letter: {type(error).__name__}: {error}"
             raise JournalCorrupt(msg) from error
@@ -289,7 +289,7 @@ class Mailbox(abc.ABC):
         """The mailbox's name for messages."""
         return f"the mailbox of {self._journal.name}"
 
-    def post(self, letter: Letter) -> bool:
+    def post(self, letter: MailboxMessage) -> bool:
         """
         Store a letter durably, redacted by the journal's rules; return whether it is new.
 
@@ -305,10 +305,10 @@ class Mailbox(abc.ABC):
             JournalWriteFailed: when the mailbox is full (10,000 letters or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add_letter(StoredLetter(self._run_id(), self._redact_letter(letter)))
+        return self._add_letter(StoredMessage(self._run_id(), self._redact_letter(letter)))
 
     @abc.abstractmethod
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
         """
         Return the letters after a position, in order of arrival, and the new position.
 
@@ -329,7 +329,7 @@ class Mailbox(abc.ABC):
         """Return whether there may be letters after a position; a cheap check."""
 
     @abc.abstractmethod
-    def _add_letter(self, stored: StoredLetter) -> bool: ...
+    def _add_letter(self, stored: StoredMessage) -> bool: ...
 
     def _run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
@@ -339,7 +339,7 @@ class Mailbox(abc.ABC):
             raise self._journal.missing()
         return head.run
 
-    def _redact_letter(self, letter: Letter) -> Letter:
+    def _redact_letter(self, letter: MailboxMessage) -> MailboxMessage:
         """Return a letter redacted by the journal's rules."""
         redactor = self._journal.redactor
         # Nothing is taken out of an id or a topic: the letter would be found under another name than its sender knows,
@@ -356,7 +356,7 @@ class Mailbox(abc.ABC):
             redactor.refuse(value, "the letter")
         return attrs.evolve(letter, value=value)
 
-    def _check_same(self, stored: StoredLetter, known: StoredLetter | None) -> None:
+    def _check_same(self, stored: StoredMessage, known: StoredMessage | None) -> None:
         """Raise if the stored letter with the same id differs."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
@@ -381,12 +381,12 @@ class MemoryMailbox(Mailbox):
 
     def __init__(self, journal: MailboxOwner) -> None:
         super().__init__(journal)
-        self._letters: list[StoredLetter] = []
-        self._known: dict[tuple[str, str], StoredLetter] = {}
+        self._letters: list[StoredMessage] = []
+        self._known: dict[tuple[str, str], StoredMessage] = {}
         self._size = 0
         self._lock = Lock()
 
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
         """Return the letters after a position, and the new position."""
         head = self._journal.head()
         with self._lock:
@@ -398,7 +398,7 @@ class MemoryMailbox(Mailbox):
         """Return whether there are letters after a position."""
         return len(self._letters) > after
 
-    def _add_letter(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredMessage) -> bool:
         key, size = (stored.run, stored.letter.id), len(stored.line)
         with self._lock:
             known = self._known.get(key)
@@ -415,7 +415,7 @@ class MemoryMailbox(Mailbox):
 # --- in stored bytes --------------------------------------------------------------------------------------------------
 
 
-class LetterStore(Protocol):
+class MailboxStore(Protocol):
     """Bytes of a mailbox, as a ``LineJournal`` stores them."""
 
     @property
@@ -438,7 +438,7 @@ class LetterStore(Protocol):
 class _LinePosition(NamedTuple):
     """The position of a line in a mailbox, formatted on demand."""
 
-    store: LetterStore
+    store: MailboxStore
     start: int
 
     # The number of a line is counted when somebody reads the message: to know it, all that stands before has to be
@@ -459,11 +459,11 @@ class StoreMailbox(Mailbox):
         store: The bytes, which are no part of the journal's.
     """
 
-    def __init__(self, journal: MailboxOwner, store: LetterStore) -> None:
+    def __init__(self, journal: MailboxOwner, store: MailboxStore) -> None:
         super().__init__(journal)
         self._store = store
 
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
         """Return the letters after a position, and the new position; all letters if the store is shorter or new."""
         data, start = self._read_after(max(after, 0))
         if not data:
@@ -476,7 +476,7 @@ class StoreMailbox(Mailbox):
             # order. A wrong line with another one behind it is damage.
             if not line.endswith(b"\n") or (end == last and verify_checksum(line[:-1], 0) is None):
                 break
-            stored = StoredLetter.read(line[:-1], _LinePosition(self._store, start))
+            stored = StoredMessage.read(line[:-1], _LinePosition(self._store, start))
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
             start = end
@@ -495,7 +495,7 @@ class StoreMailbox(Mailbox):
         # is read then. That gives letters again in the worst case, and whoever takes them knows them by their ids.
         return (data[1:], after) if data.startswith(b"\n") else (self._read_from_store(0), 0)
 
-    def _add_letter(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredMessage) -> bool:
         unlock = self._lock_store()
         try:
             head = self._journal.head()
@@ -510,7 +510,7 @@ class StoreMailbox(Mailbox):
             unlock()
         return end is not None
 
-    def _prepare_append(self, stored: StoredLetter) -> int | None:
+    def _prepare_append(self, stored: StoredMessage) -> int | None:
         """
         Return where the letter has to be appended, ``None`` if it is stored already. What is behind that is removed.
 
@@ -524,7 +524,7 @@ class StoreMailbox(Mailbox):
         for line in BytesIO(content):
             if line.endswith(b"\n"):
                 if line.startswith(key) and verify_checksum(line[:-1], 0) is not None:
-                    self._check_same(stored, StoredLetter.read(line[:-1], "it"))
+                    self._check_same(stored, StoredMessage.read(line[:-1], "it"))
                     return None
                 end, count, last = end + len(line), count + 1, line
         # What a killed sender left at the end is removed before anything is written behind it. Behind a line without

@@ -17,7 +17,7 @@ from stepengine.data.codec import bare
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, to_answer
 from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.sleepers import wake_for_letter
 from stepengine.journal.sources import as_journal
@@ -52,7 +52,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
         JournalError: as ``Engine.post``.
         StepEngineError: when the run has ended, or the child at *path*, or there is no such child.
     """
-    letter = Letter(
+    letter = MailboxMessage(
         kind="message", value=value, id=secrets.token_hex(16) if id is None else id, path=path, topic=check_topic(topic)
     )
     found = as_journal(journal)
@@ -81,7 +81,9 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
     found = as_journal(journal)
     questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
-    _post_letters(found, [Letter(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()])
+    _post_letters(
+        found, [MailboxMessage(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()]
+    )
 
 
 def match_answers(
@@ -127,7 +129,7 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     """
     found = as_journal(journal)
     _read_open_run(found)
-    return _post_letters(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
+    return _post_letters(found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(16))])
 
 
 def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:
@@ -151,7 +153,7 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
     """
     found = as_journal(journal)
     message = make_result_message(_find_waiting_call(_read_open_run(found), call_id, path), result)
-    letter = Letter(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
+    letter = MailboxMessage(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
     return _post_letters(found, [letter])
 
 
@@ -186,7 +188,7 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
     """
     found = as_journal(journal)
     _read_open_run(found)
-    _post_letters(found, [Letter(kind="cancel", value=reason)])
+    _post_letters(found, [MailboxMessage(kind="cancel", value=reason)])
 
 
 def _read_open_run(journal: Journal, path: str = "") -> History:
@@ -201,7 +203,7 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _post_letters(journal: Journal, letters: Sequence[Letter]) -> bool:
+def _post_letters(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
     box = journal.mailbox()
     is_new = [box.post(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.

@@ -116,7 +116,7 @@ class RecordedRun(NamedTuple):
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
         """Lock the journal while the block runs; yield whether it was free. A missing journal is free."""
-        from stepengine.journal.places import close_locked, lock_file
+        from stepengine.journal.journal_files import close_locked, lock_file
 
         path = Path(self.journal.rpartition("#")[0] or self.journal)
         try:

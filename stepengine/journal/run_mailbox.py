@@ -16,7 +16,7 @@ from stepengine.data.questions import Question, answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.encoding import bare, questions_of
 from stepengine.journal.history import History
-from stepengine.journal.mailbox import Letter, Mailbox
+from stepengine.journal.mailbox import Mailbox, MailboxMessage
 from stepengine.journal.modes import Mode
 from stepengine.journal.pending_items import (
     find_unread_messages,
@@ -59,7 +59,7 @@ class RunMailbox:
         self._place = 0
         self._looking = asyncio.Lock()
         self._known: set[str] = set()
-        self._came, self._early = list[Letter](), list[Letter]()
+        self._came, self._early = list[MailboxMessage](), list[MailboxMessage]()
         self.results_sent = set[Address]()
         self._first: list[Message] = []
         self._unreceived: dict[str, list[str]] | None = None
@@ -127,7 +127,9 @@ class RunMailbox:
         box = self.open_mailbox()
         if box is None:
             return message.id not in self._known
-        letter = Letter(kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic)
+        letter = MailboxMessage(
+            kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic
+        )
         try:
             return box.post(letter)
         except JournalMissing:
@@ -174,7 +176,7 @@ class RunMailbox:
             elif letter.topic not in asked:
                 self._record_refusal(letter, f"{letter.topic!r} is not a question of this run")
 
-    def _apply_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
+    def _apply_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
         """Use a letter as the answer to a question, unless the caller answers it."""
         answer = parse_answer(letter.value)
         problem = answer_problem(answer, question)
@@ -186,14 +188,14 @@ class RunMailbox:
         elif not self._run.answers.has(question):
             self._run.answers.by_question[question.id] = answer
 
-    def _record_refusal(self, letter: Letter, why: str) -> None:
+    def _record_refusal(self, letter: MailboxMessage, why: str) -> None:
         self._run.writer.unwritten.append(
             Input("", -1, self._run.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
         )
         self._known.add(letter.id)
         self._run.writer.warnings.append(f"an answer that was sent was left out: {why}")
 
-    def _record_letters(self, letters: Sequence[Letter]) -> list[Message]:
+    def _record_letters(self, letters: Sequence[MailboxMessage]) -> list[Message]:
         """Record letters, each once, and return the messages that need action."""
         found = []
         for letter in self._select_deliverable(letters):
@@ -202,7 +204,7 @@ class RunMailbox:
                 found.append(message)
         return found
 
-    def _record_letter(self, letter: Letter, message: Message) -> bool:
+    def _record_letter(self, letter: MailboxMessage, message: Message) -> bool:
         """Record a letter; return whether its message needs action."""
         match letter.kind:
             case "message":
@@ -221,7 +223,7 @@ class RunMailbox:
                 pass
         return True
 
-    def _select_deliverable(self, letters: Sequence[Letter]) -> Iterator[Letter]:
+    def _select_deliverable(self, letters: Sequence[MailboxMessage]) -> Iterator[MailboxMessage]:
         """Yield the letters to started runs; the others wait."""
         for letter in letters:
             if letter.kind == "answer" or self._has_started(letter.path):
@@ -236,7 +238,7 @@ class RunMailbox:
         said = {"type": "mailbox_message", "id": message.id, "kind": message.kind, "value": message.value}
         self._run.writer.append(Input(message.path, -1, self._run.timing.last, said))
 
-    def _append_answer_record(self, letter: Letter) -> None:
+    def _append_answer_record(self, letter: MailboxMessage) -> None:
         """Record the answer to a question that this process does not wait for; a resumed run finds it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = parse_answer(letter.value)
@@ -265,6 +267,6 @@ class RunMailbox:
         return {one.id for one in self._early}
 
 
-def _read_new_letters(box: Mailbox, place: int) -> tuple[list[Letter], int]:
+def _read_new_letters(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
     """Return the letters after a position and the next position; waits for the disk."""
     return box.read(place) if box.changed(place) else ([], place)

@@ -27,7 +27,7 @@ from stepengine.journal.wake_index import MAX_NAME_CHARS, WAKING, Sleeping, Wake
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
-    from stepengine.journal.mailbox import Letter, LetterKind
+    from stepengine.journal.mailbox import MailboxMessage, MailboxMessageKind
     from stepengine.journal.run_mailbox import RunMailbox
     from stepengine.journal.store import Journal
 
@@ -178,7 +178,7 @@ def find_first_unread_time(journal: Journal, history: History, early: Collection
     return min([one.sent for one in new], default=None)
 
 
-def _can_have_effect(letter: Letter, history: History, open_questions: Collection[str]) -> bool:
+def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
     """Return whether a letter can still have an effect."""
     if letter.kind == "answer":
         return letter.topic in open_questions
@@ -191,7 +191,7 @@ def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
     return {one["id"] for one in find_unread_messages(history) if (one["path"], one["topic"]) in topics}
 
 
-def wake_for_letter(journal: Journal, kind: LetterKind = "message") -> None:
+def wake_for_letter(journal: Journal, kind: MailboxMessageKind = "message") -> None:
     """Make the run of a journal due if it waits for a letter of this kind."""
     entry = locate_wake_entry(journal)
     # A folder without an index needs no entry: the mailboxes are read when its index is made.

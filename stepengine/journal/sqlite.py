@@ -20,12 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
-from stepengine.journal.follower import OffsetTail, Tail
-from stepengine.journal.held import HeldFile, open_closing_idle_files
-from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
-from stepengine.journal.line_reader import Reading, read_lines
-from stepengine.journal.mailbox import Mailbox
-from stepengine.journal.places import (
+from stepengine.journal.follower import JournalPosition, OffsetPosition
+from stepengine.journal.journal_files import (
     check_regular_file,
     create_file,
     find_similar,
@@ -38,6 +34,10 @@ from stepengine.journal.places import (
     missing_file,
     read_file_stamp,
 )
+from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
+from stepengine.journal.line_reader import Reading, read_lines
+from stepengine.journal.locked_file import LockedFile, open_closing_idle_files
+from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
 from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.atomic import sync_folder
@@ -176,7 +176,7 @@ class SqliteJournal(LineJournal):
         path = _lock_file_path(self.path, status, run)
         # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
         # in a table would outlive its process (replay:J2).
-        held = HeldFile(path, _open_locked(path, self.path))
+        held = LockedFile(path, _open_locked(path, self.path))
         database = Database.open(self.path, status, seconds=BUSY_SECONDS)
 
         def unlock() -> None:
@@ -199,9 +199,9 @@ class SqliteJournal(LineJournal):
             raise
         return run, database, unlock
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at the start of this run."""
-        return OffsetTail(self.bound(self._find_only_run()))
+        return OffsetPosition(self.bound(self._find_only_run()))
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this run, in the same file."""

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.json import MAX_INT
 from stepengine.errors import JournalCorrupt, JournalWriteFailed
+from stepengine.journal.journal_files import check_regular_file
 from stepengine.journal.mailbox import (
     MAX_LETTER_BYTES,
     MAX_LETTERS,
     MAX_MAILBOX_BYTES,
-    Letter,
     Mailbox,
+    MailboxMessage,
     MailboxOwner,
-    StoredLetter,
+    StoredMessage,
 )
-from stepengine.journal.places import check_regular_file
 from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SqliteMailbox(Mailbox):
         self._name = run
         self._seconds = seconds
 
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
         """Return the letters after a position, and the new position."""
         name = self._name()
         with self._open_for_reading() as database:
@@ -65,7 +65,7 @@ class SqliteMailbox(Mailbox):
             return [], after
         run, letters = self._run_id(), []
         for number, line in found:
-            stored = StoredLetter.read(line.removesuffix(b"\n"), f"letter {number} of {self._path}")
+            stored = StoredMessage.read(line.removesuffix(b"\n"), f"letter {number} of {self._path}")
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
         return letters, found[-1][0]
@@ -90,7 +90,7 @@ class SqliteMailbox(Mailbox):
                 raise JournalCorrupt(msg)
             yield number, line
 
-    def _add_letter(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredMessage) -> bool:
         name, line = self._name(), stored.line
         with self._open_for_writing() as database:
             if not _has_letters_table(database):
@@ -105,7 +105,7 @@ class SqliteMailbox(Mailbox):
             for number, known in same:
                 if isinstance(known, bytes) and known.startswith(stored.key):
                     where = f"letter {number} of {self._path}"
-                    self._check_same(stored, StoredLetter.read(known.removesuffix(b"\n"), where))
+                    self._check_same(stored, StoredMessage.read(known.removesuffix(b"\n"), where))
                     return False
             last = database.execute(
                 "SELECT nth, bytes FROM letters WHERE run = ? ORDER BY number DESC LIMIT 1", (name,)

@@ -29,12 +29,12 @@ from stepengine.errors import (
     JournalMissing,
 )
 from stepengine.journal.encoding import Encoder
-from stepengine.journal.follower import Again, NewRecords, OffsetTail, Tail
+from stepengine.journal.follower import Again, JournalPosition, NewRecords, OffsetPosition
 from stepengine.journal.history import History
+from stepengine.journal.journal_files import TO_RECORD
 from stepengine.journal.line_macs import MacChain, load_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
-from stepengine.journal.places import TO_RECORD
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
 from stepengine.journal.redacted_records import redact_records
 from stepengine.redaction import Redact, Redactor, RedactRule, make_redactor
@@ -271,9 +271,9 @@ class Journal(abc.ABC):
         msg = f"{self.name} has no mailbox; a FileJournal, SqliteJournal or MemoryJournal has one"
         raise JournalError(msg)
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at the start of this journal, for reading new records."""
-        return OffsetTail(self)
+        return OffsetPosition(self)
 
     def read_piece(self, start: int, most: int) -> bytes:
         """Return at most *most* stored bytes from offset *start* on; a store that cannot read pieces returns all of them."""
@@ -437,9 +437,9 @@ class MemoryJournal(Journal):
         first = records[0] if records else None
         return first if isinstance(first, Head) else None
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at the start of the records."""
-        return _MemoryTail(self)
+        return _MemoryPosition(self)
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this journal, in memory."""
@@ -455,7 +455,7 @@ class MemoryJournal(Journal):
         self._records = records
 
 
-class _MemoryTail(Tail):
+class _MemoryPosition(JournalPosition):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
         self._records: list[Record] = journal._records  # noqa: SLF001 - one of its parts

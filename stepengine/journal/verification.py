@@ -11,7 +11,7 @@ from attrs import frozen
 
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.journal.altered import JournalScan, parse_head_line, shorten_list
+from stepengine.journal.alterations import JournalScan, parse_head_line, shorten_list
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
@@ -27,7 +27,7 @@ SEEN_DIGITS = 12
 
 
 @frozen
-class Verified:
+class VerificationResult:
     """
     The result of checking signatures; true if all of the journal is signed and unaltered to its end.
 
@@ -69,7 +69,7 @@ class Verified:
 
 def verify(
     journal: JournalLike, keys: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, seen: str = ""
-) -> Verified:
+) -> VerificationResult:
     """
     Check a journal against its signatures.
 
@@ -106,7 +106,7 @@ def verify(
             f"it does not begin with what was seen before ({seen[:SEEN_DIGITS]}...): it was cut off, or is another journal"
         )
     head = parse_head_line(content, source.name)
-    return Verified(
+    return VerificationResult(
         name=source.name,
         run="" if head is None else head.run,
         agent="" if head is None else head.agent,

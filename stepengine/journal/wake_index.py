@@ -22,7 +22,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import InputError, JournalError, JournalWriteFailed
-from stepengine.journal.mailbox import LetterKind
+from stepengine.journal.mailbox import MailboxMessageKind
 from stepengine.journal.records import UNREADABLE
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
@@ -42,7 +42,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 AT_ONCE = 0
 """A due time that has passed, in microseconds since 1970: the run is resumed at the next look."""
-WAITED_FOR: dict[LetterKind, str] = {"message": "message", "answer": "question"}
+WAITED_FOR: dict[MailboxMessageKind, str] = {"message": "message", "answer": "question"}
 """What a run waits for that a letter of this kind wakes; the other kinds wake every run."""
 MAX_NAME_CHARS = 1_000
 """File names have at most 255 bytes and ids of agents are short; a longer name is damage or an attack."""
@@ -183,7 +183,7 @@ class WakeIndex:
             lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount
         )
 
-    def post_arrived(self, run_name: str, kind: LetterKind = "message") -> bool:
+    def post_arrived(self, run_name: str, kind: MailboxMessageKind = "message") -> bool:
         """
         Make a sleeping run due at once if it waits for a letter of this kind; return whether it does.
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from stepengine.durable.shared_events import SharedEvents
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
-    from stepengine.journal.file_undo import Undone
+    from stepengine.journal.file_undo import UndoResult
     from stepengine.server.access import Caller
     from stepengine.server.ledger import SessionRow
     from stepengine.sessions import Session
@@ -691,7 +691,9 @@ class DurableRuns:
         async for taken in Upkeep(self._store.operator).watch():
             LOGGER.warning("run %s of worker %s, which is gone: %s", taken.run, taken.executor, taken.outcome)
 
-    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+    async def undo(
+        self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
+    ) -> UndoResult:
         """
         Refuse to undo.
 

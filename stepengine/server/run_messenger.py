@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.codec import bare
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.messages import send_tool_result
 from stepengine.journal.questions import DOUBT
 from stepengine.journal.sleepers import wake_for_letter
@@ -95,12 +95,12 @@ class RunMessenger:
         given = check_answers(caller, answers, await self._find_open_questions(row, answers), by)
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
-            Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
+            MailboxMessage(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
             for question, answer in given.items()
             if not question.startswith(DOUBT)
         ]
         if say:
-            letters.append(Letter(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
+            letters.append(MailboxMessage(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
         # In the ledger and not in the mailbox: a run that is killed while it repeats an effect would find the decision
         # there again, and repeat the effect once more.
         decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
@@ -174,14 +174,14 @@ class RunMessenger:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
         async with self._quotas.use(row.owner, json_size(text)):
-            if await self._send(row, Letter(kind="input", value=text)) is None:
+            if await self._send(row, MailboxMessage(kind="input", value=text)) is None:
                 self._live.handles[row.run].send_input(text)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """Cancel a run; one that has ended stays as it is."""
         if row.status not in OPEN:
             return
-        if await self._send(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+        if await self._send(row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live.handles[row.run].interrupt()
 
     async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
@@ -202,7 +202,7 @@ class RunMessenger:
             raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._deliver_mail(row)
 
-    async def _send(self, row: RunRow, letter: Letter) -> Letter | None:
+    async def _send(self, row: RunRow, letter: MailboxMessage) -> MailboxMessage | None:
         """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
         try:
             await asyncio.to_thread(self._write_letters, row, [letter])
@@ -215,7 +215,7 @@ class RunMessenger:
         await self._deliver_mail(row)
         return letter
 
-    def _write_letters(self, row: RunRow, letters: Iterable[Letter]) -> None:
+    def _write_letters(self, row: RunRow, letters: Iterable[MailboxMessage]) -> None:
         box = self._store.journal(row.run).mailbox()
         for letter in letters:
             box.post(letter)

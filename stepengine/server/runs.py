@@ -37,7 +37,7 @@ from stepengine.server.run_watcher import RunWatcher
 if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
-    from stepengine.journal.file_undo import Undone
+    from stepengine.journal.file_undo import UndoResult
     from stepengine.runtime.hub import ObserverLike
     from stepengine.server.sources import EngineSources
     from stepengine.workspace.workspace import Workspace
@@ -190,7 +190,9 @@ class Runs:
             load_schedule_statuses, self._schedules, runs=self.store.place, now=datetime.now(UTC)
         )
 
-    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+    async def undo(
+        self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
+    ) -> UndoResult:
         """
         Restore the files that a run wrote: all of them or none, unless *partial*.
 

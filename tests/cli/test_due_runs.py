@@ -19,7 +19,7 @@ import pytest
 from stepengine import Engine, load_agent
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.journal.sleepers import open_wake_index
 from tests.cli.command import command
@@ -162,7 +162,7 @@ def test_resume_due_reports_runs_as_json() -> None:
     stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
     for agent in ("naps", "waits"):
         make_due(stems[agent], place())
-    FileJournal(place() / stems["fails"]).mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+    FileJournal(place() / stems["fails"]).mailbox().post(MailboxMessage(kind="answer", topic="q0", value="yes"))
     with open_wake_index(place()) as index:
         index.post_arrived(stems["fails"], "answer")
     result = command("resume", "--due", "--json", code=1)

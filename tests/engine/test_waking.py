@@ -46,7 +46,7 @@ from stepengine.errors import (
 )
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, run_end, send_message
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.mailbox import FileMailbox, Letter
+from stepengine.journal.mailbox import FileMailbox, MailboxMessage
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
@@ -167,7 +167,7 @@ async def test_message_from_another_sender_reaches_a_run_waiting_here(tmp_path: 
         engine.start("napper", journal=journal, wait_for_answers=None) as handle,
     ):
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, Letter(kind="message", topic="go", value=3))
+        await asyncio.to_thread(journal.mailbox().post, MailboxMessage(kind="message", topic="go", value=3))
         result = await asyncio.wait_for(handle.result(), 50)
 
     assert 3 == result.output
@@ -267,7 +267,7 @@ async def test_message_to_an_unstarted_run_keeps_its_journal_valid(journal: Jour
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         for kind, topic in (("message", "go"), ("input", ""), ("cancel", "")):
-            journal.mailbox().post(Letter(kind=kind, value="stray", path="9.9", topic=topic))
+            journal.mailbox().post(MailboxMessage(kind=kind, value="stray", path="9.9", topic=topic))
         await engine.resume(journal)
         await engine.post(journal, "go", 2)
         result = await engine.resume(journal)
@@ -281,7 +281,7 @@ async def test_message_sent_before_its_child_begins_is_delivered(journal: Journa
     lead = AgentDefinition("lead", handle_steps=starts_late, spawnable_agents=["napper"])
     async with Engine([lead, agent(receives)]) as engine:
         await engine.run("lead", journal=journal)
-        journal.mailbox().post(Letter(kind="message", value="early", path="1", topic="go", id="early"))
+        journal.mailbox().post(MailboxMessage(kind="message", value="early", path="1", topic="go", id="early"))
         await engine.post(journal, "begin", None)
         suspended = await engine.resume(journal)
         result = await engine.resume(journal) if suspended.status is RunStatus.SUSPENDED else suspended
@@ -333,11 +333,11 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
         first = await engine.run("napper", journal=journal)
         (question,) = first.pending_questions
         box = journal.mailbox()
-        box.post(Letter(kind="answer", topic=question.id, value="perhaps"))
-        box.post(Letter(kind="answer", topic="q99", value="yes"))
+        box.post(MailboxMessage(kind="answer", topic=question.id, value="perhaps"))
+        box.post(MailboxMessage(kind="answer", topic="q99", value="yes"))
         left_out = await engine.resume(journal)
         again = await engine.resume(journal)
-        box.post(Letter(kind="answer", topic=question.id, value="yes"))
+        box.post(MailboxMessage(kind="answer", topic=question.id, value="yes"))
         result = await engine.resume(journal)
 
     assert RunStatus.SUSPENDED is left_out.status
@@ -350,7 +350,7 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
 async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> None:
     async with Engine([agent(asks)]) as engine:
         first = await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
+        journal.mailbox().post(MailboxMessage(kind="answer", topic=first.pending_questions[0].id, value="yes"))
         result = await engine.resume(journal, answers={"Ship it?": "no"})
 
     assert "no" == str(result.output)
@@ -360,7 +360,7 @@ async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> N
 async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="cancel", value="not needed"))
+        journal.mailbox().post(MailboxMessage(kind="cancel", value="not needed"))
         cancelled = await engine.resume(journal)
         await engine.post(journal, "go", 1)
         result = await engine.resume(journal)
@@ -375,7 +375,7 @@ async def test_posted_cancel_ends_a_run_that_waits_in_this_process(tmp_path: Pat
     journal = FileJournal(tmp_path / "a.jsonl")
     async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, Letter(kind="cancel", value=""))
+        await asyncio.to_thread(journal.mailbox().post, MailboxMessage(kind="cancel", value=""))
         result = await asyncio.wait_for(handle.result(), 50)
 
     assert RunStatus.CANCELLED is result.status
@@ -399,7 +399,7 @@ async def test_one_letter_cancels_once_however_many_wait_for_letters(
         return "paid"
 
     def cancel() -> None:
-        journal.mailbox().post(Letter(kind="cancel", value="stop"))
+        journal.mailbox().post(MailboxMessage(kind="cancel", value="stop"))
 
     def handle(ctx: Any) -> Any:
         yield Perform(cancel)
@@ -425,7 +425,7 @@ async def test_posted_answer_counts_once_with_many_readers(tmp_path: Path, monke
 
     async def send() -> None:
         await until(lambda: handle.questions)
-        letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
+        letter = MailboxMessage(kind="answer", topic=handle.questions[0].id, value="yes")
         await asyncio.to_thread(journal.mailbox().post, letter)
         is_sent.set()
 
@@ -457,7 +457,7 @@ async def test_a_text_by_letter_is_said_to_the_run(journal: Journal) -> None:
 
     async with Engine([agent(heard)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="input", value="be quick"))
+        journal.mailbox().post(MailboxMessage(kind="input", value="be quick"))
         await engine.resume(journal)
         await engine.post(journal, "go", 1)
         result = await engine.resume(journal)
@@ -655,7 +655,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
         await waker(place, engine, told, week).once()
         woken = {one.run: one.result and one.result.output for one in told}
         told.clear()
-        SqliteJournal(place, "q").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+        SqliteJournal(place, "q").mailbox().post(MailboxMessage(kind="answer", topic="q0", value="yes"))
         with open_wake_index(place) as index:
             assert index.post_arrived("q", "answer")
         await waker(place, engine, told, week).once()
@@ -909,7 +909,7 @@ async def test_message_written_during_suspension_makes_the_run_due(
         return (yield from Receive("go"))
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
-        journal.mailbox().post(Letter(kind="message", topic="go", value=1, id="late"))
+        journal.mailbox().post(MailboxMessage(kind="message", topic="go", value=1, id="late"))
         run.mail.keep(Message("late", "", "go", 1))
         return find_entry(run, *given)
 
@@ -938,7 +938,7 @@ async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: J
     indexed(place)
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="message", topic="go", value=1, path="7"))
+        journal.mailbox().post(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         await engine.resume(journal)
         with open_wake_index(place) as index:
             assert [] == index.due(datetime.now(UTC))
@@ -1001,16 +1001,16 @@ async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
         async with engine.start("napper", journal=one, wait_for_answers=None) as handle:
             await until(lambda: handle.questions)
             await asyncio.to_thread(
-                one.mailbox().post, Letter(kind="answer", topic=handle.questions[0].id, value="perhaps")
+                one.mailbox().post, MailboxMessage(kind="answer", topic=handle.questions[0].id, value="perhaps")
             )
             with pytest.raises(TimeoutError):  # that is not an option
                 await asyncio.wait_for(handle.wait(), 1.5)
-            letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
+            letter = MailboxMessage(kind="answer", topic=handle.questions[0].id, value="yes")
             await asyncio.to_thread(one.mailbox().post, letter)
             result = await asyncio.wait_for(handle.result(), 50)
         async with engine.start("both", journal=two) as handle:
             await until(lambda: two.is_there() and open_questions(two.history()))
-            await asyncio.to_thread(two.mailbox().post, Letter(kind="answer", topic="q0", value="no"))
+            await asyncio.to_thread(two.mailbox().post, MailboxMessage(kind="answer", topic="q0", value="no"))
             suspended = await handle.result()
         gone_on = await engine.resume(two)
 
@@ -1031,8 +1031,8 @@ async def test_answer_read_during_suspension_makes_the_run_due(
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
         (question,) = open_questions(journal.history())
-        box.post(Letter(kind="answer", topic=question, value="yes"))
-        box.post(Letter(kind="message", topic="go", value=1, path="7"))
+        box.post(MailboxMessage(kind="answer", topic=question, value="yes"))
+        box.post(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
         return find_entry(run, *given)
 

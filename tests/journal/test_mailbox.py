@@ -33,7 +33,7 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox
-from stepengine.journal.mailbox import Letter, Mailbox, StoredLetter, mailbox_path
+from stepengine.journal.mailbox import Mailbox, MailboxMessage, StoredMessage, mailbox_path
 from stepengine.journal.records import encode_line
 from stepengine.redaction import SecretFound
 from tests.journal.forked import FORKS, in_child
@@ -50,8 +50,8 @@ def recorded(journal: Journal) -> Journal:
         return engine.run_sync("waiting", journal=journal).journal or journal
 
 
-def message(value: Any = None, topic: str = "hooks", **options: Any) -> Letter:
-    return Letter(kind="message", topic=topic, value=value, **options)
+def message(value: Any = None, topic: str = "hooks", **options: Any) -> MailboxMessage:
+    return MailboxMessage(kind="message", topic=topic, value=value, **options)
 
 
 def values(box: Mailbox, after: int = 0) -> list[Any]:
@@ -99,7 +99,7 @@ def test_messages_are_read_in_order_while_the_journal_is_held(
     assert [True] * 3 == [store().mailbox().post(message(n)) for n in range(3)]
     box = store().mailbox()
     first, place = box.read()
-    later = Letter(kind="answer", topic="q3", value=True, path="3.2", id="the-fourth")
+    later = MailboxMessage(kind="answer", topic="q3", value=True, path="3.2", id="the-fourth")
     store().mailbox().post(later)
 
     assert [0, 1, 2] == [letter.value for letter in first]
@@ -164,12 +164,12 @@ def test_discarding_a_journal_removes_its_messages(store: Callable[..., Journal]
 
 @pytest.mark.spec("waiting:WT2")
 def test_messages_do_not_reach_a_new_run_of_same_name(journal: FileJournal) -> None:
-    journal.mailbox().post(Letter(kind="answer", topic="q1", value="yes", id="1"))
+    journal.mailbox().post(MailboxMessage(kind="answer", topic="q1", value="yes", id="1"))
     journal.path.unlink()
     recorded(journal)
 
     assert [] == journal.mailbox().read()[0]
-    assert journal.mailbox().post(Letter(kind="answer", topic="q1", value="no", id="1"))
+    assert journal.mailbox().post(MailboxMessage(kind="answer", topic="q1", value="no", id="1"))
     assert ["no"] == values(journal.mailbox())
 
 
@@ -200,7 +200,7 @@ def test_position_of_a_recreated_mailbox_restarts(journal: FileJournal) -> None:
 
 @given(value=json_values())
 def test_message_value_round_trips(value: Any) -> None:
-    stored = StoredLetter.read(StoredLetter("run", message(value)).line[:-1], "its line")
+    stored = StoredMessage.read(StoredMessage("run", message(value)).line[:-1], "its line")
 
     assert stored is not None
     assert value == stored.letter.value
@@ -259,7 +259,7 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
 )
 def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
-        Letter(**given)
+        MailboxMessage(**given)
 
     assert len(str(caught.value)) < 600
 

@@ -18,7 +18,7 @@ from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult,
 from stepengine.cli.app import app
 from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutcome
 from stepengine.journal import FileJournal, Journal, MemoryJournal, send_tool_result
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.questions import make_doubt_questions, make_pending_call_questions
 from stepengine.journal.sleepers import find_first_unread_time
 from stepengine.runtime.deferred_calls import DeferredCalls
@@ -282,7 +282,7 @@ async def test_early_result_settles_that_the_call_happened() -> None:
     assert ["doubt:#0"] == [one.id for one in make_doubt_questions(journal.history())]
     message = make_result_message(place, "it was booked")
     journal.mailbox().post(
-        Letter(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
+        MailboxMessage(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
     )
 
     async with Engine([AGENT]) as engine:
@@ -314,4 +314,4 @@ async def test_posted_result_is_stored_before_the_post_returns() -> None:
 @pytest.mark.parametrize(("topic", "value"), [("", 1), ("-1", 1), ("\u0663", 1), ("9" * 16, 1), (3, 1), ("1", {1, 2})])
 def test_result_message_names_a_valid_call_number(topic: Any, value: Any) -> None:
     with pytest.raises(InputError):
-        Letter(kind="result", topic=topic, value=value)
+        MailboxMessage(kind="result", topic=topic, value=value)

@@ -18,7 +18,7 @@ import pytest
 
 from stepengine.errors import InputError, JournalError, JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, wake_index
-from stepengine.journal.mailbox import LetterKind
+from stepengine.journal.mailbox import MailboxMessageKind
 from stepengine.journal.wake_index import WAKING, Sleeping, WakeIndex
 from tests.journal.forked import FORKS, in_child
 from tests.phrases import NOT_A_DATABASE
@@ -104,7 +104,7 @@ def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
     ],
 )
 def test_matching_message_makes_a_waiting_run_due(
-    index: WakeIndex, waits_for: set[str], kind: LetterKind, wakes: bool
+    index: WakeIndex, waits_for: set[str], kind: MailboxMessageKind, wakes: bool
 ) -> None:
     index.note("one", None, waits_for, "a")
 

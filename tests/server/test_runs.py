@@ -40,7 +40,7 @@ from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
 from stepengine.errors import AnswerRejected, InputError, ToolError
 from stepengine.journal import FileJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.runtime.handle import RunHandle
 from stepengine.server import Caller, Tokens, app
 from stepengine.server.ledger import Ledger
@@ -288,7 +288,7 @@ def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: 
         if not server.db and (place := server.options["runs"]).is_dir():
             journal = place / f"{asked.rpartition('/')[2]}.jsonl"
             shutil.copy(journal, place / "stranger.jsonl")
-            prepared = Letter(kind="answer", topic=question, value="Tuesday")
+            prepared = MailboxMessage(kind="answer", topic=question, value="Tuesday")
             FileJournal(place / "stranger.jsonl").mailbox().post(prepared)
     with server.running():
         assert server.ask("POST", f"{path}/messages", {"topic": "go", "value": 7}) == (

@@ -40,11 +40,11 @@ from stepengine import (
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
 from stepengine.journal import (
+    AddedRecords,
     Called,
     FileJournal,
     Follower,
     ForkReport,
-    News,
     SharedBudget,
     follow_events,
     send_answers,
@@ -361,5 +361,5 @@ async def show_what_came(journal: Path, last_id: str | None) -> list[str]:
     """
     follower = Follower(FileJournal(journal))
     news = follower.news()
-    assert_type(news, News)
+    assert_type(news, AddedRecords)
     return [event.id async for event in follow_events(FileJournal(journal), last_id, stay=False)]

@@ -29,7 +29,7 @@ from stepengine.data.yields import Ask, Perform
 from stepengine.engine.engine import Engine
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal.line_journal import LineJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.records import Intent, Record, Result
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.testing.conformance.promises import Promises, require, require_equal, require_error
@@ -253,7 +253,7 @@ def _check_mailbox(make: MakeJournal) -> None:
         box = make("mailbox").mailbox()
     except JournalError:
         return
-    sent = [Letter(kind="message", topic="news", value=number) for number in range(3)]
+    sent = [MailboxMessage(kind="message", topic="news", value=number) for number in range(3)]
     place = 0
     for letter in sent:
         require(make("mailbox").mailbox().post(letter), "a new message is reported as known")
