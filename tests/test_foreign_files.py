@@ -511,7 +511,7 @@ def write_wake_index(file: Path) -> None:
     place.parent.mkdir()
     place.write_bytes(file.read_bytes())
     with WakeIndex.for_store(place.parent, list) as index, pytest.raises(StepEngineError, match="left unchanged"):
-        index.note("r", None, ["question"], "a")
+        index.record_sleep("r", None, ["question"], "a")
     assert (file.read_bytes(), [place]) == (place.read_bytes(), [*place.parent.iterdir()])
 
 

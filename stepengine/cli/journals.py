@@ -176,7 +176,7 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
         msg = f"{name!r} is not a regular file; a journal is one"
         raise UsageProblem(msg)
     if not Path(name).is_file():
-        near = FileJournal(name).missing().beside
+        near = FileJournal(name).make_missing_error().beside
         beside = f"; beside it: {list_names(near, quoted=True)}" if near else ""
         msg = f"there is no journal {text!r}{beside}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
@@ -548,7 +548,7 @@ def _has_untrusted_answers(journal: Journal) -> bool:
     if is_in_state_folder(journal):
         return False
     box = journal.mailbox()
-    return box.changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
+    return box.has_changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
 
 
 def check_foreign_approvals(

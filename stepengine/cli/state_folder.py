@@ -457,7 +457,7 @@ def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> 
     for entry in ended:
         if count <= keep_runs and size <= keep_bytes:
             return
-        with entry.locked() as is_free:
+        with entry.lock() as is_free:
             if is_free:
                 for name in {f"{entry.stem}.json", *files.get(entry.stem, ())}:
                     (folder / name).unlink(missing_ok=True)

@@ -83,7 +83,7 @@ class ReceivedMessages:
         """Return nothing."""
         return ()
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return nothing: unread messages are in the database."""
         return ()
 
@@ -95,7 +95,7 @@ class ReceivedMessages:
         """Return nothing."""
         return ()
 
-    def keep(self, message: Message) -> bool:
+    def store_message(self, message: Message) -> bool:
         """Return True without storing: the message is in the database."""
         return True
 

@@ -242,7 +242,7 @@ class Register:
         """Record that a registered run cannot be submitted: it has failed."""
         await self._database.rows(REFUSE, why.replace("\0", ""), run)
 
-    async def note(self, run: str, text: str) -> None:
+    async def record_cancellation(self, run: str, text: str) -> None:
         """Store why a run was cancelled."""
         await self._database.rows(NOTE, text.replace("\0", ""), run)
 

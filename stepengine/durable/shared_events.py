@@ -308,7 +308,7 @@ class SharedEvents:
         """Append new events in their agreed order; return whether there were any."""
         shown = len(self.events)
         has_arrived = False
-        for record in follower.news().records:
+        for record in follower.read_new().records:
             if isinstance(record, Head):
                 self._append_events_of(follower, [record])
             else:

@@ -297,7 +297,7 @@ class ReplayedTree:
             self._recorded_part.use(address)
             return
         together = None if item.gather is None else item.gather.effects[0].seq
-        self._replayer.meets(item, Intent(*address, encode_effect(item), gather=together))
+        self._replayer.needs_no_intent(item, Intent(*address, encode_effect(item), gather=together))
 
     # --- children -----------------------------------------------------------------------------------------------------
 

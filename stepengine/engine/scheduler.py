@@ -296,7 +296,7 @@ class Scheduler:
                 if wakes_at is None:
                     index.forget(run)
                 else:
-                    index.note(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
+                    index.record_sleep(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
         except StepEngineError as error:
             LOGGER.warning(
                 "run %s of schedule %r: should its process die, nobody is told: %s", due.run, due.schedule.id, error

@@ -232,4 +232,4 @@ class Waker:
 
     def _record_as_due_now(self, one: Sleeping) -> None:
         with contextlib.suppress(StepEngineError):
-            self._index.note(one.run, self._clock.now(), one.kinds, one.agent_id)
+            self._index.record_sleep(one.run, self._clock.now(), one.kinds, one.agent_id)

@@ -148,7 +148,7 @@ def undo(
     options = UndoOptions(partial=partial, dry_run=dry_run, moved=moved, policy=policy)
     history = source.history()
     if history.head is None:
-        raise source.missing()
+        raise source.make_missing_error()
     is_refused = not (dry_run or trust or is_written_by_user(source))
     with ExitStack() as held:
         if not (dry_run or is_refused):

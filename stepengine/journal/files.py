@@ -113,7 +113,7 @@ class FileJournal(LineJournal):
         finally:
             os.close(descriptor)
 
-    def reading(self) -> Reading:
+    def read_records(self) -> Reading:
         """Return the stored records, and where the last whole one ends; long texts of a large file stay there."""
         descriptor = open_for_reading(self.path)
         if descriptor is None:
@@ -177,7 +177,7 @@ class FileJournal(LineJournal):
         """Return whether the file is locked."""
         return is_locked(self.path)
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """
         Return the error for a missing or empty file; it names other journals in the folder.
 

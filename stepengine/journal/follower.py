@@ -131,7 +131,7 @@ class FollowableJournal(Protocol):
     def is_there(self) -> bool:
         """Return whether it exists."""
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a missing one."""
 
 
@@ -250,7 +250,7 @@ class OffsetPosition(JournalPosition):
     def _report_replaced_store(self, again: Again) -> BytesAfter:
         """Return that the store was replaced, and how; raise if it is missing."""
         if not self._store.is_there():
-            raise self._store.missing()
+            raise self._store.make_missing_error()
         return BytesAfter(again=again)
 
     def _advance(self, data: bytes) -> None:
@@ -288,7 +288,7 @@ class Follower:
         self._tail = journal.tail()
         self._given = 0
         self._error: JournalError | None = None
-        self.history = History((), journal.name, journal.missing)
+        self.history = History((), journal.name, journal.make_missing_error)
 
     @property
     def end(self) -> int:
@@ -299,7 +299,7 @@ class Follower:
         """Return whether there may be news, from the file's size and time alone."""
         return self._tail.has_changed()
 
-    def news(self) -> AddedRecords:
+    def read_new(self) -> AddedRecords:
         """
         Return the records added since the last call; there may be none.
 
@@ -330,7 +330,7 @@ class Follower:
         found = self._tail.read_new_records()
         if found.again:
             kept, self._given = min(found.kept, self._given), 0
-            self.history = History(found.records, self._journal.name, self._journal.missing)
+            self.history = History(found.records, self._journal.name, self._journal.make_missing_error)
         else:
             kept = self._given
             if found.records:

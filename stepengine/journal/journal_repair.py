@@ -143,7 +143,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     source = as_journal(journal)
     history = source.history()
     if history.head is None:
-        raise source.missing()
+        raise source.make_missing_error()
     copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace(redact_records(history, copy.redactor))
     made = MemoryJournal(copy.lines(), redact="all", link=copy.link)

@@ -264,7 +264,7 @@ class MailboxOwner(Protocol):
     def head(self) -> Head | None:
         """Return the first record."""
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a missing run."""
 
 
@@ -325,7 +325,7 @@ class Mailbox(abc.ABC):
         """
 
     @abc.abstractmethod
-    def changed(self, after: int) -> bool:
+    def has_changed(self, after: int) -> bool:
         """Return whether there may be letters after a position; a cheap check."""
 
     @abc.abstractmethod
@@ -336,7 +336,7 @@ class Mailbox(abc.ABC):
         # sender keeps its mailbox, and a letter never reaches that run.
         head = self._journal.head()
         if head is None:
-            raise self._journal.missing()
+            raise self._journal.make_missing_error()
         return head.run
 
     def _redact_letter(self, letter: MailboxMessage) -> MailboxMessage:
@@ -394,7 +394,7 @@ class MemoryMailbox(Mailbox):
             place = len(self._letters)
         return [each.letter for each in new if head is not None and each.run == head.run], place
 
-    def changed(self, after: int) -> bool:
+    def has_changed(self, after: int) -> bool:
         """Return whether there are letters after a position."""
         return len(self._letters) > after
 
@@ -482,7 +482,7 @@ class StoreMailbox(Mailbox):
             start = end
         return letters, start
 
-    def changed(self, after: int) -> bool:
+    def has_changed(self, after: int) -> bool:
         """Return whether there are letters after a position."""
         return bool(self._read_from_store(after))
 
@@ -500,7 +500,7 @@ class StoreMailbox(Mailbox):
         try:
             head = self._journal.head()
             if head is None or head.run != stored.run:
-                raise self._journal.missing()
+                raise self._journal.make_missing_error()
             end = self._prepare_append(stored)
             if end is not None:
                 self._store.append_bytes(stored.line, end)
@@ -584,7 +584,7 @@ class FileMailbox(StoreMailbox):
         super().__init__(journal, _LetterFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
         self._path = mailbox_path(path)
 
-    def changed(self, after: int) -> bool:
+    def has_changed(self, after: int) -> bool:
         """Return whether the file's length differs from the position."""
         try:
             size = os.stat(self._path, follow_symlinks=False).st_size  # noqa: PTH116 - a path object takes its time
@@ -750,7 +750,7 @@ class _LetterFile:
             # the journal, and could write that as well, is believed.
             owner = self._of.stat().st_uid
         except FileNotFoundError:
-            raise self._journal.missing() from None
+            raise self._journal.make_missing_error() from None
         if status.st_uid != owner or status.st_mode & OTHERS_WRITE_BITS:
             whose = "belongs to somebody else" if status.st_uid != owner else "may be written by others"
             msg = (

@@ -194,7 +194,7 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
 def _read_open_run(journal: Journal, path: str = "") -> History:
     """Return the history of a run; raise if the run, or the child at *path*, has ended or never started."""
     if not journal.is_there():
-        raise journal.missing()
+        raise journal.make_missing_error()
     history = journal.history()
     if history.is_complete or history.tree.has_ended(path):
         which = f"the child at {path!r}" if path and not history.is_complete else "the run"

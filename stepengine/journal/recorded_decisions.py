@@ -69,7 +69,7 @@ def decisions(journal: JournalLike) -> list[RecordedDecision]:
     """
     history = as_journal(journal).history()
     if history.head is None:
-        raise as_journal(journal).missing()
+        raise as_journal(journal).make_missing_error()
     return list(_find_decisions(history, parse_created(history.head)))
 
 

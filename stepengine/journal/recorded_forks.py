@@ -370,7 +370,7 @@ class ForkReplayer(Replayer):
     def _has_left_record(self) -> bool:
         return bool(self._past.cut)
 
-    def meets(self, item: Item, asked: Intent) -> bool:
+    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
         """
         Return whether an effect needs no intent, because a record answers it or the run stops before it.
 

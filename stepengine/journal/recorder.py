@@ -149,7 +149,7 @@ class Recorder:
             intent, must = Intent(path, seq, effect, "", together), False
         else:
             intent, must = _make_intent(item, together)
-        is_new = replayer is None or not replayer.meets(item, intent)
+        is_new = replayer is None or not replayer.needs_no_intent(item, intent)
         if is_new:
             if seq != self._next.get(path, 0):
                 # Numbers that the machine gave to effects which it then did not ask for are recorded.

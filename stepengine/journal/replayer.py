@@ -119,7 +119,7 @@ class Replayer:
         self._permissions = RecordedPermissions(past, run.mode, run.writer, run.answers)
         self._errors = DivergenceErrors(past.history, past.prints, run.machines.running)
 
-    def meets(self, item: Item, asked: Intent) -> bool:
+    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
         """
         Return whether an effect needs no intent: it is recorded, or the replay ends before it.
 

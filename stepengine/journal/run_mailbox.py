@@ -74,7 +74,7 @@ class RunMailbox:
         kept = [] if past is None else [Message(**one) for one in find_unread_messages(past.history)]
         return [*kept, *first]
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
         past = self._run.recorded_part
         if past is None or not self._run.mode.appends_to_source(past.history):
@@ -98,7 +98,7 @@ class RunMailbox:
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._record_letters([*early, *letters])]
 
-    def keep(self, message: Message) -> bool:
+    def store_message(self, message: Message) -> bool:
         """Record a message of this process; return ``False`` if its run has not started."""
         if not self._has_started(message.path):
             return False
@@ -208,7 +208,7 @@ class RunMailbox:
         """Record a letter; return whether its message needs action."""
         match letter.kind:
             case "message":
-                self.keep(message)
+                self.store_message(message)
             case "input":
                 self._append_letter_record(message)
             case "answer" if letter.topic in self._left_open:
@@ -269,4 +269,4 @@ class RunMailbox:
 
 def _read_new_letters(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
     """Return the letters after a position and the next position; waits for the disk."""
-    return box.read(place) if box.changed(place) else ([], place)
+    return box.read(place) if box.has_changed(place) else ([], place)

@@ -60,7 +60,7 @@ class WakeEntry:
         found = make_row(self.run, waits, agent_id)
         assert found is not None  # noqa: S101 - it waits
         with self.index() as index:
-            index.note(found.run, found.wakes_at, found.kinds, found.agent_id)
+            index.record_sleep(found.run, found.wakes_at, found.kinds, found.agent_id)
 
     def record_unread(self, journal: Journal, mail: RunMailbox) -> None:
         """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
@@ -69,7 +69,7 @@ class WakeEntry:
         box = mail.open_mailbox()
         has_unread = (
             box is not None
-            and box.changed(0)
+            and box.has_changed(0)
             and find_first_unread_time(journal, journal.history(), mail.list_undelivered_ids()) is not None
         )
         if has_unread or mail.was_answered:
@@ -170,7 +170,7 @@ def find_first_unread_time(journal: Journal, history: History, early: Collection
     Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
     """
     box = journal.mailbox()
-    letters = box.read()[0] if box.changed(0) else []
+    letters = box.read()[0] if box.has_changed(0) else []
     known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
     known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
     gone = {*known, *early}

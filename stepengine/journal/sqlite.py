@@ -114,7 +114,7 @@ class SqliteJournal(LineJournal):
         except FileNotFoundError:
             return False
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a run that the file lacks; it names the runs in the file, or files in the folder."""
         known = self.runs() if self.path.exists() else []
         if not known:
@@ -236,7 +236,7 @@ class SqliteJournal(LineJournal):
             return self.run
         known = self.runs()
         if not known:
-            raise self.missing()
+            raise self.make_missing_error()
         if len(known) != 1:
             listed = list_names(known)
             msg = (

@@ -70,7 +70,7 @@ class SqliteMailbox(Mailbox):
                 letters.append(stored.letter)
         return letters, found[-1][0]
 
-    def changed(self, after: int) -> bool:
+    def has_changed(self, after: int) -> bool:
         """Return whether there is a letter after a position."""
         name = self._name()
         with self._open_for_reading() as database:
@@ -97,7 +97,7 @@ class SqliteMailbox(Mailbox):
                 for statement in (TABLE, INDEX, IDS):
                     database.execute(statement)
             if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
-                raise self._journal.missing()
+                raise self._journal.make_missing_error()
             same = database.execute(
                 "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
                 (MAX_LETTER_BYTES + 1, name, stored.letter.id),
@@ -150,7 +150,7 @@ class SqliteMailbox(Mailbox):
         try:
             status = self._path.lstat()
         except FileNotFoundError:
-            raise self._journal.missing() from None
+            raise self._journal.make_missing_error() from None
         check_regular_file(self._path, status)
         return status
 

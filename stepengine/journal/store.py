@@ -249,7 +249,7 @@ class Journal(abc.ABC):
 
     def history(self) -> History:
         """Return the parsed history of the journal; raises as ``records`` does."""
-        return History(self.records(), self.name, self.missing)
+        return History(self.records(), self.name, self.make_missing_error)
 
     def head(self) -> Head | None:
         """
@@ -291,15 +291,15 @@ class Journal(abc.ABC):
         """Return whether a process is writing the run now; False if that is unknown."""
         return False
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a missing run; it names existing ones."""
         return JournalMissing(f"{self.name} holds no run; {TO_RECORD}")
 
     def lines(self) -> list[bytes]:
         """Return the journal as lines, each with its newline."""
-        return self.lines_of(self.records())
+        return self.encode_lines(self.records())
 
-    def lines_of(self, records: Sequence[Record]) -> list[bytes]:
+    def encode_lines(self, records: Sequence[Record]) -> list[bytes]:
         """
         Return *records* as this journal stores them, each line with its newline.
 
@@ -344,7 +344,7 @@ class Journal(abc.ABC):
         Replace the content of *other* by this journal's, under *other*'s redaction rules.
 
         Raises:
-            JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``lines_of``.
+            JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``encode_lines``.
         """
         other.replace(self.records())
 
@@ -426,7 +426,7 @@ class MemoryJournal(Journal):
         """Replace all records."""
         History(records, self.name)
         self.is_own, self.macs = None, "kept"
-        self.keep(list(records))
+        self.replace_records(list(records))
 
     def head(self) -> Head | None:
         """Return the first record, or ``None`` while there is none."""
@@ -450,7 +450,7 @@ class MemoryJournal(Journal):
         self.replace([])
         self._mailbox = MemoryMailbox(self)
 
-    def keep(self, records: list[Record]) -> None:
+    def replace_records(self, records: list[Record]) -> None:
         """Replace all records, without checking them."""
         self._records = records
 
@@ -495,7 +495,7 @@ class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
         self._records = journal._records  # noqa: SLF001 - one of its two halves
-        self.history = History(self._records, journal.name, journal.missing)
+        self.history = History(self._records, journal.name, journal.make_missing_error)
 
     def append(self, record: Record) -> None:
         """

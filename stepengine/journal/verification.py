@@ -91,7 +91,7 @@ def verify(
         raise JournalError(msg)
     source = as_journal(journal)
     if not source.is_there():
-        raise source.missing()
+        raise source.make_missing_error()
     content = source.content()
     scan = JournalScan(trusted)
     scan.scan_lines(content)

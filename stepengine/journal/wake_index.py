@@ -160,7 +160,7 @@ class WakeIndex:
         with self._using:
             self._close_database()
 
-    def note(self, run_name: str, wakes_at: datetime | None, kinds: Iterable[str], agent_id: str) -> None:
+    def record_sleep(self, run_name: str, wakes_at: datetime | None, kinds: Iterable[str], agent_id: str) -> None:
         """
         Insert or replace the wake time of a run.
 

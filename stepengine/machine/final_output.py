@@ -98,7 +98,7 @@ def require_output(run: RunState, returned: object) -> Flow[None]:
     if run.progress.has_asked or (run.output.issues and run.plan.model):
         yield from _correct_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
-        raise run.output.missing(remedy)
+        raise run.output.make_missing_error(remedy)
 
 
 def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
@@ -208,7 +208,7 @@ def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[No
         while run.budget.steps_left > 0 and not (ended or output.is_given):
             ended = yield from run_step_within_budget(run, plain)
     except ModelError as error:
-        raise output.missing(remedy) from error
+        raise output.make_missing_error(remedy) from error
 
 
 def _format_refused_output(value: object) -> str:

@@ -123,7 +123,7 @@ class Output:
         """Record that the handler's return value is the output, although it is not JSON."""
         self.is_given = True
 
-    def missing(self, remedy: str = "") -> OutputMissing:
+    def make_missing_error(self, remedy: str = "") -> OutputMissing:
         """Return the error for a run that ends without its required output; *remedy* ends its message."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
         where = f" (run {self._plan.path})" if self._plan.path else ""

@@ -77,7 +77,7 @@ class PostBox(Protocol):
     def unread(self) -> Sequence[Message]:
         """Return the stored messages that no run of the tree has received."""
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
 
     def has(self, message_id: str) -> bool:
@@ -94,7 +94,7 @@ class PostBox(Protocol):
             StepEngineError: when it cannot be read; it can be asked again.
         """
 
-    def keep(self, message: Message) -> bool:
+    def store_message(self, message: Message) -> bool:
         """Store a message of this process; return False if its run has not started, so that it stays unread."""
 
     def refuse(self, message: Message, why: str) -> None:
@@ -188,7 +188,7 @@ class Mail:
         if self._is_over or self.has(message.id):
             return False  # what comes too late is in the post box, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
-        if self._box is not None and not self._box.keep(message):
+        if self._box is not None and not self._box.store_message(message):
             return False
         self._enqueue_new((message,))
         self._notify_waiters()
@@ -220,9 +220,9 @@ class Mail:
             self._notify_waiters()
         self._apply_all([message for message in found if message.kind != "message"])
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
-        return () if self._box is None else self._box.unheard(path)
+        return () if self._box is None else self._box.list_unreceived(path)
 
     def _notify_waiters(self) -> None:
         """Wake everything that waits for a message."""

@@ -284,7 +284,7 @@ class RunTree:
         run.cancellation.enter()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
-            self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
+            self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
         seconds = plan.limits.max_seconds if self.services.is_timed else None
         timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
         try:

@@ -526,7 +526,7 @@ class DurableMessenger:
             return
         await self._launcher.ensure_submitted(row)
         if reason:
-            await self._store.register.note(row.run, reason)
+            await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)
 
     async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:

@@ -703,7 +703,7 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
         raise JournalLocked("somebody has it")
 
     with open_wake_index(tmp_path) as index:
-        index.note("a.jsonl", clock.now(), ("time",), "napper")
+        index.record_sleep("a.jsonl", clock.now(), ("time",), "napper")
     one = Waker(tmp_path, resume, tell=told.append, clock=clock)
     for _ in range(12):
         await one.once()
@@ -848,11 +848,11 @@ async def main():
                 await engine.run("napper", str(n), journal=f"{place}#r{n}")
             return
         if point == "note":
-            noted = wake_index.WakeIndex.note
+            noted = wake_index.WakeIndex.record_sleep
             def note(self, *given):
                 noted(self, *given)
                 os.kill(os.getpid(), 9)
-            wake_index.WakeIndex.note = note
+            wake_index.WakeIndex.record_sleep = note
         if point == "resume":
             put_off = wake_index.WakeIndex.put_off
             def killed(self, *given):
@@ -910,7 +910,7 @@ async def test_message_written_during_suspension_makes_the_run_due(
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
         journal.mailbox().post(MailboxMessage(kind="message", topic="go", value=1, id="late"))
-        run.mail.keep(Message("late", "", "go", 1))
+        run.mail.store_message(Message("late", "", "go", 1))
         return find_entry(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path

@@ -360,6 +360,6 @@ async def show_what_came(journal: Path, last_id: str | None) -> list[str]:
     The events of a run that another process holds, after the one that was shown last, to its end or to where it waits.
     """
     follower = Follower(FileJournal(journal))
-    news = follower.news()
+    news = follower.read_new()
     assert_type(news, AddedRecords)
     return [event.id async for event in follow_events(FileJournal(journal), last_id, stay=False)]

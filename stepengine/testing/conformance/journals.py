@@ -122,7 +122,7 @@ def _make_records(steps: int) -> list[Record]:
 def _require_same(expected: Sequence[Record], found: Sequence[Record], what: str) -> None:
     """Compare records by the lines that one encoder makes of them."""
     judge = MemoryJournal()
-    before, after = judge.lines_of(expected), judge.lines_of(found)
+    before, after = judge.encode_lines(expected), judge.encode_lines(found)
     for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
         require(one == other, f"{what}: record {number} differs: expected {one!r}, found {other!r}")
     require_equal(len(before), len(after), f"{what}: number of records")
@@ -257,7 +257,7 @@ def _check_mailbox(make: MakeJournal) -> None:
     place = 0
     for letter in sent:
         require(make("mailbox").mailbox().post(letter), "a new message is reported as known")
-        require(box.changed(place), "`changed` is false after a message")
+        require(box.has_changed(place), "`has_changed` is false after a message")
         found, place = box.read(place)
         require_equal([letter.id], [one.id for one in found], "messages after the position")
     require(not make("mailbox").mailbox().post(sent[0]), "the same message is stored twice")
@@ -381,7 +381,7 @@ def _line_journal(journal: Journal) -> LineJournal:
 
 def _check_gap(journal: LineJournal, other: Journal) -> None:
     """Read the *other* object in another thread during each call that `replace_bytes` of the first makes."""
-    old, new = (b"".join(journal.lines_of(_make_records(steps))) for steps in (9, 2))
+    old, new = (b"".join(journal.encode_lines(_make_records(steps))) for steps in (9, 2))
     journal.replace_bytes(old)
     whole: list[bool] = []
     is_over = threading.Event()
