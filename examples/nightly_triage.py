@@ -99,7 +99,7 @@ async def main() -> None:
             clock.advance(minutes=1)
             (started,) = await scheduler.tick()
             tell("started", await started.handle.result())
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
         journal = Path(folder) / f"{started.due.run}.jsonl"
 
         clock.advance(minutes=20)

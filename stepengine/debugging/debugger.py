@@ -127,9 +127,9 @@ class PausedWalk:
             nearest = max(before, key=lambda each: each.position, default=None)
             if nearest is not None:
                 self._paused.remove(nearest)
-            self.stepper = nearest or self.stepper.anew()
+            self.stepper = nearest or self.stepper.copy_at_start()
         try:
-            self.stepper.go(position)
+            self.stepper.advance_to(position)
         except ReplayDivergence as error:
             self._move_before_divergence(error)
             raise
@@ -152,9 +152,9 @@ class PausedWalk:
     def replay_again(self) -> None:
         """Replay to the same position with a new stepper."""
         position, old = self.stepper.position, self.stepper
-        self.stepper = old.anew()
+        self.stepper = old.copy_at_start()
         old.close()
-        self.stepper.go(position)
+        self.stepper.advance_to(position)
 
     def close(self) -> None:
         """Close all steppers."""
@@ -348,7 +348,7 @@ class ForkedWalk:
             if not self.stays and self._should_fork_here():
                 self._fork_and_sleep_here()
             try:
-                stepper.go(min(position, stepper.position - stepper.position % SPACING + SPACING))
+                stepper.advance_to(min(position, stepper.position - stepper.position % SPACING + SPACING))
             except ReplayDivergence as error:
                 if stepper.position and not self.stays:
                     self.leave(stepper.position - 1, refused=error.message)

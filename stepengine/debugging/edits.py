@@ -336,13 +336,13 @@ class _WalkerProcess:
         found: MomentPreview | None = None
         differs: ReplayDivergence | None = None
         try:
-            stepper.go(position)
+            stepper.advance_to(position)
             found = _make_preview(debugger, is_before=False, whole=whole)
-            stepper.go(stepper.tape.last)
+            stepper.advance_to(stepper.tape.last)
         except ReplayDivergence as error:
             differs = error
         # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
-        changed = tuple(dict.fromkeys(stepper.kept))
+        changed = tuple(dict.fromkeys(stepper.accepted_changes))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
             debugger.move_to(stepper.position - 1)

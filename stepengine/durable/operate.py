@@ -342,7 +342,7 @@ class Operator:
         async with self.sessions.retry_turn(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes
-                queue = waiting_queue_name(pool) if is_turn else self.queue_of(each.id, pool)
+                queue = waiting_queue_name(pool) if is_turn else self.find_queue_name(each.id, pool)
                 await self._rewind(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
@@ -378,7 +378,7 @@ class Operator:
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
 
-    def queue_of(self, run: str, pool: str | None = None) -> str:
+    def find_queue_name(self, run: str, pool: str | None = None) -> str:
         """Return the queue of a run by its depth, in *pool* or that of this operator."""
         path = run.partition("/")[2]
         return queue_name(pool or self.pool, path.count(".") + 1 if path else 0)

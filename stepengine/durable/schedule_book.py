@@ -97,8 +97,8 @@ class DatabaseBook:
         self._url = url
         self._app = app
 
-    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return the time until which each schedule was decided; see ``ScheduleBook.passed``."""
+    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+        """Return the time until which each schedule was decided; see ``ScheduleBook.register_schedules``."""
         with self._connect() as own:
             known = {
                 id_: own.execute(
@@ -125,7 +125,7 @@ class DatabaseBook:
         with self._connect() as own:
             return _advance_schedule(own, {"app": self._app, "id": schedule}, until, missed)
 
-    def claimed(self) -> tuple[ClaimedTime, ...]:
+    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
         with self._connect() as own:
             return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])

@@ -18,7 +18,7 @@ from stepengine.durable.engine import DurableEngine
 from stepengine.durable.operate import Operator
 from stepengine.durable.schedule_book import DatabaseBook
 from stepengine.engine.schedule_book import STARTED, ClaimedTime
-from stepengine.engine.scheduler import Due, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
+from stepengine.engine.scheduler import DueTime, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
 from stepengine.engine.schedules import Schedule, make_run_metadata
 from stepengine.errors import StepEngineError
 from stepengine.runtime.clock import TimeSource
@@ -49,22 +49,22 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _left_behind(self) -> list[Due]:
+    def _left_behind(self) -> list[DueTime]:
         """Return times that somebody claimed who died before they were submitted, or is about to."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
-            Due(known[ran.schedule], ran.at)
-            for ran in self.book.claimed()
+            DueTime(known[ran.schedule], ran.at)
+            for ran in self.book.load_claimed_times()
             if ran.schedule in known and ran.run not in self._under_way
         ]
 
-    async def _begin(self, due: Due) -> ScheduledRun | None:
+    async def _begin(self, due: DueTime) -> ScheduledRun | None:
         # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
         self._under_way[due.run] = asyncio.create_task(self._submit(due))
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return None
 
-    async def _submit(self, due: Due) -> None:
+    async def _submit(self, due: DueTime) -> None:
         schedule = due.schedule
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         try:

@@ -121,7 +121,7 @@ class TurnView:
         number: Its place in the session; the first is 1.
         state: That of the run; see ``DurableRunView``. A message that became an answer is ``CANCELLED``, since it never ran.
         agent: Its agent.
-        is_in_line: Whether it waits for a turn before it.
+        is_waiting: Whether it waits for a turn before it.
         answered: The run whose question it answered; ``None`` for a turn that runs itself.
         rejected: Why it is no answer to the question that waited; ``""`` for everything else.
         is_held: Whether the session waits for it although it was interrupted, because it is moved to another release.
@@ -135,7 +135,7 @@ class TurnView:
     number: int
     state: str
     agent: str = ""
-    is_in_line: bool = False
+    is_waiting: bool = False
     answered: str | None = None
     rejected: str = ""
     is_held: bool = False
@@ -159,7 +159,7 @@ class TurnView:
     @property
     def has_begun(self) -> bool:
         """Whether it has read the state of the turns before it, or may have."""
-        return not self.is_in_line and self.state != "CANCELLED"
+        return not self.is_waiting and self.state != "CANCELLED"
 
 
 @frozen(kw_only=True)
@@ -277,7 +277,7 @@ class Sessions:
         empty = Session(info=SessionInfo(session_id=session))
         if not turns:
             return empty
-        under_way = next((turn for turn in turns if turn.blocks and not turn.is_in_line), None)
+        under_way = next((turn for turn in turns if turn.blocks and not turn.is_waiting), None)
         _, form = await self.find_last_result(session)
         info = attrs.evolve(
             empty.info,
@@ -400,7 +400,7 @@ class Sessions:
     async def _find_next_action(self, session: str) -> _TurnAction | None:
         """Return the action for the first waiting turn; ``None`` while it has to wait."""
         turns = await self._list_deciding_turns(session)
-        first = next((turn for turn in turns if turn.is_in_line), None)
+        first = next((turn for turn in turns if turn.is_waiting), None)
         if first is None:
             return None
         before = [turn for turn in turns if turn.blocks and turn.place < first.place]
@@ -526,7 +526,7 @@ def _parse_turn(row: Sequence[Any]) -> TurnView:
         number=attributes["turn"],
         state=state,
         agent=attributes.get("agent", ""),
-        is_in_line=state == "ENQUEUED" and last == "line",
+        is_waiting=state == "ENQUEUED" and last == "line",
         answered=attributes.get("answered"),
         rejected=attributes.get("rejected") or "",
         is_held=bool(attributes.get("held")),

@@ -391,7 +391,7 @@ class Upkeep:
         if is_poison:
             await operator.client.cancel_workflow_async(run, cancel_children=True)
             return TakenOver(run, executor, "poison", times)
-        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.queue_of(run))
+        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.find_queue_name(run))
         return TakenOver(run, executor, "resumed", times)
 
     async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakenOver]:

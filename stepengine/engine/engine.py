@@ -638,7 +638,7 @@ class Engine:
 
         return Files(lambda: self._launcher.override.models or self._launcher.models.registry)
 
-    def remembered(self, session_id: str) -> tuple[Rule, ...]:
+    def list_rules(self, session_id: str) -> tuple[Rule, ...]:
         """
         Return the rules that people set in a conversation with ``Answer(remember=...)`` since the engine was created.
 
@@ -650,8 +650,8 @@ class Engine:
 
         return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules(session_id))}).rules
 
-    def forget(self, session_id: str, *ids: str) -> None:
-        """Forget the rules that people set in a conversation: those with these ids, or all without ids."""
+    def remove_rules(self, session_id: str, *ids: str) -> None:
+        """Remove the rules that people set in a conversation: those with these ids, or all without ids."""
         self._launcher.forget(session_id, ids)
 
     @contextmanager

@@ -200,7 +200,7 @@ class WakeIndex:
 
         return self._write_with_retries(arrive)
 
-    def due(self, now: datetime, limit: int = DUE_RUNS) -> list[Sleeping]:
+    def list_due(self, now: datetime, limit: int = DUE_RUNS) -> list[Sleeping]:
         """Return at most *limit* runs to wake at *now*, by time."""
         given = (_to_microseconds(now), limit)
         return self._read_with_retries(

@@ -88,7 +88,7 @@ async def test_message_answers_the_sessions_open_question(db: str):
     assert "For how many?" == first.pending_questions[0].text
     assert "On which day?" == second.pending_questions[0].text
     assert "four on Fri\0day" == third.output
-    assert not any(turn.is_in_line for turn in turns)
+    assert not any(turn.is_waiting for turn in turns)
     assert [None, None, first.journal, first.journal] == [turn.answered for turn in turns]
 
 
@@ -188,7 +188,7 @@ async def test_message_for_another_agent_waits_for_the_answer(db: str):
         await worker.resume(asked.journal, answers={"On which day?": "Monday"})
         result = await worker.result(other)
 
-    assert waiting.is_in_line
+    assert waiting.is_waiting
     assert asked.journal == kept.journal
     assert "a table | hello" == result.output
 
@@ -208,7 +208,7 @@ async def test_duplicate_submission_is_one_turn(db: str):
     assert list(range(1, 9)) == [turn.number for turn in turns]
     assert [("s", 8)] == [(view.id, view.turns) for view in known]
     # The first one is where workers take it, all others are in line.
-    assert [False, *[True] * 7] == [turn.is_in_line for turn in turns]
+    assert [False, *[True] * 7] == [turn.is_waiting for turn in turns]
 
 
 @pytest.mark.deep
@@ -249,7 +249,7 @@ async def test_session_waits_for_a_stopped_turn_until_retry_or_cancel(db: str, u
         later = {s: await worker.submit(new, f"later {s}", session_id=s, answers={"How large?": "L"}) for s in "st"}
         await worker.cancel(runs["t"])
         gone_on = await worker.result(later["t"])
-        in_line = (await worker.operator.sessions.turns("s"))[1].is_in_line
+        in_line = (await worker.operator.sessions.turns("s"))[1].is_waiting
         with pytest.raises(JournalError, match="has begun"):
             await worker.operator.retry(runs["t"])
     async with engine([old], db, release="1") as worker:

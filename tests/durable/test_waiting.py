@@ -327,7 +327,7 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         await asyncio.gather(one.tick(noon), other.tick(noon))
         later = noon + timedelta(minutes=3)
         await asyncio.gather(one.tick(later), other.tick(later))
-        await asyncio.gather(one.finished(), other.finished())
+        await asyncio.gather(one.wait_until_idle(), other.wait_until_idle())
         run = "every-minute-20260101T120300Z"
         told = one.book.load_known_schedules()["every-minute"]
         assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
@@ -339,9 +339,9 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         assert one.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
         assert not other.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
         await other.tick(died)
-        await other.finished()
+        await other.wait_until_idle()
         assert 2 == len(await engine.operator.deployment.rows("select workflow_uuid from dbos.workflow_status"))
-        assert () == other.book.claimed()
+        assert () == other.book.load_claimed_times()
     # The database wakes its runs; an index of sleepers in the folder of whoever looks would be of nobody's journals.
     assert not (await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
 
@@ -385,7 +385,7 @@ async def test_cli_lists_scheduled_runs_and_sends_messages(db: str, tmp_path: Pa
         noon = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
         await scheduler.tick(noon)
         await scheduler.tick(noon + timedelta(minutes=1))
-        await scheduler.finished()
+        await scheduler.wait_until_idle()
         run = "every-minute-20260101T120100Z"
         (waits,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
         assert (run, 0) == (waits["last"]["run"], waits["missed"])

@@ -35,7 +35,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.yields import Ask, Parallel, Send, Start, Wait
-from stepengine.engine.waker import Waker, Woken
+from stepengine.engine.waker import Waker, WakeResult
 from stepengine.errors import (
     BadYield,
     DefinitionError,
@@ -601,7 +601,7 @@ async def test_suspended_run_is_indexed_only_in_a_folder_of_runs(tmp_path: Path)
         with open_wake_index(database) as index:
             found = [(s.run, s.wakes_at, s.kinds) for s in index.all()]
             assert [("a", two.wakes_at, {"time"}), ("b", None, {"question"})] == found
-            assert [] == index.due(datetime.now(UTC))
+            assert [] == index.list_due(datetime.now(UTC))
         await engine.resume(folder / "a.jsonl", now=True)
         await engine.resume(SqliteJournal(database, "a"), now=True)
         await engine.resume(SqliteJournal(database, "b"), answers={"q0": "yes"})
@@ -632,7 +632,7 @@ async def test_extended_sleeping_run_is_indexed_with_its_new_time(journal: Journ
 # --- waking ---------------------------------------------------------------------------------------------------------
 
 
-def waker(place: Path, engine: Engine, told: list[Woken], ahead: timedelta = timedelta(), **options: Any) -> Waker:
+def waker(place: Path, engine: Engine, told: list[WakeResult], ahead: timedelta = timedelta(), **options: Any) -> Waker:
     async def resume(journal: Journal, _: object) -> RunResult:
         return await engine.resume(journal, in_doubt="ask")
 
@@ -644,7 +644,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
     """
     The machine was off for a week: what slept is woken late, each once; a question wakes nobody before it has an answer.
     """
-    place, told, week = tmp_path / "runs.db", list[Woken](), timedelta(days=7)
+    place, told, week = tmp_path / "runs.db", list[WakeResult](), timedelta(days=7)
     async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
         for n in range(3):
             await engine.run("napper", str(100 + n), journal=SqliteJournal(place, f"s{n}"))
@@ -668,7 +668,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
 
 @pytest.mark.spec("waiting:WT21")
 async def test_failing_run_is_retried_with_backoff_and_blocks_no_other(tmp_path: Path) -> None:
-    place, told = tmp_path / "runs.db", list[Woken]()
+    place, told = tmp_path / "runs.db", list[WakeResult]()
     async with Engine([agent(sleeps), agent(sleeps, "lost")]) as engine:
         await engine.run("lost", "61", journal=SqliteJournal(place, "a"))
         await engine.run("napper", "62", journal=SqliteJournal(place, "b"))
@@ -697,7 +697,7 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
     """
     Whoever has it may be killed at any time.
     """
-    told, clock = list[Woken](), ShiftedClock()
+    told, clock = list[WakeResult](), ShiftedClock()
 
     async def resume(journal: Journal, _: object) -> RunResult:
         raise JournalLocked("somebody has it")
@@ -714,7 +714,7 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
 
 @pytest.mark.spec("waiting:WT21")
 async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> None:
-    place, told, done = tmp_path / "runs.db", list[Woken](), list[str]()
+    place, told, done = tmp_path / "runs.db", list[WakeResult](), list[str]()
 
     def handle(ctx: Any) -> Any:
         yield from Sleep(seconds=100)
@@ -734,7 +734,7 @@ async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> Non
 
 @pytest.mark.spec("waiting:WT21")
 async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path: Path) -> None:
-    place, told = tmp_path / "runs.db", list[Woken]()
+    place, told = tmp_path / "runs.db", list[WakeResult]()
     clock = StandingClock()
     async with Engine([agent(receives), agent(sleeps, "sleeps")], clock=clock) as engine:
         await engine.run("napper", journal=SqliteJournal(place, "r"))
@@ -757,7 +757,7 @@ async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path:
 
 @pytest.mark.spec("waiting:WT21")
 async def test_run_of_a_stopped_waker_is_due_for_the_next(tmp_path: Path) -> None:
-    place, told, begun = tmp_path / "runs.db", list[Woken](), threading.Event()
+    place, told, begun = tmp_path / "runs.db", list[WakeResult](), threading.Event()
 
     async def slow() -> int:
         begun.set()
@@ -778,7 +778,7 @@ async def test_run_of_a_stopped_waker_is_due_for_the_next(tmp_path: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await task
     with open_wake_index(place) as index:
-        assert ["r"] == [one.run for one in index.due(datetime.now(UTC) + later)]
+        assert ["r"] == [one.run for one in index.list_due(datetime.now(UTC) + later)]
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -786,7 +786,7 @@ async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: P
     """
     The waker's clock says that it is time; the engine's was set back. The run sleeps on, and is not resumed over and over.
     """
-    place, told = tmp_path / "runs.db", list[Woken]()
+    place, told = tmp_path / "runs.db", list[WakeResult]()
     async with Engine([agent(sleeps)]) as engine:
         await engine.run("napper", "1000", journal=SqliteJournal(place, "r"))
     async with Engine([agent(sleeps)], clock=ShiftedClock(timedelta(hours=-5))) as engine:
@@ -801,7 +801,7 @@ async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: P
 
 @pytest.mark.spec("waiting:WT21")
 async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
-    place, told, later = tmp_path / "runs.db", list[Woken](), timedelta(hours=1)
+    place, told, later = tmp_path / "runs.db", list[WakeResult](), timedelta(hours=1)
     async with Engine([agent(sleeps)], clock=ShiftedClock()) as engine:
         await engine.run("napper", "100", journal=SqliteJournal(place, "r"))
         SqliteJournal(place, "r").discard()
@@ -920,7 +920,7 @@ async def test_message_written_during_suspension_makes_the_run_due(
         await engine.run("napper", journal=journal)
         monkeypatch.undo()
         with open_wake_index(place) as index:
-            due = [one.run for one in index.due(datetime.now(UTC))]
+            due = [one.run for one in index.list_due(datetime.now(UTC))]
         found = [one.wakes_at is not None for one in find_sleeping_runs(place)]
         result = await engine.resume(journal)
 
@@ -941,7 +941,7 @@ async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: J
         journal.mailbox().post(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         await engine.resume(journal)
         with open_wake_index(place) as index:
-            assert [] == index.due(datetime.now(UTC))
+            assert [] == index.list_due(datetime.now(UTC))
 
 
 @pytest.mark.spec("waiting:WT2", "waiting:WT21")
@@ -961,9 +961,9 @@ async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journ
             waiting = await engine.resume(journal)
             assert RunStatus.SUSPENDED is waiting.status
             with open_wake_index(place) as index:
-                assert [] == index.due(datetime.now(UTC))
+                assert [] == index.list_due(datetime.now(UTC))
                 index.renew()
-                assert [] == index.due(datetime.now(UTC))
+                assert [] == index.list_due(datetime.now(UTC))
         await engine.post(journal, "go", 2)
         result = await engine.resume(journal)
 
@@ -1043,7 +1043,7 @@ async def test_answer_read_during_suspension_makes_the_run_due(
         await engine.run("napper", journal=journal)
         monkeypatch.undo()
         with open_wake_index(place) as index:
-            due = [one.run for one in index.due(datetime.now(UTC))]
+            due = [one.run for one in index.list_due(datetime.now(UTC))]
         result = await engine.resume(journal)
 
     assert 1 == len(due)

@@ -71,11 +71,11 @@ def test_due_runs_are_ordered_by_wake_time(index: WakeIndex) -> None:
     index.record_sleep("first", NOW - HOUR, {"time", "message"}, "nightly")
     index.record_sleep("person", None, {"question"}, "asker")
 
-    assert ["first", "second"] == names(index.due(NOW))
-    assert ["first"] == names(index.due(NOW, 1))
-    assert [] == index.due(NOW - 2 * HOUR)
+    assert ["first", "second"] == names(index.list_due(NOW))
+    assert ["first"] == names(index.list_due(NOW, 1))
+    assert [] == index.list_due(NOW - 2 * HOUR)
     assert NOW - HOUR == index.find_next_wake_time()
-    assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.due(NOW)[0]
+    assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.list_due(NOW)[0]
     assert ["first", "late", "person", "second"] == names(index.all())
 
 
@@ -83,7 +83,7 @@ def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
     index.record_sleep("one", NOW, {"time"}, "a")
     index.record_sleep("one", NOW + HOUR, {"time"}, "b")
 
-    assert [] == index.due(NOW)
+    assert [] == index.list_due(NOW)
     assert [Sleeping("one", NOW + HOUR, {"time"}, "b")] == index.all()
 
     index.forget("one")
@@ -110,12 +110,12 @@ def test_matching_message_makes_a_waiting_run_due(
 
     assert wakes == index.post_arrived("one", kind)
     assert not index.post_arrived("other", kind)
-    assert (["one"] if wakes else []) == names(index.due(NOW))
+    assert (["one"] if wakes else []) == names(index.list_due(NOW))
     assert wakes == (index.find_next_wake_time() is not None)
 
     index.record_sleep("one", NOW + HOUR, waits_for, "a")
 
-    assert [] == index.due(NOW), "what was said last holds"
+    assert [] == index.list_due(NOW), "what was said last holds"
 
 
 def test_run_that_cannot_wake_does_not_block_others(index: WakeIndex) -> None:
@@ -124,9 +124,9 @@ def test_run_that_cannot_wake_does_not_block_others(index: WakeIndex) -> None:
 
     index.put_off("broken", NOW + HOUR)
 
-    assert ["fine"] == names(index.due(NOW, 1))
+    assert ["fine"] == names(index.list_due(NOW, 1))
     assert [Sleeping("broken", NOW, {"time"}, "a")] == [one for one in index.all() if one.run == "broken"]
-    assert ["fine", "broken"] == names(index.due(NOW + HOUR))
+    assert ["fine", "broken"] == names(index.list_due(NOW + HOUR))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_invalid_sleep_entry_is_rejected(bad: dict[str, Any]) -> None:
 
 def test_a_time_without_its_zone_is_refused(index: WakeIndex) -> None:
     with pytest.raises(InputError):
-        index.due(datetime(2026, 1, 1))  # noqa: DTZ001
+        index.list_due(datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 @pytest.mark.parametrize("place", ["nowhere", "run.jsonl", "runs.db#one"])
@@ -196,7 +196,7 @@ def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, cap
             index.close()
         DAMAGE[damage](bench.file)
         with caplog.at_level(logging.INFO, "stepengine.journal"):
-            assert bench.sleeping == index.due(NOW)
+            assert bench.sleeping == index.list_due(NOW)
             assert bench.sleeping == index.all()
 
     assert 2 == bench.readings
@@ -237,9 +237,9 @@ def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> Non
             path.unlink()
         bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
 
-        assert ["one"] == names(other.due(NOW))
+        assert ["one"] == names(other.list_due(NOW))
         index.record_sleep("two", NOW, {"time"}, "a")
-        assert ["one", "two"] == names(other.due(NOW))
+        assert ["one", "two"] == names(other.list_due(NOW))
     with bench.index() as later:
         assert ["one", "two"] == names(later.all())
     assert 2 == bench.readings
@@ -255,8 +255,8 @@ def test_rebuild_error_is_raised_and_retried(bench: Bench) -> None:
 
     with WakeIndex.for_store(bench.place, read) as index:
         with pytest.raises(JournalError, match="cannot be read"):
-            index.due(NOW)
-        assert ["one"] == names(index.due(NOW))
+            index.list_due(NOW)
+        assert ["one"] == names(index.list_due(NOW))
 
 
 # --- beside journals --------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_a_forked_child_uses_the_index_of_its_parent(index: WakeIndex) -> None:
     index.record_sleep("parent", NOW, {"time"}, "a")
 
     assert 0 == in_child(lambda: index.record_sleep("child", NOW, {"time"}, "a"))
-    assert ["child", "parent"] == names(index.due(NOW))
+    assert ["child", "parent"] == names(index.list_due(NOW))
 
 
 # --- what a look costs ------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ async def _print_session(operator: Operator, session: str, *, as_json: bool) -> 
 def _describe_turn_state(turn: TurnView) -> str:
     if turn.answered is not None:
         return f"answer to {one_line(turn.answered, 60)}"
-    return "no answer" if turn.rejected else "in line" if turn.is_in_line else turn.state
+    return "no answer" if turn.rejected else "in line" if turn.is_waiting else turn.state
 
 
 def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
