@@ -182,7 +182,7 @@ async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, 
     run.end.tree = seen.live.tree
     run.tree.questions.use_recorded_rules(order.rules)
     # A wait of this run ends in this execution, so its tree is never suspended.
-    run.tree.standstill.is_reachable = True
+    run.tree.suspension.is_reachable = True
     return seen
 
 

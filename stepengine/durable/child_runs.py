@@ -245,8 +245,8 @@ class _RemoteIO:
         self.emit = io.emit
         self.attempt = io.attempt
         self.find_stopped_call = io.find_stopped_call
-        self.waits = io.waits
-        self.ends, self.note_suspension = io.ends, io.note_suspension
+        self.note_waiting_call = io.note_waiting_call
+        self.wait_for_children, self.note_suspension = io.wait_for_children, io.note_suspension
 
     @property
     def watched(self) -> bool:

@@ -15,7 +15,7 @@ from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 DELIVERY_SECONDS = 0.5
 """A person hardly notices half a second; each worker asks the database twice in a second for all of its runs together."""

@@ -15,7 +15,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.waits import Received
 from stepengine.errors import StepEngineError
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree

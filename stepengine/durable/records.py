@@ -548,7 +548,7 @@ class _PlaybackPerformer:
         if isinstance(item.effect, Spawn):
             outcome = await self._inner.perform(item, io)
             return attrs.evolve(outcome, at=known.at, inputs=known.inputs) if isinstance(outcome, Value) else outcome
-        ended = await io.ends(item, known.value.done)
+        ended = await io.wait_for_children(item, known.value.done)
         if ended is None:
             return Stop("cancelled")
         return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))

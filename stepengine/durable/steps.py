@@ -40,11 +40,11 @@ from stepengine.errors import DataError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import bare, encode_effect, restored
 from stepengine.journal.recorder import Attempts
 from stepengine.journal.records import format_address
-from stepengine.runtime.innermost import is_deferred
+from stepengine.runtime.core_performer import is_deferred
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.questions import render_questions
-from stepengine.runtime.standstill import list_waits
+from stepengine.runtime.suspension import list_waits
 
 LONG_RUN_EFFECTS = 5_000
 """A run with so many effects warns that resuming it takes long."""
@@ -372,7 +372,7 @@ class Steps:
         """Return an outcome with the ends of the children that it names, once they are known here."""
         if isinstance(item.effect, EndRuns):
             self._run.tree.background.end(item.effect.children, item.effect.reason)
-        ended = await io.ends(item, outcome.value.done)
+        ended = await io.wait_for_children(item, outcome.value.done)
         if ended is None:
             return Stop("cancelled", self._run.clock.elapsed_ms())
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))

@@ -178,7 +178,7 @@ class EngineRun:
         pending = own | dict(sorted(self.tree.background.suspended.items()))
         asks = [Waits(kind="question", path=q.path, question=q) for q in pending.values()]
         # By address: in which order runs come to stand still is a matter of time, and of a replay another one.
-        standing = sorted(self.tree.standstill.waits.items())
+        standing = sorted(self.tree.suspension.waits.items())
         waits = [one for _, known in standing for one in known if one.kind != "question"]
         return (*asks, *waits)
 

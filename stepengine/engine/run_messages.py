@@ -11,7 +11,7 @@ from stepengine.engine.handles import EngineRuns
 from stepengine.errors import JournalMissing
 from stepengine.journal.messages import send_message
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 if TYPE_CHECKING:
     from stepengine.journal import JournalLike

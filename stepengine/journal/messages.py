@@ -21,7 +21,7 @@ from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.sleepers import wake_for_letter
 from stepengine.journal.sources import as_journal
-from stepengine.runtime.mail import make_result_message
+from stepengine.runtime.messages import make_result_message
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History

@@ -15,7 +15,7 @@ from stepengine.journal.encoding import questions_of
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.records import Address, Intent
 from stepengine.journal.store import Journal
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.items() if row.waits_for}
 """The subject of each kind of effect that only waits."""

@@ -1,7 +1,7 @@
 """
 ``RunMailbox``: the mailbox messages of one recorded run, from before it was resumed and while it runs.
 
-A run tree has it as its ``PostBox``. Each message is recorded once, before it takes effect.
+A run tree has it as its ``MessageStore``. Each message is recorded once, before it takes effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepengine.journal.questions import GivenAnswers
 from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.records import Address, Input, get_start_address
 from stepengine.journal.run_writer import RunWriter
-from stepengine.runtime.mail import Message, parse_answer
+from stepengine.runtime.messages import Message, parse_answer
 
 if TYPE_CHECKING:
     from stepengine.journal.recorded_part import RecordedPart

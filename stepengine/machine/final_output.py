@@ -64,7 +64,7 @@ def get_final_output(run: RunState, returned: object) -> object:
     if mode == "structured_output":
         if returned is not None and not output.is_checked:
             return returned
-        return output.decoded() if output.is_given else None
+        return output.get_typed_value() if output.is_given else None
     if returned is not None:
         return returned
     if mode == "all_messages":

@@ -239,7 +239,7 @@ def _make_step_result(
     output, complete = run.output, run.progress.steps_complete
     if not output.is_given:
         return y.StepResult(run.snapshot.moment(), results, complete, texts, value)
-    of_turn = output.decoded() if output.is_of_turn else None
+    of_turn = output.get_typed_value() if output.is_of_turn else None
     return y.StepResult(output.with_decoded_output(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 

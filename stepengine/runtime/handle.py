@@ -25,7 +25,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.yields import check_topic
 from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.mail import Message, make_result_message
+from stepengine.runtime.messages import Message, make_result_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
@@ -87,7 +87,7 @@ class TurnSequence:
     def _start(self, tree: RunTree, runner: ResultMaker) -> None:
         """Start the task of a turn."""
         tree.hub.keep()
-        tree.standstill.is_reachable = True
+        tree.suspension.is_reachable = True
         self.tree = tree
         for _ in range(self._attending):
             tree.questions.attend()
@@ -138,9 +138,9 @@ class TurnSequence:
         """Count a reader who can answer questions as arrived (1) or gone (-1)."""
         self._attending += change
         (self.tree.questions.attend if change > 0 else self.tree.questions.remove_attendant)()
-        if self.tree.standstill.parked:
+        if self.tree.suspension.parked:
             # Whoever attended kept a run here that only waits.
-            self.tree.standstill.release_or_suspend()
+            self.tree.suspension.release_or_suspend()
 
     def _receive_message(self, message: UserMessage) -> None:
         if not self.task.done():

@@ -309,7 +309,7 @@ class _StoredDeltas:
         return attrs.evolve(self.last, text="".join(self._pieces[bisect_right(self._indices, index) :]))
 
 
-class Ring:
+class EventBuffer:
     """
     The newest events of a run, for subscribers that arrive late or reconnect.
 
@@ -683,7 +683,7 @@ class Hub:
             self.numbers.draw_epoch()
         self.only: Subscription | None = None
         self._news: NewsFilter | None = None
-        self._ring: Ring | None = None
+        self._ring: EventBuffer | None = None
         self._last: RunFinished | None = None
         self._is_over = False
         self._event_redactor = EventRedactor()
@@ -701,7 +701,7 @@ class Hub:
     def keep(self) -> None:
         """Store the newest events from now on, for later subscribers."""
         if self._ring is None:
-            self._ring = Ring()
+            self._ring = EventBuffer()
             self._add_receiver(self._ring)
 
     def _add_receiver(self, receiver: Receiver) -> None:

@@ -11,7 +11,7 @@ from stepengine.runtime.active_runs import ActiveRuns
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.mail import Inboxes, Mail, Message, parse_answer
+from stepengine.runtime.messages import Inboxes, Message, RunMessages, parse_answer
 from stepengine.runtime.questions import OpenQuestions
 
 # Such a message comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance
@@ -31,7 +31,7 @@ class SteerableTree(Protocol):
     inboxes: Inboxes
     questions: OpenQuestions
     deferred: DeferredCalls
-    mail: Mail
+    mail: RunMessages
     hub: Hub
 
 

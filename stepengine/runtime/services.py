@@ -17,7 +17,7 @@ from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.clock import SystemClock, TimeSource
 from stepengine.runtime.limits import CallEstimate, estimate_call
-from stepengine.runtime.mail import PostBox
+from stepengine.runtime.messages import MessageStore
 from stepengine.runtime.performer import Item, Middleware
 from stepengine.runtime.prices import Prices, Pricing
 from stepengine.runtime.questions import RememberedRules
@@ -157,7 +157,7 @@ class Services:
     is_timed: bool = True
     resumable: bool = False
     wakes_now: bool = False
-    mail: PostBox | None = None
+    mail: MessageStore | None = None
     record: ReplayProgress | None = None
 
     def estimate_call(self, request: ModelRequest) -> CallEstimate:

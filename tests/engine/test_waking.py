@@ -50,7 +50,7 @@ from stepengine.journal.mailbox import FileMailbox, MailboxMessage
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 from stepengine.testing import ScriptedModel, text
 from tests.engine.clocks import ShiftedClock
 from tests.waits import until_async as until
@@ -101,7 +101,7 @@ def quick_mail(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A run that waits looks for its messages soon.
     """
-    monkeypatch.setattr("stepengine.runtime.mail.FIRST_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("stepengine.runtime.messages.FIRST_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.questions import make_doubt_questions, make_pending_call_questions
 from stepengine.journal.sleepers import find_first_unread_time
 from stepengine.runtime.deferred_calls import DeferredCalls
-from stepengine.runtime.mail import make_result_message
+from stepengine.runtime.messages import make_result_message
 
 SECONDS = 30
 BEGUN: list[str] = []

@@ -51,14 +51,14 @@ def _wake_date(item: Item, at: int | None) -> datetime | None:
 
 
 class _ParkedWait(NamedTuple):
-    """A wait: the future that ends it, the one for a standstill, and its description."""
+    """A wait: the future that ends it, the one for the suspension, and its description."""
 
     events: tuple[asyncio.Future[Any], ...]
     over: asyncio.Future[None]
     waits: tuple[Waits, ...]
 
 
-class Standstill:
+class SuspensionDetector:
     """
     The waits of one run tree.
 
@@ -234,11 +234,11 @@ class Standstill:
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
 
 
-class TreeWithStandstill(Tree, Protocol):
+class TreeWithSuspension(Tree, Protocol):
     """A run tree with the waits of its runs."""
 
     @property
-    def standstill(self) -> Standstill:
+    def suspension(self) -> SuspensionDetector:
         """The waits of its runs."""
 
 

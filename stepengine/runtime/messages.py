@@ -71,7 +71,7 @@ def parse_answer(value: JsonValue) -> AnswerLike:
     return answer
 
 
-class PostBox(Protocol):
+class MessageStore(Protocol):
     """The store for messages of a run that outlive its process, to which other processes add theirs."""
 
     def unread(self) -> Sequence[Message]:
@@ -129,7 +129,7 @@ class Inboxes:
             (self.by_path.setdefault(path, []) if path else self.root).extend(messages)
 
 
-class Mail:
+class RunMessages:
     """
     The messages of one run tree.
 
@@ -143,7 +143,9 @@ class Mail:
         apply: The same function; it does nothing once the tree has ended.
     """
 
-    def __init__(self, box: PostBox | None, apply: Callable[[Message], object], warn: Callable[[str], object]) -> None:
+    def __init__(
+        self, box: MessageStore | None, apply: Callable[[Message], object], warn: Callable[[str], object]
+    ) -> None:
         self._box = box
         self.apply = apply
         self._warn = warn
@@ -236,7 +238,7 @@ class Mail:
         waiting = self._waiting.get((path, topic))
         return waiting[0] if waiting else None
 
-    def take(self, message: Message) -> None:
+    def remove(self, message: Message) -> None:
         """Remove a message that a run has received; a replay may do so, too."""
         if message.id not in self._here:
             return
@@ -247,7 +249,7 @@ class Mail:
         else:
             self._waiting[message.path, message.topic] = deque([one for one in waiting if one.id != message.id])
 
-    def give_back(self, message: Message) -> None:
+    def return_message(self, message: Message) -> None:
         """Return a message to the front of its topic, since its receiver lost a race."""
         self._here.add(message.id)
         # In front: it was the next one, and the order of a topic is that in which its messages came.
@@ -256,7 +258,7 @@ class Mail:
 
     def refuse(self, message: Message, why: str) -> None:
         """Remove a message that does not fit and record why."""
-        self.take(message)
+        self.remove(message)
         if self._box is not None:
             self._box.refuse(message, why)
 
