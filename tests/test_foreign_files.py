@@ -597,7 +597,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "send_message": journal_like("journal.send_message", topic="topic", value="Hello"),
     "send_cancel": journal_like("journal.send_cancel"),
     "scrub": journal_like("journal.scrub"),
-    "sealed": journal_like("journal.sealed"),
+    "seal_journal": journal_like("journal.seal_journal"),
     "check": journal_like("journal.check"),
     "verify": journal_like("journal.verify", keys="key.pub"),
     "price": journal_like("evaluation.price"),
@@ -627,7 +627,7 @@ WITHOUT_STORE = {
     # As other names of these tables do.
     "Cassette", "CassetteFixture.load", "CassetteFixture.save", "SqliteJournal", "send_answers", "send_input", "send_tool_result",
     # Folders in which they make files with names of their own; databases of PostgreSQL.
-    "AgentServer", "embedded", "evaluate", "pin", "DurableEngine.continued", "DurableEngine.export", "Example.run", "Tokens",
+    "AgentServer", "run_embedded_postgres", "evaluate", "pin", "DurableEngine.submit_journal", "DurableEngine.export", "Example.run", "Tokens",
 }  # fmt: skip
 TAKES_PATH = re.compile(r"\bPath\b|PathLike|JournalLike")
 

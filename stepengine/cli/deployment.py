@@ -59,11 +59,11 @@ def resolve_database(given: str) -> str:
 
 def run_deployment_command(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Run a command on a deployment to its end. Print the error of an expected failure and return its exit code."""
-    from stepengine.durable import DatabaseAway, ExecutorBusy
+    from stepengine.durable import DatabaseUnavailable, ExecutorBusy
 
     try:
         return asyncio.run(doing)
-    except DatabaseAway as error:
+    except DatabaseUnavailable as error:
         return print_error(format_error(error), Exit.AWAY)
     except ExecutorBusy as error:
         return print_error(format_error(error), Exit.BUSY)

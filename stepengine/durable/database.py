@@ -53,7 +53,7 @@ select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalive
 """How the database notices that of a process, whose locks it holds until then: by itself it would take two hours."""
 
 
-class DatabaseAway(StepEngineError):
+class DatabaseUnavailable(StepEngineError):
     """The database of durable runs cannot be reached."""
 
 
@@ -221,7 +221,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         role: Who works with the tables, and may not change them; nobody else by default.
 
     Raises:
-        DatabaseAway: when it cannot be reached.
+        DatabaseUnavailable: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     dbos = import_dbos()
@@ -234,7 +234,7 @@ def make_client(url: str, *, app: str) -> Any:
     Return a client of the database; it never waits for one that is away.
 
     Raises:
-        DatabaseAway: when it cannot be reached.
+        DatabaseUnavailable: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     dbos = import_dbos()
@@ -252,7 +252,7 @@ def make_client(url: str, *, app: str) -> Any:
         made.check_connection()
     except Exception as error:
         msg = f"the database {hide_password(url)} cannot be reached: {_get_first_line(error)}"
-        raise DatabaseAway(msg) from error
+        raise DatabaseUnavailable(msg) from error
     finally:
         logger.setLevel(level)
     return made
@@ -347,10 +347,10 @@ async def make_tables(
 @contextlib.contextmanager
 def convert_database_errors(url: str) -> Iterator[None]:
     """
-    Raise errors of the database packages as ``DatabaseAway`` or another error of this package.
+    Raise errors of the database packages as ``DatabaseUnavailable`` or another error of this package.
 
     Raises:
-        DatabaseAway: when the database cannot be reached, went away meanwhile, or does not have the tables.
+        DatabaseUnavailable: when the database cannot be reached, went away meanwhile, or does not have the tables.
         DataError: when it was given text that it does not store.
     """
     import psycopg
@@ -365,7 +365,7 @@ def convert_database_errors(url: str) -> Iterator[None]:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
             msg = f"the database {hide_password(url)} does not have the tables of this version: start a worker, or `stepengine deploy migrate`"
-            raise DatabaseAway(msg) from error
+            raise DatabaseUnavailable(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):
             msg = "what was given holds a NUL, which the database does not store"
@@ -373,7 +373,7 @@ def convert_database_errors(url: str) -> Iterator[None]:
         if not isinstance(cause, psycopg.OperationalError):
             raise
         msg = f"the database {hide_password(url)} cannot be reached: {_get_first_line(error)}"
-        raise DatabaseAway(msg) from error
+        raise DatabaseUnavailable(msg) from error
 
 
 async def open_connection(url: str) -> Any:
@@ -383,7 +383,7 @@ async def open_connection(url: str) -> Any:
     Both ends notice within half a minute that the other one's machine is gone; the locks of the connection are free then.
 
     Raises:
-        DatabaseAway: when the database cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     import_dbos()
@@ -418,13 +418,13 @@ class ReopeningConnection:
         Execute a statement, one at a time, and return its rows; the values may be one mapping.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         async with self._asking:
             was_open = self._is_open
             try:
                 return await self._execute(statement, values)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 await self.close()
                 # An open connection does not know that the database was restarted since.
                 if not was_open:
@@ -456,7 +456,7 @@ def open_transaction(url: str) -> Iterator[Any]:
     Yield a connection for one transaction in a thread; it is committed at the end, or rolled back on an error.
 
     Raises:
-        DatabaseAway: when the database cannot be reached, or does not have the tables.
+        DatabaseUnavailable: when the database cannot be reached, or does not have the tables.
         StepEngineError: when the extra is not installed.
     """
     import_dbos()
@@ -482,7 +482,7 @@ async def close_locking_connection(lock: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def embedded(folder: str | Path) -> AsyncIterator[str]:
+async def run_embedded_postgres(folder: str | Path) -> AsyncIterator[str]:
     """
     Run a private PostgreSQL with its files in *folder*, and yield its URL.
 
@@ -502,7 +502,7 @@ async def embedded(folder: str | Path) -> AsyncIterator[str]:
 
 
 def start_embedded(folder: str | Path) -> Any:
-    """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``embedded``."""
+    """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``run_embedded_postgres``."""
     try:
         with warnings.catch_warnings():
             # It looks for a folder for its lock, and tells everybody where there is none.

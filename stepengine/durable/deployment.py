@@ -25,7 +25,7 @@ from stepengine.durable.database import (
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.messages import parse_message_form
 from stepengine.durable.queues import make_queue_options
-from stepengine.durable.wire import Order, Seed
+from stepengine.durable.wire import StartOutcomes, SubmittedRun
 from stepengine.errors import InputError, JournalCorrupt, JournalError, StepEngineError
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -137,7 +137,7 @@ def parse_recorded_json(text: str, where: str) -> Any:
 
 
 class _AsyncClient:
-    """The client of ``dbos``, whose asynchronous methods raise ``DatabaseAway``."""
+    """The client of ``dbos``, whose asynchronous methods raise ``DatabaseUnavailable``."""
 
     def __init__(self, client: Any, url: str) -> None:
         self._client = client
@@ -238,7 +238,7 @@ class Deployment:
             app: The deployment's name.
 
         Raises:
-            DatabaseAway: when it cannot be reached.
+            DatabaseUnavailable: when it cannot be reached.
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
@@ -260,15 +260,15 @@ class Deployment:
             values: The values of its placeholders, or one mapping if these have names.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         return await self._connection.rows(statement, *values)
 
     async def enqueue(
         self,
-        order: Order,
+        order: SubmittedRun,
         *,
-        seed: Seed | None = None,
+        seed: StartOutcomes | None = None,
         release: str | None = None,
         queue: str | None = None,
         attributes: Mapping[str, object] | None = None,
@@ -285,7 +285,7 @@ class Deployment:
 
         Raises:
             InputError: when its limits have ``ask``.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
         stored = {"agent": order.agent_id, **(attributes or {})}
@@ -297,7 +297,7 @@ class Deployment:
         Return those of *runs* that the database has; one query however many.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         if not runs:
             return []
@@ -356,7 +356,7 @@ class Deployment:
         Wait up to *seconds* for the end of a run and return its state; ``None`` if it has not ended.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             JournalError: when there is no such run.
         """
         return await self._watch.wait(run, seconds)

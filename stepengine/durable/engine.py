@@ -18,7 +18,7 @@ from stepengine.data.tools import ToolLike
 from stepengine.durable.database import parse_database_url
 from stepengine.durable.journals import continue_journal, export_run, find_divergence, fork_run, move_run
 from stepengine.durable.message_delivery import deliver_messages
-from stepengine.durable.operate import Operator
+from stepengine.durable.operator import Operator
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import follow_run
@@ -184,7 +184,7 @@ class DurableEngine:
         Connect and start to work; once for each process, after a fork.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             ExecutorBusy: when another process has the same executor id.
             StepEngineError: when the extra is not installed, when this process works for another engine, or when the event
                 loop is not asyncio's.
@@ -204,7 +204,7 @@ class DurableEngine:
         if working is not None:
             working.connect(self._operator.deployment, self._operator.sessions)
             self._chores = [
-                asyncio.create_task(self._operator.sessions.keep_moving()),
+                asyncio.create_task(self._operator.sessions.dispatch_waiting_turns()),
                 asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),
             ]
         return self
@@ -359,7 +359,7 @@ class DurableEngine:
             waits: Whether to go on waiting while it waits.
 
         Raises:
-            DatabaseAway: when the database is away for more than a minute.
+            DatabaseUnavailable: when the database is away for more than a minute.
             JournalError: when there is no such run.
             ReplayDivergence: when it stopped because the code does something else than is recorded.
         """
@@ -401,7 +401,9 @@ class DurableEngine:
         """
         return await export_run(self._launcher, self.operator.deployment, self._results, run, into)
 
-    async def continued(self, journal: JournalLike, *, release: str | None = None, trust: bool | None = None) -> str:
+    async def submit_journal(
+        self, journal: JournalLike, *, release: str | None = None, trust: bool | None = None
+    ) -> str:
         """
         Continue the run of an unfinished journal in the database, and return its id.
 
@@ -505,7 +507,7 @@ class DurableHandle:
 
     async def questions(self) -> tuple[Waiting, ...]:
         """Return the open questions of the run."""
-        return tuple(await self._engine.operator.waiting(await self.id()))
+        return tuple(await self._engine.operator.list_questions(await self.id()))
 
     async def answer(self, question: str, answer: AnswerLike) -> None:
         """Answer one open question."""
@@ -513,7 +515,7 @@ class DurableHandle:
 
     async def send_input(self, text: str) -> None:
         """Send user input to the run; see ``Operator.say``."""
-        await self._engine.operator.say(await self.id(), text)
+        await self._engine.operator.send_input(await self.id(), text)
 
     async def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
         """Send a message to the run; see ``Operator.post``."""

@@ -7,7 +7,7 @@ import os
 import attrs
 
 from stepengine.durable.deployment import Deployment
-from stepengine.durable.operate import Operator, check_run_id, make_run_id
+from stepengine.durable.operator import Operator, check_run_id, make_run_id
 from stepengine.durable.records import make_order_from_journal, read_archive, write_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher
@@ -39,7 +39,7 @@ async def export_run(
 
 
 async def continue_journal(operator: Operator, journal: JournalLike, *, release: str, trust: bool | None) -> str:
-    """Submit the run of an unfinished journal with its messages, and return its id; see ``DurableEngine.continued``."""
+    """Submit the run of an unfinished journal with its messages, and return its id; see ``DurableEngine.submit_journal``."""
     source = as_journal(journal)
     refuse_unknown_calls(source, trust=trust)
     order, seed = make_order_from_journal(source, make_redactor("known", os.environ), pool=operator.pool)

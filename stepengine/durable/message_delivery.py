@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from stepengine.durable.database import DatabaseAway, nul_free_sql
+from stepengine.durable.database import DatabaseUnavailable, nul_free_sql
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
@@ -49,7 +49,7 @@ async def deliver_messages(database: Deployment, runs: Callable[[], Collection[D
             try:
                 await _deliver_user_input(database, found)
                 await _deliver_topic_messages(database, live)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 continue
             except Exception as error:  # noqa: BLE001  (an error in one row must not stop later messages)
                 LOGGER.warning("messages to runs could not be delivered: %s", error)

@@ -22,7 +22,7 @@ from stepengine.data.tools import Yielding
 from stepengine.durable.body import execute
 from stepengine.durable.database import (
     WORKFLOW,
-    DatabaseAway,
+    DatabaseUnavailable,
     check_deployment_name,
     close_locking_connection,
     convert_database_errors,
@@ -39,7 +39,7 @@ from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.sessions import Sessions
-from stepengine.durable.wire import SCHEMA_VERSION, Order, Seed
+from stepengine.durable.wire import SCHEMA_VERSION, StartOutcomes, SubmittedRun
 from stepengine.durable.workers import add_worker, create_worker_table, remove_worker
 from stepengine.engine.catalog import Catalog
 from stepengine.engine.launcher import Launcher
@@ -197,7 +197,7 @@ class WorkerProcess:
 
         Raises:
             ExecutorBusy: when another process has the same executor id.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             StepEngineError: when a worker of another engine runs in this process, or commits are not durable.
         """
         if WorkerProcess.current is not None:
@@ -241,11 +241,11 @@ class WorkerProcess:
             try:
                 if loop.time() - looked >= WATCH_SECONDS:
                     looked = loop.time()
-                    with contextlib.suppress(DatabaseAway):
+                    with contextlib.suppress(DatabaseUnavailable):
                         await self._end_lost_executions()
                 with convert_database_errors(self.setting.url):
                     await queues.take(self._lock)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._connect_and_lock()
@@ -260,9 +260,11 @@ class WorkerProcess:
             return
         for view in await self._deployment.find_runs(list(waiting)):
             if view.state == "CANCELLED":
-                waiting[view.id].end.park(self._errors.DBOSWorkflowCancelledError(f"the run {view.id!r} was cancelled"))
+                waiting[view.id].end.end_without_result(
+                    self._errors.DBOSWorkflowCancelledError(f"the run {view.id!r} was cancelled")
+                )
             elif view.state != "PENDING" or view.executor != self.setting.executor:
-                waiting[view.id].end.park(self._errors.DBOSWorkflowConflictIDError(view.id))
+                waiting[view.id].end.end_without_result(self._errors.DBOSWorkflowConflictIDError(view.id))
 
     async def _acquire_locks(self, lock: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
@@ -320,8 +322,8 @@ class WorkerProcess:
 
     async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
-        order = Order.from_form(form)
-        known = Seed() if seed is None else Seed.from_form(seed)
+        order = SubmittedRun.from_form(form)
+        known = StartOutcomes() if seed is None else StartOutcomes.from_form(seed)
         # The package keeps what it gave until the run ends, and a conversation or a journal in it would be there twice.
         form.clear()
         if seed is not None:
@@ -380,7 +382,7 @@ class WorkerProcess:
                 await asyncio.wait((self._keeper,))
             if self._lock is not None:
                 lock, self._lock = self._lock, None
-                with contextlib.suppress(DatabaseAway, TimeoutError), convert_database_errors(self.setting.url):
+                with contextlib.suppress(DatabaseUnavailable, TimeoutError), convert_database_errors(self.setting.url):
                     async with asyncio.timeout(PATIENCE_SECONDS):
                         await remove_worker(lock, self.setting.app, self.setting.executor)
                 await close_locking_connection(lock)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepengine.durable.database import (
-    DatabaseAway,
+    DatabaseUnavailable,
     convert_database_errors,
     fetch_value,
     hold_lock,
@@ -215,7 +215,7 @@ class SharedRates:
             migrate: Whether tables are made and updated.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             StepEngineError: when the tables are missing.
         """
         self._effects = effects
@@ -260,7 +260,7 @@ class SharedRates:
             psycopg.Error: when it does not answer for another reason.
         """
         pause = FIRST_AWAY_SECONDS
-        lost: tuple[type[Exception], ...] = (DatabaseAway, *list_connection_errors())
+        lost: tuple[type[Exception], ...] = (DatabaseUnavailable, *list_connection_errors())
         # One question at a time over the one connection; what comes meanwhile is asked for together with the next one.
         async with self._asking:
             while True:

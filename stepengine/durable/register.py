@@ -159,7 +159,7 @@ async def create_register_tables(url: str) -> None:
     Create the missing tables of served runs; without the right to do so, log it and return.
 
     Raises:
-        DatabaseAway: when the database cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
     """
     with convert_database_errors(url):
         async with await open_connection(url) as own:
@@ -187,7 +187,7 @@ class Register:
         database: The database of the deployment.
 
     Raises:
-        DatabaseAway: by each call, when the database cannot be reached, or has no such tables.
+        DatabaseUnavailable: by each call, when the database cannot be reached, or has no such tables.
     """
 
     def __init__(self, database: Deployment) -> None:
@@ -318,7 +318,7 @@ class Register:
         found = await self._database.rows(every, {"app": self._app})
         return [(agent, status, count) for agent, status, count in found]
 
-    async def tidy(self) -> None:
+    async def remove_stale_entries(self) -> None:
         """Store the ends of runs for listing, and delete the entries of deleted runs."""
         await self._database.rows(SETTLE, self._app)
         await self._database.rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)

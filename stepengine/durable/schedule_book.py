@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from stepengine.durable.database import DatabaseAway, make_tables, open_transaction
+from stepengine.durable.database import DatabaseUnavailable, make_tables, open_transaction
 from stepengine.engine.schedule_book import (
     KEPT_TIMES,
     ClaimedTime,
@@ -153,7 +153,7 @@ class DatabaseBook:
         try:
             with open_transaction(self._url) as own:
                 yield own
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             msg = f"the schedules of {self._app!r} cannot be looked after: {error}"
             raise JournalError(msg) from error
 

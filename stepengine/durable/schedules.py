@@ -13,9 +13,9 @@ from datetime import datetime
 
 import attrs
 
-from stepengine.durable.database import DatabaseAway
+from stepengine.durable.database import DatabaseUnavailable
 from stepengine.durable.engine import DurableEngine
-from stepengine.durable.operate import Operator
+from stepengine.durable.operator import Operator
 from stepengine.durable.schedule_book import DatabaseBook
 from stepengine.engine.schedule_book import STARTED, ClaimedTime
 from stepengine.engine.scheduler import DueTime, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
@@ -71,7 +71,7 @@ class DurableScheduler(Scheduler):
             await self._durable.submit(
                 schedule.agent, schedule.prompt, id=due.run, params=schedule.params, metadata=metadata
             )
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             LOGGER.warning("schedule %r: %s; it is submitted when the database is back", schedule.id, error)
         except StepEngineError as error:
             LOGGER.error("schedule %r could not start its run of %s: %s", schedule.id, due.at.isoformat(), error)
@@ -90,7 +90,7 @@ async def list_schedule_states(
 
     Raises:
         JournalError: when the book of what was started cannot be used.
-        DatabaseAway: when the database cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
     """
     told = await asyncio.to_thread(DatabaseBook(operator.url, app=operator.app).load_known_schedules)
     runs = [known.last.run for known in told.values() if known.last is not None]

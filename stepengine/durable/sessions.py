@@ -22,7 +22,7 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.durable.database import DatabaseAway, ReopeningConnection, queue_name
+from stepengine.durable.database import DatabaseUnavailable, ReopeningConnection, queue_name
 from stepengine.durable.deployment import Deployment, DurableRunView
 from stepengine.durable.indexes import (
     SESSION,
@@ -33,7 +33,7 @@ from stepengine.durable.indexes import (
     turn_number_sql,
 )
 from stepengine.durable.run_waits import AnswerSender, RunWaits
-from stepengine.durable.wire import Order, Reply
+from stepengine.durable.wire import Reply, SubmittedRun
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
@@ -223,7 +223,7 @@ class Sessions:
                     try:
                         yield True
                     finally:
-                        with contextlib.suppress(DatabaseAway):
+                        with contextlib.suppress(DatabaseUnavailable):
                             await self._execute_lock(UNLOCK, name)
                     return
             if not waits:
@@ -244,7 +244,7 @@ class Sessions:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def all(self) -> list[DurableSessionView]:
-        """Return all sessions, in the order of their ids; raises ``DatabaseAway``."""
+        """Return all sessions, in the order of their ids; raises ``DatabaseUnavailable``."""
         rows = await self._deployment.rows(SESSIONS, self._deployment.app)
         return [
             DurableSessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
@@ -252,11 +252,11 @@ class Sessions:
         ]
 
     async def turns(self, session: str) -> list[TurnView]:
-        """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
+        """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseUnavailable``."""
         return [_parse_turn(row) for row in await self._deployment.rows(TURNS, self._deployment.app, session)]
 
     async def list_waiting_sessions(self) -> list[str]:
-        """Return the ids of the sessions with a waiting turn; raises ``DatabaseAway``."""
+        """Return the ids of the sessions with a waiting turn; raises ``DatabaseUnavailable``."""
         return [
             session
             for (session,) in await self._deployment.rows(WAITING_SESSIONS, self._deployment.app, self._deployment.app)
@@ -270,7 +270,7 @@ class Sessions:
         turn now.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             SessionError: when the id is none.
         """
         turns = await self._list_deciding_turns(check_id(session))
@@ -323,13 +323,13 @@ class Sessions:
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
-    async def submit(self, order: Order, *, release: str | None = None) -> None:
+    async def submit(self, order: SubmittedRun, *, release: str | None = None) -> None:
         """
         Add a turn to its session, and start it or deliver it as an answer if possible.
 
         Raises:
             AnswerRejected: when the session waits for an answer, and this is not one.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             InputError: when the id of the session cannot be stored.
             SessionError: when it is none.
         """
@@ -353,14 +353,14 @@ class Sessions:
 
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
-    async def keep_moving(self) -> None:
+    async def dispatch_waiting_turns(self) -> None:
         """Start waiting turns when their time comes, until cancelled; retry while the database is unreachable."""
         pause = IDLE_LOOK_SECONDS
         while True:
             try:
                 waiting = await self.list_waiting_sessions()
             except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
-                if not isinstance(error, DatabaseAway):
+                if not isinstance(error, DatabaseUnavailable):
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
                 waiting = []
                 await asyncio.sleep(MAX_LOOK_SECONDS)
@@ -377,7 +377,7 @@ class Sessions:
         """Advance a session as ``advance`` does; log an error and return ``False``, so that it does not stop other sessions."""
         try:
             return await self.advance(session)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             return False
         except Exception as error:  # noqa: BLE001  (whatever a row holds, the others have their turns)
             LOGGER.warning("the turns of the session %r do not go on: %s", session, error)
@@ -419,7 +419,7 @@ class Sessions:
         if not asked:
             return None
         found = await self._deployment.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
-        order = Order.from_form(found[0].input["args"][0])
+        order = SubmittedRun.from_form(found[0].input["args"][0])
         given = dict(order.answers) or ({asked[0].questions[0].id: order.prompt} if order.prompt else {})
         if not given or order.previous is not None:
             return None
@@ -470,12 +470,12 @@ class Sessions:
         async with self._lock_session(view.attributes["session"]):
             yield
 
-    async def hold(self, view: DurableRunView) -> None:
+    async def block_on_turn(self, view: DurableRunView) -> None:
         """Let the session of a turn wait for it although it is cancelled; ``retry_turn`` and ``give_up`` end that."""
         if "turn" in view.attributes:
             await self._deployment.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
-    async def give_up(self, view: DurableRunView) -> bool:
+    async def release_turn(self, view: DurableRunView) -> bool:
         """Let a session continue without a stopped turn; return whether it waited for that turn."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -551,7 +551,7 @@ async def resolve_answered_run(deployment: Deployment, run: str) -> str:
 # --- what a turn goes on from, and what it leaves -----------------------------------------------------------------------
 
 
-async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]:
+async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[str, Any]:
     """Return the stored state that a turn continues from."""
     session = order.info.session_id or ""
     after = form = None
@@ -560,7 +560,7 @@ async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]
         try:
             after, form = await sessions.find_last_result(session, order.turn)
             is_known = True
-        except DatabaseAway:
+        except DatabaseUnavailable:
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
         return {"after": None, "state": None, "session": FIRST_STATE}
@@ -573,7 +573,7 @@ def _get_state_after(form: Mapping[str, Any]) -> object:
     return left["state"] if "state" in left else form["state"]
 
 
-def add_previous_turn(order: Order, found: Mapping[str, Any]) -> Order:
+def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
     """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
     stored = found["state"]
     return attrs.evolve(
@@ -584,7 +584,7 @@ def add_previous_turn(order: Order, found: Mapping[str, Any]) -> Order:
     )
 
 
-def make_turn_record(order: Order, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
+def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
     """Return what a turn stores for the next one besides its state; a refused turn stores what it found."""
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]

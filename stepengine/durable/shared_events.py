@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
-from stepengine.durable.database import DatabaseAway
+from stepengine.durable.database import DatabaseUnavailable
 from stepengine.durable.event_order import EventOrder
 from stepengine.durable.records import Archive, Playback, create_replayed_run, read_started_archive
 from stepengine.errors import StepEngineError
@@ -28,7 +28,7 @@ from stepengine.runtime.hub import parse_event_id
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
-    from stepengine.durable.operate import Operator
+    from stepengine.durable.operator import Operator
     from stepengine.engine.launcher import Launcher
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -235,7 +235,7 @@ class SharedEvents:
                 archive = await read_started_archive(
                     deployment, self.run, pause=LAST_PAUSE_SECONDS, waiting=self._mark_caught_up
                 )
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 await asyncio.sleep(LAST_PAUSE_SECONDS)
                 continue
             if archive.order.root != self.run:
@@ -274,7 +274,7 @@ class SharedEvents:
                     self._looks.started += 1
                     await archive.refresh(self._operator.deployment)
                     await self._update_suspended_state(has_news=has_news)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 pause = LAST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
                 continue

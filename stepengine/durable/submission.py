@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.durable.deployment import check_limits_without_ask
-from stepengine.durable.operate import Operator
+from stepengine.durable.operator import Operator
 from stepengine.engine.engine import Engine
 from stepengine.engine.launcher import Launcher
 from stepengine.engine.options import AgentLike

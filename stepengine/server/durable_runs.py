@@ -22,7 +22,7 @@ import attrs
 from stepengine.data.codec import plain
 from stepengine.data.questions import AnswerLike
 from stepengine.data.visible import cut_end
-from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Upkeep, migrate
+from stepengine.durable import DatabaseUnavailable, DeploymentMaintenance, DurableEngine, DurableScheduler, migrate
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
 from stepengine.durable.run_waits import make_question_waits
 from stepengine.durable.schedules import list_schedule_states
@@ -126,7 +126,7 @@ class DurableLauncher:
         Start a run, and return its id and whether it is new; any number of runs may wait in the database for a worker.
 
         Raises:
-            DatabaseAway: when the database cannot be reached; nothing was registered.
+            DatabaseUnavailable: when the database cannot be reached; nothing was registered.
             InputError: when prompt, params or metadata cannot be used.
             Problem: when there is no such agent, the server stops, the caller's quota is exceeded, or the key belongs to another
                 request.
@@ -160,7 +160,7 @@ class DurableLauncher:
         """Submit a run that was registered just now; one that cannot be submitted is removed."""
         try:
             await self._submit(row)
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             LOGGER.warning("run %s is registered, and is submitted when the database is back: %s", row.run, error)
         except StepEngineError:
             await self._store.register.remove(row.run)
@@ -183,7 +183,7 @@ class DurableLauncher:
         """Submit a run that a server registered and did not submit before it died; a run that is refused is recorded so."""
         try:
             await self._submit(row)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except StepEngineError as error:
             LOGGER.error("run %s could not be submitted: %s", row.run, error.message)
@@ -336,7 +336,7 @@ class DurableReader:
         operator = self._store.operator
         suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
         is_suspended = row.run in suspended
-        asked, left = suspended[row.run] if is_suspended else (await operator.waiting(row.run), [])
+        asked, left = suspended[row.run] if is_suspended else (await operator.list_questions(row.run), [])
         return ServedRun(
             row=row,
             status="suspended" if is_suspended else "running",
@@ -488,7 +488,7 @@ class DurableMessenger:
             Problem: when *caller* may not give such an answer.
         """
         check_not_ended(row)
-        asked = await self._store.operator.waiting(row.run)
+        asked = await self._store.operator.list_questions(row.run)
         open_ = {question.id: question for each in asked for question in each.questions}
         await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
 
@@ -517,7 +517,7 @@ class DurableMessenger:
         size = json_size(text)
         async with self._quotas.use(row.owner, size):
             with _refuse_run_errors(status=409, kind="not_possible"):
-                await self._store.operator.say(row.run, text)
+                await self._store.operator.send_input(row.run, text)
             await self._store.register.add_bytes(row.run, size)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
@@ -633,7 +633,7 @@ class DurableRuns:
         Connect, start to execute runs unless the engine only submits, and submit what a dead server registered.
 
         Raises:
-            DatabaseAway: when the database cannot be reached, or has no tables.
+            DatabaseUnavailable: when the database cannot be reached, or has no tables.
             ExecutorBusy: when another process has the same executor id.
             StepEngineError: when the extra is not installed.
         """
@@ -674,12 +674,12 @@ class DurableRuns:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     unsubmitted = await self._store.register.list_unsubmitted()
                     if time.monotonic() - tidied >= TIDY_SECONDS:
-                        await self._store.register.tidy()
+                        await self._store.register.remove_stale_entries()
                         tidied = time.monotonic()
                 self.is_ready, self.is_away = True, False
                 for row in unsubmitted:
                     await self.launcher.submit_left_behind(row)
-            except (DatabaseAway, TimeoutError):
+            except (DatabaseUnavailable, TimeoutError):
                 self.is_ready, self.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost
                 LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
@@ -688,7 +688,7 @@ class DurableRuns:
 
     async def _reassign_dead_workers_runs(self) -> None:
         """Move the runs of dead workers to live ones; of all servers one does so at a time."""
-        async for taken in Upkeep(self._store.operator).watch():
+        async for taken in DeploymentMaintenance(self._store.operator).watch():
             LOGGER.warning("run %s of worker %s, which is gone: %s", taken.run, taken.executor, taken.outcome)
 
     async def undo(
@@ -708,7 +708,7 @@ class DurableRuns:
         try:
             return await list_schedule_states(self._store.operator, self._schedules, now=datetime.now(UTC))
         except JournalError as error:
-            if isinstance(error.__cause__, DatabaseAway):
+            if isinstance(error.__cause__, DatabaseUnavailable):
                 raise error.__cause__ from None
             raise
 

@@ -17,7 +17,7 @@ import pytest
 
 from stepengine import Engine
 from stepengine.data.state import RunInfo
-from stepengine.durable import Operator, Upkeep
+from stepengine.durable import DeploymentMaintenance, Operator
 
 from .killed import WORKER, Workers
 
@@ -216,7 +216,7 @@ async def test_run_killed_in_mid_body_resumes_on_another_worker(workers: Workers
         first.kill()
         first.wait()
         workers.start("worker-2")
-        await Upkeep(operator).takeover("worker-1")
+        await DeploymentMaintenance(operator).takeover("worker-1")
         form = await operator.result(run)
         view = await operator.run(run)
 

@@ -23,7 +23,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.state import RunInfo, RunStatus
-from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator
 from stepengine.durable.database import open_connection
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
@@ -319,9 +319,9 @@ async def test_cleanup_keeps_the_state_a_session_continues_from(db: str):
         operator = worker.operator
         runs = [(await worker.run(CHAT, str(n), session_id="s")).journal for n in range(3)]
         await worker.run(CHAT, "alone", session_id="t")
-        early = await Upkeep(operator).collect(3600, dry_run=True)
+        early = await DeploymentMaintenance(operator).collect(3600, dry_run=True)
         await operator.submit("nobody", "", info=RunInfo("s"))
-        deleted = await Upkeep(operator).collect(0)
+        deleted = await DeploymentMaintenance(operator).collect(0)
         kept = await operator.sessions.load("s")
         gone = await operator.sessions.load("t")
 
@@ -397,12 +397,12 @@ async def test_message_is_delivered_once_and_journaled(db: str, tmp_path, until)
             run = await worker.submit(GATED, "go")
             await reached("one", until)
             for _ in range(2):
-                await operator.say(run, "left", id="same")
+                await operator.send_input(run, "left", id="same")
             await heard_by(worker, 1, until)
             GATES["one"].set()
             await reached("two", until)
-        await operator.say(run, "right", id="other")
-        await Upkeep(operator).takeover("worker-1")
+        await operator.send_input(run, "right", id="other")
+        await DeploymentMaintenance(operator).takeover("worker-1")
     GATES.clear()
     async with engine([GATED], db, executor="worker-2") as worker:
         await heard_by(worker, 1, until)
@@ -410,7 +410,7 @@ async def test_message_is_delivered_once_and_journaled(db: str, tmp_path, until)
         result = await worker.result(run)
         journal = await worker.export(run, tmp_path / "said.jsonl")
         with pytest.raises(JournalError, match="SUCCESS"):
-            await worker.operator.say(run, "too late")
+            await worker.operator.send_input(run, "too late")
     replayed = await Engine([GATED], models=ScriptedModel([])).replay(journal)
 
     # What was heard is not heard again, and what is said while nobody works is not lost.
@@ -439,10 +439,10 @@ async def test_malformed_message_does_not_block_later_messages(db: str, until):
         run = await worker.submit(GATED, "go")
         await reached("one", until)
         with pytest.raises(InputError, match="surrogate"):
-            await worker.operator.say(run, "\udcff")
+            await worker.operator.send_input(run, "\udcff")
         await worker.operator.client.send_async(run, {"text": "\0"}, "said", idempotency_key="b")
         await worker.operator.client.send_async(run, {"text": 1}, "said", idempotency_key="c")
-        await worker.operator.say(run, "left", id="d")
+        await worker.operator.send_input(run, "left", id="d")
         await heard_by(worker, 1, until)
 
 

@@ -164,7 +164,7 @@ async def test_mailbox_moves_with_the_run_of_a_journal(db: str, tmp_path):
     assert "suspended" == (await alone.run("receiving", journal=path)).status.value
     assert await alone.post(path, "order", {"n": 7}, id="m7")
     async with worker_of([RECEIVING], db) as engine:
-        run = await engine.continued(path)
+        run = await engine.submit_journal(path)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
         assert [{"n": 7}, None] == result.output
 
@@ -214,7 +214,7 @@ async def test_suspended_run_can_be_exported_and_leaves_no_orphan(db: str):
         again = await Engine([LEAVING], models=ScriptedModel([])).resume(journal)
         assert {"message", "time"} == {wait.kind for wait in again.waits_for}
         with pytest.raises(JournalError, match="children in the background"):
-            await engine.continued(journal)
+            await engine.submit_journal(journal)
     async with worker_of([LEAVING], db) as engine:
         await engine.post(run, "go", True)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
@@ -252,7 +252,7 @@ async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
         assert result.output == again.output
         refused = await asyncio.wait_for(engine.run("hasty"), 30)
         assert "asks nobody in a race" in str(refused.error)
-        assert [] == await engine.operator.waiting(refused.journal)
+        assert [] == await engine.operator.list_questions(refused.journal)
 
 
 @pytest.mark.deep
@@ -275,7 +275,7 @@ async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Worke
         run = await engine.submit("nightly", "45")
 
         async def asked():
-            return await engine.operator.waiting(run)
+            return await engine.operator.list_questions(run)
 
         async def has_ended(path: str) -> bool:
             return any(view.id == f"{run}/{path}" and view.is_over for view in await engine.operator.tree(run))

@@ -201,7 +201,7 @@ def test_suspended_database_run_always_shows_its_questions(
             await asyncio.sleep(0.01)
         return []
 
-    monkeypatch.setattr(Operator, "waiting", looked_before)
+    monkeypatch.setattr(Operator, "list_questions", looked_before)
     with Server(tmp_path, db=db).running() as server:
         seen = server.look(server.start("asking", "Rome"), until="suspended")
 

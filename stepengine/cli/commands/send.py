@@ -132,7 +132,7 @@ class _Outgoing:
         if self.answers:
             await operator.answer(run, self.answers)
         else:
-            await operator.say(run, self.content, id=self.id)
+            await operator.send_input(run, self.content, id=self.id)
         return None
 
     def report(self, is_new: bool | None, *, as_json: bool) -> None:

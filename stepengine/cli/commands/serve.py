@@ -495,12 +495,12 @@ def _print_engine_warnings() -> Iterator[None]:
 
 async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: Callable[[str], object]) -> Exit:
     """Listen until a signal; return the exit code."""
-    from stepengine.durable import DatabaseAway, ExecutorBusy
+    from stepengine.durable import DatabaseUnavailable, ExecutorBusy
     from stepengine.server.uvicorn_server import serve_until_signal
 
     try:
         has_listened = await serve_until_signal(served, wanted.host, wanted.port, begun)
-    except (DatabaseAway, ExecutorBusy):
+    except (DatabaseUnavailable, ExecutorBusy):
         raise
     except StepEngineError as error:
         raise UsageProblem(error.message) from error
