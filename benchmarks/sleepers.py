@@ -62,7 +62,7 @@ async def rest(place: Path) -> None:
         latencies = []
         for n in range(MESSAGES):
             began = time.perf_counter()
-            await engine.post(SqliteJournal(place, f"r{n * 7}"), "go", n)
+            await engine.send_message(SqliteJournal(place, f"r{n * 7}"), "go", n)
             woken = await told.get()
             assert woken.state == "woken", woken
             latencies.append(time.perf_counter() - began)

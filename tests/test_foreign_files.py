@@ -566,7 +566,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "Engine.replay": with_engine(lambda engine, file: engine.replay_sync(file)),
     "Engine.fork": with_engine(lambda engine, file: engine.fork_sync(file, at=-1)),
     "Engine.fork into": with_engine(lambda engine, file: engine.fork_sync("good.jsonl", at=-1, into=file)),
-    "Engine.post": with_engine(lambda engine, file: engine.post_sync(file, "topic", 1)),
+    "Engine.send_message": with_engine(lambda engine, file: engine.send_message_sync(file, "topic", 1)),
     "Engine.stepper": with_engine(lambda engine, file: engine.stepper(file)),
     "EventFile": lambda file: EventFile(file).on_event(RunStarted(own_id="r", agent_id="a")),
     "Scheduler": awaited(schedule_into),

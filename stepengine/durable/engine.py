@@ -369,9 +369,9 @@ class DurableEngine:
         """Answer open questions of a run; see ``Operator.answer``."""
         await self.operator.answer(run, answers)
 
-    async def post(self, run: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
-        """Send a message to a running run; see ``Operator.post``."""
-        await self.operator.post(run, topic, value, id=id, path=path)
+    async def send_message(self, run: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """Send a message to a running run; see ``Operator.send_message``."""
+        await self.operator.send_message(run, topic, value, id=id, path=path)
 
     async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
         """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
@@ -517,9 +517,9 @@ class DurableHandle:
         """Send user input to the run; see ``Operator.say``."""
         await self._engine.operator.send_input(await self.id(), text)
 
-    async def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
-        """Send a message to the run; see ``Operator.post``."""
-        await self._engine.post(await self.id(), topic, value, id=id, path=path)
+    async def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """Send a message to the run; see ``Operator.send_message``."""
+        await self._engine.send_message(await self.id(), topic, value, id=id, path=path)
 
     async def cancel(self) -> None:
         """Cancel it, and everything below it."""

@@ -48,7 +48,7 @@ async def continue_journal(operator: Operator, journal: JournalLike, *, release:
         raise JournalError(msg)
     await operator.deployment.enqueue(order, seed=seed, release=release)
     for message in list_unread_messages(source):
-        await operator.post(order.root, message.topic, message.value, id=message.id, path=message.path)
+        await operator.send_message(order.root, message.topic, message.value, id=message.id, path=message.path)
     return order.root
 
 

@@ -108,9 +108,9 @@ class ReceivedMessages:
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Raise ``StepEngineError``: messages to a durable run are sent through the database."""
-        msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.post, and not by its tree"
+        msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.send_message, and not by its tree"
         raise StepEngineError(msg)
 
 

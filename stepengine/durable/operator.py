@@ -253,7 +253,9 @@ class Operator:
         await self._check_can_receive(root, "it is a child, and only roots are spoken to")
         await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or make_run_id())
 
-    async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
+    async def send_message(
+        self, root: str, topic: str, value: object, *, id: str | None = None, path: str = ""
+    ) -> bool:
         """
         Send a message to a running run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 

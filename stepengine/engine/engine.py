@@ -575,7 +575,7 @@ class Engine:
         tape = journal if isinstance(journal, Tape) else Tape(as_journal(journal))
         return Stepper(self._launcher, tape, agent, leeway=leeway or NO_LEEWAY)
 
-    async def post(
+    async def send_message(
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
     ) -> bool:
         """
@@ -602,16 +602,16 @@ class Engine:
             JournalError: when it cannot be kept.
             StepEngineError: when the run has ended, or the child at *path*, or there is none; or when no event loop runs here.
         """
-        require_event_loop("post()", "post_sync()")
-        from stepengine.engine.run_messages import post
+        require_event_loop("send_message()", "send_message_sync()")
+        from stepengine.engine.run_messages import send_message
 
-        return await post(self._launcher.runs, run, topic, value, id=id, path=path)
+        return await send_message(self._launcher.runs, run, topic, value, id=id, path=path)
 
-    def post_sync(
+    def send_message_sync(
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
     ) -> bool:
-        """Send a message as ``post`` does, from synchronous code."""
-        return self._loop_thread.run(lambda: self.post(run, topic, value, id=id, path=path))
+        """Send a message as ``send_message`` does, from synchronous code."""
+        return self._loop_thread.run(lambda: self.send_message(run, topic, value, id=id, path=path))
 
     # --- beside runs --------------------------------------------------------------------------------------------------
 

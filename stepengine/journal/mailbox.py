@@ -289,7 +289,7 @@ class Mailbox(abc.ABC):
         """The mailbox's name for messages."""
         return f"the mailbox of {self._journal.name}"
 
-    def post(self, letter: MailboxMessage) -> bool:
+    def send(self, letter: MailboxMessage) -> bool:
         """
         Store a letter durably, redacted by the journal's rules; return whether it is new.
 

@@ -49,7 +49,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     Raises:
         BadYield: for what is not a topic.
         InputError: when it is not JSON or over 1 MiB, or something else has its id.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended, or the child at *path*, or there is no such child.
     """
     letter = MailboxMessage(
@@ -75,7 +75,7 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
 
     Raises:
         AnswerRejected: when a question is not open, or is not answered by that.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
@@ -124,7 +124,7 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
 
     Raises:
         InputError: when it is over 1 MiB, or something else has its id.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
@@ -148,7 +148,7 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
     Raises:
         ToolError: when there is no such call that has no result yet, or several are.
         InputError: when it is over 1 MiB, or the call was given another result.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
@@ -183,7 +183,7 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
         reason: The reason, which the record keeps.
 
     Raises:
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
@@ -205,7 +205,7 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
 
 def _post_letters(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
     box = journal.mailbox()
-    is_new = [box.post(letter) for letter in letters]
+    is_new = [box.send(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.
     for kind in {letter.kind for letter in letters}:
         wake_for_letter(journal, kind)

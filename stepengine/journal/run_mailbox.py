@@ -122,7 +122,7 @@ class RunMailbox:
             Input(message.path, -1, self._run.timing.last, {"type": "rejected_message", "id": message.id, "why": why})
         )
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Put a message into the mailbox; return whether it is new."""
         box = self.open_mailbox()
         if box is None:
@@ -131,11 +131,11 @@ class RunMailbox:
             kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic
         )
         try:
-            return box.post(letter)
+            return box.send(letter)
         except JournalMissing:
             # A run that has begun nothing yet need not be on the disk; whoever posts to it wants it to be.
             self._run.writer.commit()
-            return box.post(letter)
+            return box.send(letter)
 
     def register_open_questions(self, address: Address, questions: Sequence[Question]) -> None:
         """Register questions whose answers no one in this process waits for."""
@@ -146,7 +146,7 @@ class RunMailbox:
         if not self._run.mode.takes_letters or self._run.writer.source.stable:
             return None
         # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
-        # no error here, only nobody can post to it.
+        # no error here, only nobody can send to it.
         if self._box is None:
             with contextlib.suppress(JournalError):
                 self._box = self._run.writer.journal.mailbox()

@@ -263,7 +263,7 @@ class Journal(abc.ABC):
 
     def mailbox(self) -> Mailbox:
         """
-        Return the mailbox of this journal, to which other processes post messages for its run.
+        Return the mailbox of this journal, to which other processes send messages for its run.
 
         Raises:
             JournalError: when this kind of journal has none.

@@ -389,12 +389,12 @@ class RunHandle(Generic[Out]):
         """
         self._tree.deferred.deliver(tool_call_id, result, path)
 
-    def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
+    def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
         Send a message to the run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
         To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
-        returns. ``await engine.post(handle, ...)`` does not wait for that in the event loop.
+        returns. ``await engine.send_message(handle, ...)`` does not wait for that in the event loop.
 
         Args:
             topic: The topic.
@@ -414,15 +414,15 @@ class RunHandle(Generic[Out]):
         """
         message = Message(secrets.token_hex(16) if id is None else id, path, check_topic(topic), value)
         if self.done:
-            msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.post(journal, ...) keeps one for whoever resumes it"
+            msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.send_message(journal, ...) keeps one for whoever resumes it"
             raise StepEngineError(msg)
         mail = self._tree.mail
-        is_new = mail.post(message)
+        is_new = mail.send(message)
         if is_new:
             self._turns.call_in_loop(mail.arrive, message)
         return is_new
 
-    def post_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
+    def store_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
         """
         Store the result of a deferred tool call durably; return False if the same result was sent before.
 
@@ -445,7 +445,7 @@ class RunHandle(Generic[Out]):
         """
         place = self._tree.deferred.place(tool_call_id, path)
         message = make_result_message(place, result)
-        is_new = self._tree.mail.post(message)
+        is_new = self._tree.mail.send(message)
         self._turns.call_in_loop(self._tree.mail.apply, message)
         return is_new
 

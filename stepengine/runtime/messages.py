@@ -26,7 +26,7 @@ from stepengine.tools.schemas import JsonSchema
 
 MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
-# Other processes post to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
+# Other processes send to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
 # waits, and less and less often.
 FIRST_POLL_SECONDS = 0.25
 """A reply to what a run has just sent arrives within a quarter of a second or much later."""
@@ -100,7 +100,7 @@ class MessageStore(Protocol):
     def refuse(self, message: Message, why: str) -> None:
         """Record that a message was refused."""
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """
         Store a message durably for all processes; return whether its id is new.
 
@@ -188,7 +188,7 @@ class RunMessages:
     def arrive(self, message: Message) -> bool:
         """Receive a message of this process in the run's event loop; return whether it is new."""
         if self._is_over or self.has(message.id):
-            return False  # what comes too late is in the post box, for whoever goes on
+            return False  # what comes too late is in the mailbox, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
         if self._box is not None and not self._box.store_message(message):
             return False
@@ -200,9 +200,9 @@ class RunMessages:
         """Return whether a message with this id has arrived before."""
         return message_id in self._seen or (self._box is not None and self._box.has(message_id))
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Store a message durably if there is a store; return whether it is new. May be called from any thread."""
-        return not self.has(message.id) if self._box is None else self._box.post(message)
+        return not self.has(message.id) if self._box is None else self._box.send(message)
 
     async def fetch(self) -> None:
         """Receive the messages of other processes; to be called in the run's event loop."""
@@ -271,7 +271,7 @@ class RunMessages:
 
     @contextlib.contextmanager
     def polling(self) -> Iterator[None]:
-        """Poll the post box for the duration of the block, since a run waits in it."""
+        """Poll the mailbox for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
@@ -283,7 +283,7 @@ class RunMessages:
                 self._stop_polling()
 
     async def _poll(self) -> None:
-        """Poll the post box, less often while nothing arrives."""
+        """Poll the mailbox, less often while nothing arrives."""
         pause = FIRST_POLL_SECONDS
         while True:
             await asyncio.sleep(pause)

@@ -246,7 +246,7 @@ def _no_sender_error(wait: Waits) -> AgentError:
     whose = f" of the run {wait.path!r}" if wait.path else ""
     msg = (
         f"Receive({wait.topic!r}){whose} waits for a message that no one can send: the run has no journal and no handle. "
-        f"Record it with journal=FileJournal(...), or start it with engine.start(...) and call handle.post({wait.topic!r}, value)"
+        f"Record it with journal=FileJournal(...), or start it with engine.start(...) and call handle.send_message({wait.topic!r}, value)"
     )
     return AgentError(msg)
 

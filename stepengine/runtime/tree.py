@@ -183,11 +183,11 @@ class RunTree:
         """Store the waits of *item*, for which the tree is suspended."""
         self.suspension.waits[item.address] = list_waits(item)
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Send a message to a running run of the tree; return whether it is new. Not from the loop's thread."""
         # Kept first, told then: what the sender was told is kept must not be lost when this process ends in between.
         # The loop is told afterwards, and finds the message in the mailbox if this is too late.
-        is_new = self.mail.post(message)
+        is_new = self.mail.send(message)
         if is_new:
             self.loop.call_soon(self.mail.arrive, message)
         return is_new

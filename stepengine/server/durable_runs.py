@@ -496,14 +496,14 @@ class DurableMessenger:
         """
         Send a message to the receiver of *topic*; return False if *id* was sent before.
 
-        Errors are those of ``DurableEngine.post``, and ``Problem`` over a quota.
+        Errors are those of ``DurableEngine.send_message``, and ``Problem`` over a quota.
         """
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
         size = json_size(value)
         async with self._quotas.use(row.owner, size) as use:
             with _refuse_run_errors(status=409, kind="not_possible"):
-                is_new = await self._store.operator.post(row.run, topic, value, id=id, path=path)
+                is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
             if is_new:
                 await self._store.register.add_bytes(row.run, size)
             else:

@@ -148,7 +148,7 @@ class RunMessenger:
         """
         Send a message to the receiver of *topic*; return False if *id* was sent before.
 
-        Errors are those of ``Engine.post``, and ``Problem`` over a quota.
+        Errors are those of ``Engine.send_message``, and ``Problem`` over a quota.
         """
         check_not_ended(row)
         journal = self._store.journal(row.run)
@@ -157,12 +157,12 @@ class RunMessenger:
             try:
                 try:
                     engine = self._engines.engine_for_run(row.run)
-                    is_new = await engine.post(handle or journal, topic, value, id=id, path=path)
+                    is_new = await engine.send_message(handle or journal, topic, value, id=id, path=path)
                 except StepEngineError:
                     if handle is None or not handle.done:
                         raise
                     # It was suspended in the meantime, and still has its mailbox.
-                    is_new = await self._engines.engine.post(journal, topic, value, id=id, path=path)
+                    is_new = await self._engines.engine.send_message(journal, topic, value, id=id, path=path)
             except StepEngineError as error:
                 raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
             if not is_new:
@@ -218,7 +218,7 @@ class RunMessenger:
     def _write_letters(self, row: RunRow, letters: Iterable[MailboxMessage]) -> None:
         box = self._store.journal(row.run).mailbox()
         for letter in letters:
-            box.post(letter)
+            box.send(letter)
 
     async def _deliver_mail(self, row: RunRow) -> None:
         """Have a run read its mailbox: here if it executes here, else by resuming it unless another process has it."""
@@ -246,5 +246,5 @@ def _give_result(
     """
     if handle is not None:
         with contextlib.suppress(ToolError):
-            return handle.post_tool_result(call_id, result, path=path)
+            return handle.store_tool_result(call_id, result, path=path)
     return send_tool_result(journal, call_id, result, path=path)

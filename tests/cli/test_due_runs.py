@@ -162,7 +162,7 @@ def test_resume_due_reports_runs_as_json() -> None:
     stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
     for agent in ("naps", "waits"):
         make_due(stems[agent], place())
-    FileJournal(place() / stems["fails"]).mailbox().post(MailboxMessage(kind="answer", topic="q0", value="yes"))
+    FileJournal(place() / stems["fails"]).mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
     with open_wake_index(place()) as index:
         index.post_arrived(stems["fails"], "answer")
     result = command("resume", "--due", "--json", code=1)
@@ -186,7 +186,7 @@ def test_resume_due_takes_a_database_and_its_agents(work: Path) -> None:
     with Engine(agents.values()) as engine:
         for run in ("a", "b"):
             engine.run_sync("waits", journal=SqliteJournal(work / "R.db", run))
-            engine.post_sync(SqliteJournal(work / "R.db", run), "go", run)
+            engine.send_message_sync(SqliteJournal(work / "R.db", run), "go", run)
     lost = command("resume", "--due", "R.db", code=1)
     for run in ("a", "b"):
         make_due(run, work / "R.db")

@@ -309,7 +309,7 @@ def test_oldest_ended_runs_are_removed_and_resumable_ones_kept() -> None:
     user.write_text("journal.keep_bytes = 1")
     (runs() / f"{last}.before-1.jsonl").write_text("as it was before it was extended")
     for stem in (last, waiting):
-        FileJournal(runs() / f"{stem}.jsonl").mailbox().post(MailboxMessage(kind="input", value="to whoever holds it"))
+        FileJournal(runs() / f"{stem}.jsonl").mailbox().send(MailboxMessage(kind="input", value="to whoever holds it"))
     newest = done("newest")
 
     assert {waiting, newest} == {entry.stem for entry in list_recorded_runs()}

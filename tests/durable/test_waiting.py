@@ -54,14 +54,14 @@ RECEIVING = AgentDefinition("receiving", handle_steps=receiving_steps)
 async def test_messages_arrive_once_in_order_and_invalid_ones_are_skipped(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         run = await engine.submit("receiving")
-        await engine.post(run, "order", "no object", id="m0")
-        await engine.post(run, "order", {"n": 1}, id="m1")
-        await engine.post(run, "order", {"n": 1}, id="m1")
+        await engine.send_message(run, "order", "no object", id="m0")
+        await engine.send_message(run, "order", {"n": 1}, id="m1")
+        await engine.send_message(run, "order", {"n": 1}, id="m1")
     async with worker_of([RECEIVING], db) as engine:
         result = await engine.result(run, waits=True)
         assert [{"n": 1}, None] == result.output
         with pytest.raises(JournalError, match="takes no messages"):
-            await engine.post(run, "order", {})
+            await engine.send_message(run, "order", {})
 
 
 @pytest.mark.spec("waiting:WT31")
@@ -69,13 +69,13 @@ async def test_invalid_message_is_rejected_before_sending(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         run = await engine.submit("receiving")
         with pytest.raises(BadYield):
-            await engine.post(run, "no topic", 1)
+            await engine.send_message(run, "no topic", 1)
         with pytest.raises(InputError, match="path"):
-            await engine.post(run, "order", 1, path="child")
+            await engine.send_message(run, "order", 1, path="child")
         with pytest.raises(InputError, match="at most"):
-            await engine.post(run, "order", "x" * 1_100_000)
+            await engine.send_message(run, "order", "x" * 1_100_000)
         with pytest.raises(JournalError, match="no run"):
-            await engine.post("nobody", "order", 1)
+            await engine.send_message("nobody", "order", 1)
 
 
 def child_steps(ctx: StepContext):
@@ -162,7 +162,7 @@ async def test_mailbox_moves_with_the_run_of_a_journal(db: str, tmp_path):
     path = tmp_path / "run.jsonl"
     alone = Engine([RECEIVING], models=ScriptedModel([]))
     assert "suspended" == (await alone.run("receiving", journal=path)).status.value
-    assert await alone.post(path, "order", {"n": 7}, id="m7")
+    assert await alone.send_message(path, "order", {"n": 7}, id="m7")
     async with worker_of([RECEIVING], db) as engine:
         run = await engine.submit_journal(path)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
@@ -216,7 +216,7 @@ async def test_suspended_run_can_be_exported_and_leaves_no_orphan(db: str):
         with pytest.raises(JournalError, match="children in the background"):
             await engine.submit_journal(journal)
     async with worker_of([LEAVING], db) as engine:
-        await engine.post(run, "go", True)
+        await engine.send_message(run, "go", True)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
         assert "0" == result.output
         assert ["CANCELLED"] == [view.state for view in (await engine.operator.tree(run))[1:]]
@@ -242,9 +242,9 @@ HASTY = AgentDefinition("hasty", handle_steps=asking_in_a_race)
 async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
     async with worker_of([RACING, HASTY], db) as engine:
         run = await engine.submit("racing")
-        await engine.post(run, "word", "now")
+        await engine.send_message(run, "word", "now")
         await until(lambda: engine.operator.tree(run), lambda tree: len(tree) == 2)
-        await engine.post(run, "begun", None)
+        await engine.send_message(run, "begun", None)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
         assert [1, 0, 1, "now"] == result.output
         assert ["CANCELLED"] == [view.state for view in (await engine.operator.tree(run))[1:]]
@@ -290,8 +290,8 @@ async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Worke
             restart(name)
             await asyncio.sleep(1.5)
         kill("worker-2")
-        await engine.post(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
-        await engine.post(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
+        await engine.send_message(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
+        await engine.send_message(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
         restart("worker-2")
         await until(lambda: has_ended("1"), seconds=60)
         await engine.answer(run, {waiting.questions[0].id: "large"})

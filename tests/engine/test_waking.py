@@ -123,7 +123,7 @@ async def test_message_to_a_suspended_run_is_delivered_on_resume(journal: Journa
     """
     async with Engine([agent(receives)]) as engine:
         first = await engine.run("napper", journal=journal)
-        new = [await engine.post(journal, "go", {"n": 1}, id="one") for _ in range(2)]
+        new = [await engine.send_message(journal, "go", {"n": 1}, id="one") for _ in range(2)]
         second = await engine.resume(journal)
         again = await engine.replay(journal)
 
@@ -146,9 +146,9 @@ async def test_messages_come_in_order_and_one_for_another_topic_waits(journal: J
     async with Engine([agent(three)]) as engine:
         await engine.run("napper", journal=journal)
         for n in range(3):
-            await engine.post(journal, "a", n)
+            await engine.send_message(journal, "a", n)
         waits = await engine.resume(journal)
-        await engine.post(journal, "b", "now")
+        await engine.send_message(journal, "b", "now")
         result = await engine.resume(journal)
 
     assert ("b",) == tuple(one.topic for one in waits.waits_for)
@@ -167,7 +167,7 @@ async def test_message_from_another_sender_reaches_a_run_waiting_here(tmp_path: 
         engine.start("napper", journal=journal, wait_for_answers=None) as handle,
     ):
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, MailboxMessage(kind="message", topic="go", value=3))
+        await asyncio.to_thread(journal.mailbox().send, MailboxMessage(kind="message", topic="go", value=3))
         result = await asyncio.wait_for(handle.result(), 50)
 
     assert 3 == result.output
@@ -184,11 +184,18 @@ async def test_posted_message_is_on_disk_and_delivered_at_once(tmp_path: Path, h
         await asyncio.sleep(0)
         # The run ends with what it receives on "go": until then it may be found by its id.
         if how == "handle":
-            new = [handle.post("else", 2, id="x"), handle.post("else", 2, id="x"), handle.post("go", 3)]
+            new = [
+                handle.send_message("else", 2, id="x"),
+                handle.send_message("else", 2, id="x"),
+                handle.send_message("go", 3),
+            ]
         else:
             run: Any = handle if how == "engine" else handle.run_id
-            twice = [await engine.post(run, "else", 2, id="x"), await engine.post(run, "else", 2, id="x")]
-            new = [*twice, await engine.post(run, "go", 3)]
+            twice = [
+                await engine.send_message(run, "else", 2, id="x"),
+                await engine.send_message(run, "else", 2, id="x"),
+            ]
+            new = [*twice, await engine.send_message(run, "go", 3)]
         letter, _ = journal.mailbox().read()[0]
         result = await handle.result()
 
@@ -203,7 +210,7 @@ def test_synchronous_code_posts_too(tmp_path: Path) -> None:
     with Engine([agent(receives)]) as engine:
         engine.run_sync("napper", journal=tmp_path / "a.jsonl")
 
-        assert engine.post_sync(tmp_path / "a.jsonl", "go", 1)
+        assert engine.send_message_sync(tmp_path / "a.jsonl", "go", 1)
         assert 1 == engine.resume_sync(tmp_path / "a.jsonl").output
 
 
@@ -213,19 +220,19 @@ async def test_posting_to_an_invalid_or_missing_run_is_refused(journal: Journal)
         await engine.run("napper", journal=journal)
         for topic in ("", "two words", "x" * 201, "é"):
             with pytest.raises(BadYield):
-                await engine.post(journal, topic, 1)
+                await engine.send_message(journal, topic, 1)
         with pytest.raises(InputError):
-            await engine.post(journal, "go", "x" * 1_048_577)
+            await engine.send_message(journal, "go", "x" * 1_048_577)
         with pytest.raises(InputError):
-            await engine.post(journal, "go", 1, path="../x")
-        await engine.post(journal, "go", 1, id="one")
+            await engine.send_message(journal, "go", 1, path="../x")
+        await engine.send_message(journal, "go", 1, id="one")
         with pytest.raises(InputError, match="another letter with the id"):
-            await engine.post(journal, "go", 2, id="one")
+            await engine.send_message(journal, "go", 2, id="one")
         await engine.resume(journal)
         with pytest.raises(StepEngineError, match="has ended"):
-            await engine.post(journal, "go", 1)
+            await engine.send_message(journal, "go", 1)
         with pytest.raises(JournalMissing, match="neither a run that is under way"):
-            await engine.post("no-such-run.jsonl", "go", 1)
+            await engine.send_message("no-such-run.jsonl", "go", 1)
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -234,10 +241,10 @@ async def test_posting_to_a_missing_child_is_refused(journal: Journal) -> None:
         await engine.run("napper", journal=journal)
         for path in ("9", "9.9", "0.3"):
             with pytest.raises(StepEngineError, match="there is no run at the path"):
-                await engine.post(journal, "go", 1, path=path)
+                await engine.send_message(journal, "go", 1, path=path)
 
         assert [] == journal.mailbox().read()[0]
-        assert await engine.post(journal, "go", 1)
+        assert await engine.send_message(journal, "go", 1)
         assert 1 == (await engine.resume(journal)).output
 
 
@@ -267,9 +274,9 @@ async def test_message_to_an_unstarted_run_keeps_its_journal_valid(journal: Jour
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         for kind, topic in (("message", "go"), ("input", ""), ("cancel", "")):
-            journal.mailbox().post(MailboxMessage(kind=kind, value="stray", path="9.9", topic=topic))
+            journal.mailbox().send(MailboxMessage(kind=kind, value="stray", path="9.9", topic=topic))
         await engine.resume(journal)
-        await engine.post(journal, "go", 2)
+        await engine.send_message(journal, "go", 2)
         result = await engine.resume(journal)
 
     assert 2 == result.output
@@ -281,8 +288,8 @@ async def test_message_sent_before_its_child_begins_is_delivered(journal: Journa
     lead = AgentDefinition("lead", handle_steps=starts_late, spawnable_agents=["napper"])
     async with Engine([lead, agent(receives)]) as engine:
         await engine.run("lead", journal=journal)
-        journal.mailbox().post(MailboxMessage(kind="message", value="early", path="1", topic="go", id="early"))
-        await engine.post(journal, "begin", None)
+        journal.mailbox().send(MailboxMessage(kind="message", value="early", path="1", topic="go", id="early"))
+        await engine.send_message(journal, "begin", None)
         suspended = await engine.resume(journal)
         result = await engine.resume(journal) if suspended.status is RunStatus.SUSPENDED else suspended
         replayed = await engine.replay(journal)
@@ -299,8 +306,8 @@ async def test_message_to_a_missing_run_keeps_the_active_journal_valid(tmp_path:
         engine.start("napper", journal=journal, wait_for_answers=None) as handle,
     ):
         await asyncio.sleep(0)
-        handle.post("go", 1, path="9.9")
-        handle.post("go", 2)
+        handle.send_message("go", 1, path="9.9")
+        handle.send_message("go", 2)
         result = await handle.result()
         replayed = await engine.replay(journal)
 
@@ -316,9 +323,9 @@ async def test_message_against_the_schema_is_skipped_with_a_warning(
 
     async with Engine([agent(strict)]) as engine:
         await engine.run("napper", journal=journal)
-        await engine.post(journal, "go", [1], id="bad")
+        await engine.send_message(journal, "go", [1], id="bad")
         still = await engine.resume(journal)
-        await engine.post(journal, "go", {"n": 1})
+        await engine.send_message(journal, "go", {"n": 1})
         result = await engine.resume(journal)
 
     assert RunStatus.SUSPENDED is still.status
@@ -333,11 +340,11 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
         first = await engine.run("napper", journal=journal)
         (question,) = first.pending_questions
         box = journal.mailbox()
-        box.post(MailboxMessage(kind="answer", topic=question.id, value="perhaps"))
-        box.post(MailboxMessage(kind="answer", topic="q99", value="yes"))
+        box.send(MailboxMessage(kind="answer", topic=question.id, value="perhaps"))
+        box.send(MailboxMessage(kind="answer", topic="q99", value="yes"))
         left_out = await engine.resume(journal)
         again = await engine.resume(journal)
-        box.post(MailboxMessage(kind="answer", topic=question.id, value="yes"))
+        box.send(MailboxMessage(kind="answer", topic=question.id, value="yes"))
         result = await engine.resume(journal)
 
     assert RunStatus.SUSPENDED is left_out.status
@@ -350,7 +357,7 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
 async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> None:
     async with Engine([agent(asks)]) as engine:
         first = await engine.run("napper", journal=journal)
-        journal.mailbox().post(MailboxMessage(kind="answer", topic=first.pending_questions[0].id, value="yes"))
+        journal.mailbox().send(MailboxMessage(kind="answer", topic=first.pending_questions[0].id, value="yes"))
         result = await engine.resume(journal, answers={"Ship it?": "no"})
 
     assert "no" == str(result.output)
@@ -360,9 +367,9 @@ async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> N
 async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(MailboxMessage(kind="cancel", value="not needed"))
+        journal.mailbox().send(MailboxMessage(kind="cancel", value="not needed"))
         cancelled = await engine.resume(journal)
-        await engine.post(journal, "go", 1)
+        await engine.send_message(journal, "go", 1)
         result = await engine.resume(journal)
 
     assert RunStatus.CANCELLED is cancelled.status
@@ -375,7 +382,7 @@ async def test_posted_cancel_ends_a_run_that_waits_in_this_process(tmp_path: Pat
     journal = FileJournal(tmp_path / "a.jsonl")
     async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, MailboxMessage(kind="cancel", value=""))
+        await asyncio.to_thread(journal.mailbox().send, MailboxMessage(kind="cancel", value=""))
         result = await asyncio.wait_for(handle.result(), 50)
 
     assert RunStatus.CANCELLED is result.status
@@ -399,7 +406,7 @@ async def test_one_letter_cancels_once_however_many_wait_for_letters(
         return "paid"
 
     def cancel() -> None:
-        journal.mailbox().post(MailboxMessage(kind="cancel", value="stop"))
+        journal.mailbox().send(MailboxMessage(kind="cancel", value="stop"))
 
     def handle(ctx: Any) -> Any:
         yield Perform(cancel)
@@ -426,7 +433,7 @@ async def test_posted_answer_counts_once_with_many_readers(tmp_path: Path, monke
     async def send() -> None:
         await until(lambda: handle.questions)
         letter = MailboxMessage(kind="answer", topic=handle.questions[0].id, value="yes")
-        await asyncio.to_thread(journal.mailbox().post, letter)
+        await asyncio.to_thread(journal.mailbox().send, letter)
         is_sent.set()
 
     def looks_too(ctx: Any) -> Any:
@@ -457,9 +464,9 @@ async def test_a_text_by_letter_is_said_to_the_run(journal: Journal) -> None:
 
     async with Engine([agent(heard)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(MailboxMessage(kind="input", value="be quick"))
+        journal.mailbox().send(MailboxMessage(kind="input", value="be quick"))
         await engine.resume(journal)
-        await engine.post(journal, "go", 1)
+        await engine.send_message(journal, "go", 1)
         result = await engine.resume(journal)
         again = await engine.replay(journal)
 
@@ -491,7 +498,7 @@ async def test_undelivered_message_of_a_parent_survives_a_crash(tmp_path: Path) 
     async with Engine([whole, agent(child, "child")], models=ScriptedModel([text("ok")])) as engine:
         first = await engine.run("napper", journal=journal)
         where = next(one.path for one in first.waits_for if one.kind == "message")
-        await engine.post(journal, "later", None, path=where)
+        await engine.send_message(journal, "later", None, path=where)
         result = await engine.resume(journal)
         again = await engine.replay(journal)
 
@@ -655,7 +662,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
         await waker(place, engine, told, week).once()
         woken = {one.run: one.result and one.result.output for one in told}
         told.clear()
-        SqliteJournal(place, "q").mailbox().post(MailboxMessage(kind="answer", topic="q0", value="yes"))
+        SqliteJournal(place, "q").mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
         with open_wake_index(place) as index:
             assert index.post_arrived("q", "answer")
         await waker(place, engine, told, week).once()
@@ -741,7 +748,7 @@ async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path:
         task = asyncio.create_task(waker(place, engine, told, clock=clock).watch(0.02))
         await asyncio.sleep(0.08)
         assert [] == told
-        await engine.post(SqliteJournal(place, "r"), "go", 1)
+        await engine.send_message(SqliteJournal(place, "r"), "go", 1)
         await until(lambda: told)
         await engine.run("sleeps", "600", journal=SqliteJournal(place, "s"))
         await asyncio.sleep(0.08)
@@ -909,7 +916,7 @@ async def test_message_written_during_suspension_makes_the_run_due(
         return (yield from Receive("go"))
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
-        journal.mailbox().post(MailboxMessage(kind="message", topic="go", value=1, id="late"))
+        journal.mailbox().send(MailboxMessage(kind="message", topic="go", value=1, id="late"))
         run.mail.store_message(Message("late", "", "go", 1))
         return find_entry(run, *given)
 
@@ -938,7 +945,7 @@ async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: J
     indexed(place)
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(MailboxMessage(kind="message", topic="go", value=1, path="7"))
+        journal.mailbox().send(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         await engine.resume(journal)
         with open_wake_index(place) as index:
             assert [] == index.list_due(datetime.now(UTC))
@@ -956,7 +963,7 @@ async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journ
     indexed(place)
     async with Engine([agent(receives_two)]) as engine:
         await engine.run("napper", journal=journal)
-        await engine.post(journal, "go", 1)
+        await engine.send_message(journal, "go", 1)
         for _ in range(2):
             waiting = await engine.resume(journal)
             assert RunStatus.SUSPENDED is waiting.status
@@ -964,7 +971,7 @@ async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journ
                 assert [] == index.list_due(datetime.now(UTC))
                 index.renew()
                 assert [] == index.list_due(datetime.now(UTC))
-        await engine.post(journal, "go", 2)
+        await engine.send_message(journal, "go", 2)
         result = await engine.resume(journal)
 
     assert [1, 2] == result.output
@@ -1001,16 +1008,16 @@ async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
         async with engine.start("napper", journal=one, wait_for_answers=None) as handle:
             await until(lambda: handle.questions)
             await asyncio.to_thread(
-                one.mailbox().post, MailboxMessage(kind="answer", topic=handle.questions[0].id, value="perhaps")
+                one.mailbox().send, MailboxMessage(kind="answer", topic=handle.questions[0].id, value="perhaps")
             )
             with pytest.raises(TimeoutError):  # that is not an option
                 await asyncio.wait_for(handle.wait(), 1.5)
             letter = MailboxMessage(kind="answer", topic=handle.questions[0].id, value="yes")
-            await asyncio.to_thread(one.mailbox().post, letter)
+            await asyncio.to_thread(one.mailbox().send, letter)
             result = await asyncio.wait_for(handle.result(), 50)
         async with engine.start("both", journal=two) as handle:
             await until(lambda: two.is_there() and open_questions(two.history()))
-            await asyncio.to_thread(two.mailbox().post, MailboxMessage(kind="answer", topic="q0", value="no"))
+            await asyncio.to_thread(two.mailbox().send, MailboxMessage(kind="answer", topic="q0", value="no"))
             suspended = await handle.result()
         gone_on = await engine.resume(two)
 
@@ -1031,8 +1038,8 @@ async def test_answer_read_during_suspension_makes_the_run_due(
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
         (question,) = open_questions(journal.history())
-        box.post(MailboxMessage(kind="answer", topic=question, value="yes"))
-        box.post(MailboxMessage(kind="message", topic="go", value=1, path="7"))
+        box.send(MailboxMessage(kind="answer", topic=question, value="yes"))
+        box.send(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
         return find_entry(run, *given)
 

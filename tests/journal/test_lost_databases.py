@@ -144,10 +144,10 @@ def test_message_is_rejected_when_the_database_is_lost(path: Path, harm) -> None
     run_that_performs(int, journal)
     writer = journal.writer()
     try:
-        journal.mailbox().post(MailboxMessage(kind="message", topic="t", id="1"))
+        journal.mailbox().send(MailboxMessage(kind="message", topic="t", id="1"))
         harm(path)
         with pytest.raises(JournalError):
-            journal.mailbox().post(MailboxMessage(kind="message", topic="t", id="2"))
+            journal.mailbox().send(MailboxMessage(kind="message", topic="t", id="2"))
     finally:
         writer.close()
 

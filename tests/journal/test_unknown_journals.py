@@ -383,7 +383,7 @@ def test_mailbox_answer_next_to_an_unknown_journal_approves_nothing(
         return Intent(record.path, record.seq, freeze({**form, "purpose": "question"}), record.fp)
 
     journal.replace([lie(record) for record in journal.records()])
-    journal.mailbox().post(MailboxMessage(kind="answer", topic=question.id, value="yes"))
+    journal.mailbox().send(MailboxMessage(kind="answer", topic=question.id, value="yes"))
     become_somebody_else(monkeypatch, tmp_path)
     with Engine([agent], permissions=ASKS) as engine:
         result = engine.resume_sync(journal)

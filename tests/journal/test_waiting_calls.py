@@ -281,7 +281,7 @@ async def test_early_result_settles_that_the_call_happened() -> None:
     place = next(a for a, i in journal.history().open.items() if i.type == "tool_call")
     assert ["doubt:#0"] == [one.id for one in make_doubt_questions(journal.history())]
     message = make_result_message(place, "it was booked")
-    journal.mailbox().post(
+    journal.mailbox().send(
         MailboxMessage(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
     )
 
@@ -304,11 +304,11 @@ async def test_posted_result_is_stored_before_the_post_returns() -> None:
         async for event in handle.events():
             if event.type == "tool_started":
                 city = event.input["city"]
-                assert handle.post_tool_result(event.tool_call_id, RESULTS[city], path=event.path)
+                assert handle.store_tool_result(event.tool_call_id, RESULTS[city], path=event.path)
                 assert RESULTS[city] == journal.mailbox().read()[0][-1].value
         assert [*RESULTS.values()] == (await handle.result()).output
         with pytest.raises(ToolError):
-            handle.post_tool_result("nothing", "x")
+            handle.store_tool_result("nothing", "x")
 
 
 @pytest.mark.parametrize(("topic", "value"), [("", 1), ("-1", 1), ("\u0663", 1), ("9" * 16, 1), (3, 1), ("1", {1, 2})])

@@ -289,7 +289,7 @@ def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: 
             journal = place / f"{asked.rpartition('/')[2]}.jsonl"
             shutil.copy(journal, place / "stranger.jsonl")
             prepared = MailboxMessage(kind="answer", topic=question, value="Tuesday")
-            FileJournal(place / "stranger.jsonl").mailbox().post(prepared)
+            FileJournal(place / "stranger.jsonl").mailbox().send(prepared)
     with server.running():
         assert server.ask("POST", f"{path}/messages", {"topic": "go", "value": 7}) == (
             202,
@@ -616,7 +616,7 @@ def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatc
         path = server.start("talking")
         journal = FileJournal(tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl")
         until(lambda: journal.is_there() and journal.history().facts.pending_results)
-        monkeypatch.setattr(RunHandle, "post_tool_result", not_yet)
+        monkeypatch.setattr(RunHandle, "store_tool_result", not_yet)
         unknown, said = server.ask("POST", f"{path}/tool-results/c9", {"result": 1})
         given, _ = server.ask("POST", f"{path}/tool-results/c1", {"result": "at last"})
         ended = server.look(path, until="completed")

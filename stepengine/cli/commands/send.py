@@ -128,7 +128,7 @@ class _Outgoing:
     async def send_to_database(self, operator: Operator, run: str) -> bool | None:
         """Send it to a durable run; return whether a message is new, ``None`` if unknown."""
         if self.topic:
-            return await operator.post(run, self.topic, self.content, id=self.id, path=self.path)
+            return await operator.send_message(run, self.topic, self.content, id=self.id, path=self.path)
         if self.answers:
             await operator.answer(run, self.answers)
         else:

@@ -256,11 +256,11 @@ def _check_mailbox(make: MakeJournal) -> None:
     sent = [MailboxMessage(kind="message", topic="news", value=number) for number in range(3)]
     place = 0
     for letter in sent:
-        require(make("mailbox").mailbox().post(letter), "a new message is reported as known")
+        require(make("mailbox").mailbox().send(letter), "a new message is reported as known")
         require(box.has_changed(place), "`has_changed` is false after a message")
         found, place = box.read(place)
         require_equal([letter.id], [one.id for one in found], "messages after the position")
-    require(not make("mailbox").mailbox().post(sent[0]), "the same message is stored twice")
+    require(not make("mailbox").mailbox().send(sent[0]), "the same message is stored twice")
     require_equal([one.id for one in sent], [one.id for one in box.read()[0]], "all messages")
     make("mailbox").discard()
     _append_records(make("mailbox"), _make_records(2))
