@@ -1,8 +1,8 @@
 """
-``DeploymentMaintenance``: what keeps a deployment alive: who works and who is dead, taking over, cleaning up, tables.
+``DeploymentMaintenance``: lists live and dead workers, takes over runs, deletes old runs, and creates the tables.
 
-The open-source package lets nobody go on with a dead worker's runs by itself. Here somebody does: a worker holds a lock for as
-long as it lives, and ``takeover`` gives the runs of one whose lock is free back to their queues.
+DBOS leaves the runs of a dead worker to a restart of that worker. Here a worker holds a lock for as long as it lives, and ``takeover``
+returns the runs of a worker whose lock is free to their queues.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ReleaseView:
 @frozen
 class QueueView:
     """
-    A queue as it stands in the database, which is what holds.
+    The settings of a queue in the database. Workers follow these and not the ones that they were started with.
 
     Attributes:
         name: ``se.POOL.dDEPTH``.
@@ -188,7 +188,7 @@ class QueueView:
 @frozen
 class RateView:
     """
-    What is asked of one provider with one key, by all workers that limit it.
+    The load of one provider account: the requests of all workers that limit it.
 
     Attributes:
         account: The provider's prefix, and the fingerprint of the key.

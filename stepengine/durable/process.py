@@ -56,7 +56,7 @@ MAX_EXECUTOR_THREADS = 64
 WATCH_SECONDS = 0.5
 """How fast a cancelled run stops here: a person sees it happen, and one small query twice in a second is cheap."""
 PATIENCE_SECONDS = 1.0
-"""The server needs a moment to notice that a process has ended; a second covers that and delays nobody who stops a worker."""
+"""The server needs a moment to notice that a process has ended. A second is enough, and a person who stops a worker accepts it."""
 SETTLE_SECONDS = 0.1
 """Queries that are in progress take milliseconds."""
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"

@@ -1,8 +1,7 @@
 """
-The register of a deployment: whose runs these are, what was asked for, and under which key, in the database beside the runs.
+The register of a deployment: the owner, the request and the key of each served run, in a table next to the runs.
 
-What a run does, and how it ended, the database knows already. Here stands what has to be known before there is a run: a row is written
-before anything is submitted, so that whoever looks after the register submits what a process that died had promised.
+A row is written before the run is submitted. If the process dies in between, another server finds the row and submits the run.
 """
 
 from __future__ import annotations

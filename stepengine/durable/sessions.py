@@ -1,9 +1,9 @@
 """
-Sessions of durable runs: whose turn it is, what a turn goes on from, and what it leaves for the next one.
+Sessions of durable runs: the order of turns, the state that a turn starts from, and the state that it stores for the next turn.
 
-The runs are all there is. A turn is a root run whose attributes name its session and its number. It stands in line, in a queue
-that no worker listens to, until every turn before it is over; then whoever sees that first puts it where workers take it from.
-Its first step records the end of the last turn, and that is what it goes on from, whoever executes it and however often.
+No table but that of the runs is used. A turn is a root run whose attributes name its session and its number. It waits in a queue that no
+worker reads until all earlier turns are over. The first process that notices this moves it to the queue of its pool. The first step of
+a turn records the end of the last turn. Each execution of the turn starts from that record.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class TurnView:
 
     @property
     def place(self) -> tuple[int, str]:
-        """What says which of two turns is the earlier one."""
+        """The sort key of the turn: of two turns, the one with the smaller key is earlier."""
         return self.number, self.run
 
     @property
@@ -574,7 +574,7 @@ def _get_state_after(form: Mapping[str, Any]) -> object:
 
 
 def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
-    """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
+    """Return the order of a turn with the state of the turn before it; a state that the caller gave replaces that of the session."""
     stored = found["state"]
     return attrs.evolve(
         order,
@@ -585,7 +585,7 @@ def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> Submitte
 
 
 def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
-    """Return what a turn stores for the next one besides its state; a refused turn stores what it found."""
+    """Return the members that a turn stores for the next one besides its state; a refused turn stores those of the turn before."""
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]
     if not began:

@@ -40,7 +40,7 @@ PAUSE_FACTOR = 1.5
 LOOK_TIMEOUT_SECONDS = 5.0
 """A query takes milliseconds. A database that is away longer must not hold up a request for what is known already."""
 SETTLE_SECONDS = 0.005
-"""What the driver makes of news takes it a moment; what it makes later is found at the next look."""
+"""The driver turns new records into events within milliseconds; later events are found by the next look."""
 
 
 class RecordLooks:

@@ -1,4 +1,4 @@
-"""What callers may say about runs, and what an engine takes for models, sessions and dependencies."""
+"""The options of runs, and the types of the models, sessions and dependencies that an engine accepts."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class StartResumeOptions(ResumeOptions, total=False):
 
 class ForkOptions(TypedDict, total=False):
     """
-    What ``fork`` takes beside a journal; for what it takes with ``tools=`` see ``RecordedForkOptions``.
+    The options of ``fork``; for a fork with ``tools=`` see ``RecordedForkOptions``.
 
     Attributes:
         at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.

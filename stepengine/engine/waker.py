@@ -49,7 +49,7 @@ BATCH_RUNS = 100
 @frozen(kw_only=True)
 class WakeResult:
     """
-    What became of a run that was due.
+    The result of an attempt to resume a run that was due.
 
     Attributes:
         run: Its name in the place: that of a file, or of a run in a database.

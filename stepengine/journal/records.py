@@ -35,7 +35,7 @@ from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 SIGNED = "signature"
 """The type of the input that a signature is recorded as."""
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading foreign data raises when they are not what they should be; ``DataError`` is said apart."""
+"""The errors of reading malformed data from outside, except ``DataError``, which is handled separately."""
 
 # Bounds for numbers that come from a file: whoever wrote it may have put in one with a million digits.
 MAX_SEQ = 10**9

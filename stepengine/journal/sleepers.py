@@ -35,7 +35,7 @@ logger = logging.getLogger("stepengine.journal")
 
 SUFFIX = ".jsonl"
 ASIDE = "before-"
-"""What stands before the number in the name of what ``extend`` put aside: nobody goes on with that."""
+"""The prefix of the file names of journals that ``extend`` replaced; their runs are never resumed."""
 
 
 @frozen

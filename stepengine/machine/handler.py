@@ -512,4 +512,4 @@ ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {
     y.GenerateN: _answer_generate,
     y.StepText: _answer_step_text,
 }
-"""How what is yielded is carried out; what is not named stands alone."""
+"""The function that carries out each kind of yield. Kinds without a row of their own are performed as single effects."""

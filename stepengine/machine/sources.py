@@ -248,11 +248,11 @@ class RunSources:
     # --- what is handed on ------------------------------------------------------------------------------------------
 
     def make_body_index(self) -> Provenance:
-        """Return what the body of a tool knows when it begins: what its caller does."""
+        """Return the provenance that the body of a tool starts with: that of its caller."""
         return Provenance(self.index)
 
     def make_child_index(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
-        """Return what a child knows when it begins; one that continues the conversation knows what this run does."""
+        """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
         child = Provenance(self.index) if inherits else self.index.for_prompt([prompt, params])
         if inherits:
             child.add(Source("prompt"), [prompt, params], taints=False)

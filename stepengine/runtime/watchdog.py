@@ -36,7 +36,7 @@ RUNS_A_LOOP = frozenset(
     fn.__code__
     for fn in (asyncio.Runner.run, asyncio.BaseEventLoop.run_forever, asyncio.BaseEventLoop.run_until_complete)
 )
-"""Below these stands whoever started the loop and waits for its end; that is nobody who blocks it."""
+"""The frames below these started the loop and wait for its end; they do not block it."""
 
 
 MODELS = f"{PACKAGE}models/"
