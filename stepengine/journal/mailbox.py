@@ -4,7 +4,7 @@ The mailbox of a journal: messages to its run from other processes.
 A journal belongs to one process while its run lives. Whoever else has something for the run posts it here, from any process
 and thread, and the holder reads it. Letters are only ever added, and one that was posted survives what its journal survives.
 
-A letter is stored with the id of the run that its journal held when it was posted: one that nobody read before the journal
+A mailbox message is stored with the id of the run that its journal held when it was posted: one that nobody read before the journal
 was removed never reaches another run that takes its name.
 """
 
@@ -93,7 +93,7 @@ def _freeze_value(value: Any) -> Any:
     try:
         return freeze(value)
     except DataError as error:
-        msg = f"the value of a letter is JSON: {error}"
+        msg = f"the value of a mailbox message is JSON: {error}"
         raise InputError(msg) from error
 
 
@@ -107,7 +107,7 @@ class MailboxMessage:
             for a text that its next model call sees, ``"result"`` for what came of a call of a deferred tool.
         value: JSON of at most 1 MiB. Of a message and a result anything; of an answer a bool, a text, or the stored form of an
             ``Answer``; of the others a text: the reason, or what is said.
-        id: 1 to 200 printable characters, once in a mailbox: whoever is not sure that a letter arrived posts it again with the
+        id: 1 to 200 printable characters, once in a mailbox: whoever is not sure that a mailbox message arrived posts it again with the
             same id. Made up by default.
         path: Which run of the tree it is for, such as ``"3.2"``; ``""`` (default) for the root.
         topic: Of a message 1 to 200 ASCII letters, digits and ``_ - . : /``; of an answer the question's id; of a result the
@@ -133,25 +133,27 @@ class MailboxMessage:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """The members in which two letters with one id must agree."""
+        """The members in which two mailbox messages with one id must agree."""
         return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
 def _find_letter_problem(letter: MailboxMessage) -> str:
-    """Return the reason why a letter is invalid, or ``""``."""
+    """Return the reason why a mailbox message is invalid, or ``""``."""
     if type(letter.kind) is not str or letter.kind not in KINDS:
-        return f"a letter is one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
+        return (
+            f"a mailbox message is one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
+        )
     if not _is_valid_name(letter.id):
-        return f"the id of a letter has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
+        return f"the id of a mailbox message has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
     try:
         is_path = type(letter.path) is str and len(letter.path) <= MAX_PATH_CHARS
         check_address(letter.path if is_path else "?", 0)
     except ValueError:
-        return f'a letter goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
+        return f'a mailbox message goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
     sent = letter.sent
     # What is near the ends of the calendar cannot be told in another time zone.
     if not isinstance(sent, datetime) or sent.tzinfo is None or not 1 < sent.year < LAST_YEAR:
-        return f"a letter was sent at a time with its zone, not at {_shorten_value(sent)}"
+        return f"a mailbox message was sent at a time with its zone, not at {_shorten_value(sent)}"
     return _find_topic_problem(letter) or _find_value_problem(letter)
 
 
@@ -167,7 +169,7 @@ def _find_topic_problem(letter: MailboxMessage) -> str:
         if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
             return f"the topic of a result is the number of its call, such as '3', not {given}"
     elif topic != "":
-        return f"a letter of the kind {letter.kind!r} has no topic, and {given} was given"
+        return f"a mailbox message of the kind {letter.kind!r} has no topic, and {given} was given"
     return ""
 
 
@@ -183,10 +185,12 @@ def _find_value_problem(letter: MailboxMessage) -> str:
         if not is_answer:
             return f"an answer is a bool, a text or the stored form of an Answer, not {_shorten_value(value)}"
     if letter.kind in ("cancel", "input") and not isinstance(value, str):
-        return f"the value of a letter of the kind {letter.kind!r} is a text, not {_shorten_value(value)}"
+        return f"the value of a mailbox message of the kind {letter.kind!r} is a text, not {_shorten_value(value)}"
     size = len(to_compact_json(value).encode())
     if size > MAX_VALUE_BYTES:
-        return f"the value of a letter has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
+        return (
+            f"the value of a mailbox message has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
+        )
     return ""
 
 
@@ -204,14 +208,14 @@ def _shorten_value(value: object) -> str:
 
 
 class StoredMessage(NamedTuple):
-    """A redacted letter and the run it is for, as a mailbox stores it."""
+    """A redacted mailbox message and the run it is for, as a mailbox stores it."""
 
     run: str
     letter: MailboxMessage
 
     @property
     def line(self) -> bytes:
-        """The letter as a line with its newline."""
+        """The mailbox message as a line with its newline."""
         letter = self.letter
         members = {
             "run": self.run, "id": letter.id, "kind": letter.kind, "path": letter.path, "topic": letter.topic,
@@ -221,18 +225,18 @@ class StoredMessage(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """The start of its line, which only letters with its id have."""
+        """The start of its line, which only mailbox messages with its id have."""
         # `run` and `id` are the first members of a line, so that a sender which looks for its id compares bytes and
-        # reads no JSON: 10,000 letters are looked through for each one that is posted.
+        # reads no JSON: 10,000 mailbox messages are looked through for each one that is posted.
         return to_compact_json({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
 
     @classmethod
     def read(cls, line: bytes, where: object) -> StoredMessage | None:
         """
-        Parse a line without its newline; return ``None`` for a kind of letter that this version does not know.
+        Parse a line without its newline; return ``None`` for a kind of mailbox message that this version does not know.
 
         Raises:
-            JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
+            JournalCorrupt: for what is not a mailbox message; it begins with *where*, a text or what has one.
         """
         if len(line) >= MAX_LETTER_BYTES or verify_checksum(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
@@ -248,7 +252,7 @@ class StoredMessage(NamedTuple):
                 raise TypeError(msg)
             return cls(members["run"], MailboxMessage(**given))
         except (StepEngineError, *UNREADABLE) as error:
-            msg = f"{where} is not a letter: {type(error).__name__}: {error}"
+            msg = f"{where} is not a mailbox message: {type(error).__name__}: {error}"
             raise JournalCorrupt(msg) from error
 
 
@@ -270,7 +274,7 @@ class MailboxOwner(Protocol):
 
 class Mailbox(abc.ABC):
     """
-    The letters to the run of a journal; ``Journal.mailbox()`` gives it.
+    The mailbox messages to the run of a journal; ``Journal.mailbox()`` gives it.
 
     All of it may be done in any process and thread, and waits for the disk: not to be done in an event loop.
 
@@ -291,18 +295,18 @@ class Mailbox(abc.ABC):
 
     def send(self, letter: MailboxMessage) -> bool:
         """
-        Store a letter durably, redacted by the journal's rules; return whether it is new.
+        Store a mailbox message durably, redacted by the journal's rules; return whether it is new.
 
         Returns:
             Whether it was added: ``False`` when it is there already.
 
         Raises:
-            InputError: when another letter has this id; when its id or topic holds a secret.
+            InputError: when another mailbox message has this id; when its id or topic holds a secret.
             SecretFound: as recording does.
             JournalMissing: when the journal holds no run.
             JournalLocked: when a sender of another process holds the mailbox and does nothing.
             JournalCorrupt: when the journal does not begin as one.
-            JournalWriteFailed: when the mailbox is full (10,000 letters or 64 MiB), or cannot be written.
+            JournalWriteFailed: when the mailbox is full (10,000 mailbox messages or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
         return self._add_letter(StoredMessage(self._run_id(), self._redact_letter(letter)))
@@ -310,9 +314,9 @@ class Mailbox(abc.ABC):
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
         """
-        Return the letters after a position, in order of arrival, and the new position.
+        Return the messages after a position, in order of arrival, and the new position.
 
-        Only what is new is read. A letter is given at least once: one that was read before its sender had it on the disk may come
+        Only what is new is read. A mailbox message is given at least once: one that was read before its sender had it on the disk may come
         again at another place after a power cut, so whoever must not take it twice knows it by its id. Letters of kinds
         that this version does not know are left out.
 
@@ -320,56 +324,54 @@ class Mailbox(abc.ABC):
             after: A place that an earlier reading returned; 0 is the beginning.
 
         Raises:
-            JournalCorrupt: when a letter that is not the last one is damaged; it says which.
+            JournalCorrupt: when a mailbox message that is not the last one is damaged; it says which.
             JournalError: when the mailbox cannot be read, or somebody else could have written it.
         """
 
     @abc.abstractmethod
     def has_changed(self, after: int) -> bool:
-        """Return whether there may be letters after a position; a cheap check."""
+        """Return whether there may be mailbox messages after a position; a cheap check."""
 
     @abc.abstractmethod
     def _add_letter(self, stored: StoredMessage) -> bool: ...
 
     def _run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
-        # sender keeps its mailbox, and a letter never reaches that run.
+        # sender keeps its mailbox, and a mailbox message never reaches that run.
         head = self._journal.head()
         if head is None:
             raise self._journal.make_missing_error()
         return head.run
 
     def _redact_letter(self, letter: MailboxMessage) -> MailboxMessage:
-        """Return a letter redacted by the journal's rules."""
+        """Return a mailbox message redacted by the journal's rules."""
         redactor = self._journal.redactor
-        # Nothing is taken out of an id or a topic: the letter would be found under another name than its sender knows,
+        # Nothing is taken out of an id or a topic: the message would be found under another name than its sender knows,
         # and posted a second time.
         for what, text in (("id", letter.id), ("topic", letter.topic)):
             if redactor.suspicious(text) and redactor.text(text) != text:
-                msg = f"the {what} of a letter holds a secret; it is written as it is, so nothing was sent"
+                msg = f"the {what} of a mailbox message holds a secret; it is written as it is, so nothing was sent"
                 raise InputError(msg)
         text = to_compact_json(letter.value)
         if not redactor.suspicious(text):
             return letter
         value = redactor.redact_for_run(letter.value)
         if redactor.shapes:
-            redactor.refuse(value, "the letter")
+            redactor.refuse(value, "the message")
         return attrs.evolve(letter, value=value)
 
     def _check_same(self, stored: StoredMessage, known: StoredMessage | None) -> None:
-        """Raise if the stored letter with the same id differs."""
+        """Raise if the stored mailbox message with the same id differs."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
         if known is None or known.letter.content != stored.letter.content:
-            msg = (
-                f"{self.name} has another letter with the id {stored.letter.id!r}; every letter needs an id of its own"
-            )
+            msg = f"{self.name} has another mailbox message with the id {stored.letter.id!r}; every message needs an id of its own"
             raise InputError(msg)
 
     def _check_room(self, letters: int, size: int) -> None:
-        """Raise if the mailbox would hold too many letters or bytes."""
+        """Raise if the mailbox would hold too many mailbox messages or bytes."""
         if letters > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
-            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
+            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
 
 
@@ -387,7 +389,7 @@ class MemoryMailbox(Mailbox):
         self._lock = Lock()
 
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
-        """Return the letters after a position, and the new position."""
+        """Return the messages after a position, and the new position."""
         head = self._journal.head()
         with self._lock:
             new = self._letters[max(after, 0) :]
@@ -395,7 +397,7 @@ class MemoryMailbox(Mailbox):
         return [each.letter for each in new if head is not None and each.run == head.run], place
 
     def has_changed(self, after: int) -> bool:
-        """Return whether there are letters after a position."""
+        """Return whether there are mailbox messages after a position."""
         return len(self._letters) > after
 
     def _add_letter(self, stored: StoredMessage) -> bool:
@@ -452,7 +454,7 @@ class StoreMailbox(Mailbox):
     """
     A mailbox of lines in stored bytes. A position is a number of bytes.
 
-    A line that was cut off when its sender was killed is not a letter, and the next sender removes it.
+    A line that was cut off when its sender was killed is not a mailbox message, and the next sender removes it.
 
     Args:
         journal: The journal.
@@ -464,7 +466,7 @@ class StoreMailbox(Mailbox):
         self._store = store
 
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
-        """Return the letters after a position, and the new position; all letters if the store is shorter or new."""
+        """Return the messages after a position, and the new position; all mailbox messages if the store is shorter or new."""
         data, start = self._read_after(max(after, 0))
         if not data:
             return [], start
@@ -483,7 +485,7 @@ class StoreMailbox(Mailbox):
         return letters, start
 
     def has_changed(self, after: int) -> bool:
-        """Return whether there are letters after a position."""
+        """Return whether there are mailbox messages after a position."""
         return bool(self._read_from_store(after))
 
     def _read_after(self, after: int) -> tuple[bytes, int]:
@@ -492,7 +494,7 @@ class StoreMailbox(Mailbox):
         if not after:
             return data, 0
         # A place that does not stand behind a newline is of another mailbox, which was removed with its journal; all
-        # is read then. That gives letters again in the worst case, and whoever takes them knows them by their ids.
+        # is read then. That gives mailbox messages again in the worst case, and whoever takes them knows them by their ids.
         return (data[1:], after) if data.startswith(b"\n") else (self._read_from_store(0), 0)
 
     def _add_letter(self, stored: StoredMessage) -> bool:
@@ -512,10 +514,10 @@ class StoreMailbox(Mailbox):
 
     def _prepare_append(self, stored: StoredMessage) -> int | None:
         """
-        Return where the letter has to be appended, ``None`` if it is stored already. What is behind that is removed.
+        Return where the message has to be appended, ``None`` if it is stored already. What is behind that is removed.
 
         Raises:
-            InputError: when another letter has its id.
+            InputError: when another mailbox message has its id.
             JournalWriteFailed: when the mailbox is full.
         """
         content, key = self._read_from_store(0), stored.key
@@ -528,7 +530,7 @@ class StoreMailbox(Mailbox):
                     return None
                 end, count, last = end + len(line), count + 1, line
         # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
-        # its newline the next letter would be the end of that line, and both would be lost.
+        # its newline the next mailbox message would be the end of that line, and both would be lost.
         if end == len(content) and last and verify_checksum(last[:-1], 0) is None:
             end, count = end - len(last), count - 1
         if end < len(content):
@@ -647,7 +649,7 @@ class _LetterFile:
 
     def truncate_bytes(self, size: int) -> None:
         os.ftruncate(self._locked.descriptor, size)
-        # The cut is on the disk before the letter is: after a power cut a file might else have its old length and
+        # The cut is on the disk before the message is: after a power cut a file might else have its old length and
         # the new bytes in the midst of the old ones.
         if self._sync is not None:
             os.fsync(self._locked.descriptor)
@@ -655,7 +657,7 @@ class _LetterFile:
     def lock(self) -> Callable[[], None]:
         """Open and lock the file; a missing one is created."""
         # The file may be removed with its journal between opening and locking it: the lock would be that of a file
-        # without a name, and a letter in it reach nobody. So it is looked at again under the lock, and begun anew when
+        # without a name, and a mailbox message in it reach nobody. So it is looked at again under the lock, and begun anew when
         # it is another one.
         while True:
             descriptor = self._open_file(REOPENED)
@@ -706,7 +708,7 @@ class _LetterFile:
             import fcntl
         except ImportError:
             return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
-        # Patience is measured from the last letter and not from the beginning: many senders at once are slow, and none
+        # Patience is measured from the last mailbox message and not from the beginning: many senders at once are slow, and none
         # is stuck. A process that was stopped with the lock makes the file no longer, and five seconds later the error
         # names it.
         until, seen = 0.0, -1
@@ -746,7 +748,7 @@ class _LetterFile:
         if os.name != "posix":
             return
         try:
-            # A letter can allow a tool call. So whoever can write the mailbox can do what the run can: only who owns
+            # A mailbox message can allow a tool call. So whoever can write the mailbox can do what the run can: only who owns
             # the journal, and could write that as well, is believed.
             owner = self._of.stat().st_uid
         except FileNotFoundError:
@@ -755,6 +757,6 @@ class _LetterFile:
             whose = "belongs to somebody else" if status.st_uid != owner else "may be written by others"
             msg = (
                 f"{self._path} {whose} than the journal, so anybody may have posted what is in it; remove it, or make it private "
-                "if you trust its letters"
+                "if you trust its messages"
             )
             raise JournalError(msg)

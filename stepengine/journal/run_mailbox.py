@@ -92,7 +92,7 @@ class RunMailbox:
         box = self.open_mailbox()
         if box is None or not self._run.writer.has_opened:
             return ()
-        async with self._looking:  # two at once would find the same letters, and each do what they say
+        async with self._looking:  # two at once would find the same mailbox messages, and each do what they say
             letters, self._place = await self._run.writer.run_blocking(partial(_read_new_letters, box, self._place))
         # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
@@ -112,7 +112,7 @@ class RunMailbox:
         return not path or known or get_start_address(path) in self._begun
 
     def register_run(self, address: Address) -> None:
-        """Register a started run, so that its letters are delivered."""
+        """Register a started run, so that its messages are delivered."""
         self._begun.add(address)
 
     def refuse(self, message: Message, why: str) -> None:
@@ -153,7 +153,7 @@ class RunMailbox:
         return self._box
 
     def collect(self, history: History, *, asks_again: bool) -> None:
-        """Read the letters posted while no process ran the run; answers apply now, others wait for its start."""
+        """Read the messages posted while no process ran the run; answers apply now, others wait for its start."""
         self._known = list_message_ids(history)
         box = self.open_mailbox()
         if box is None or not self._run.mode.appends_to_source(history):
@@ -177,10 +177,10 @@ class RunMailbox:
                 self._record_refusal(letter, f"{letter.topic!r} is not a question of this run")
 
     def _apply_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
-        """Use a letter as the answer to a question, unless the caller answers it."""
+        """Use a mailbox message as the answer to a question, unless the caller answers it."""
         answer = parse_answer(letter.value)
         problem = answer_problem(answer, question)
-        # Whoever wrote the journal could put a letter beside it, and say of a permission that it is another question.
+        # Whoever wrote the journal could put a mailbox message beside it, and say of a permission that it is another question.
         if asks_again:
             problem = f"{question.id!r} is asked again, since whoever posted the answer may be anybody"
         if problem:
@@ -196,7 +196,7 @@ class RunMailbox:
         self._run.writer.warnings.append(f"an answer that was sent was left out: {why}")
 
     def _record_letters(self, letters: Sequence[MailboxMessage]) -> list[Message]:
-        """Record letters, each once, and return the messages that need action."""
+        """Record mailbox messages, each once, and return the messages that need action."""
         found = []
         for letter in self._select_deliverable(letters):
             message = Message(letter.id, letter.path, letter.topic, letter.value, letter.kind)
@@ -205,7 +205,7 @@ class RunMailbox:
         return found
 
     def _record_letter(self, letter: MailboxMessage, message: Message) -> bool:
-        """Record a letter; return whether its message needs action."""
+        """Record a mailbox message; return whether its message needs action."""
         match letter.kind:
             case "message":
                 self.store_message(message)
@@ -224,7 +224,7 @@ class RunMailbox:
         return True
 
     def _select_deliverable(self, letters: Sequence[MailboxMessage]) -> Iterator[MailboxMessage]:
-        """Yield the letters to started runs; the others wait."""
+        """Yield the messages to started runs; the others wait."""
         for letter in letters:
             if letter.kind == "answer" or self._has_started(letter.path):
                 yield letter
@@ -252,7 +252,7 @@ class RunMailbox:
         self._run.writer.append(Input(path, seq, self._run.timing.last, {"type": "answer", **said}))
 
     def record_earlier_letters(self) -> None:
-        """Record the collected letters once the run has started; ``unread`` returns them."""
+        """Record the collected mailbox messages once the run has started; ``unread`` returns them."""
         if self._came:
             self._first = self._record_letters(self._came)
             self._came = []
@@ -268,5 +268,5 @@ class RunMailbox:
 
 
 def _read_new_letters(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
-    """Return the letters after a position and the next position; waits for the disk."""
+    """Return the messages after a position and the next position; waits for the disk."""
     return box.read(place) if box.has_changed(place) else ([], place)

@@ -165,7 +165,7 @@ def make_row_from_journal(journal: Journal, name: str) -> Sleeping | None:
 
 def find_first_unread_time(journal: Journal, history: History, early: Collection[str] = ()) -> datetime | None:
     """
-    Return the time of the first letter that the run has not received, or ``None``.
+    Return the time of the first mailbox message that the run has not received, or ``None``.
 
     Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
     """
@@ -179,7 +179,7 @@ def find_first_unread_time(journal: Journal, history: History, early: Collection
 
 
 def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
-    """Return whether a letter can still have an effect."""
+    """Return whether a mailbox message can still have an effect."""
     if letter.kind == "answer":
         return letter.topic in open_questions
     return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
@@ -192,7 +192,7 @@ def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
 
 
 def wake_for_letter(journal: Journal, kind: MailboxMessageKind = "message") -> None:
-    """Make the run of a journal due if it waits for a letter of this kind."""
+    """Make the run of a journal due if it waits for a mailbox message of this kind."""
     entry = locate_wake_entry(journal)
     # A folder without an index needs no entry: the mailboxes are read when its index is made.
     if entry is not None and (not entry.place.is_dir() or (entry.place / WAKING).exists()):
@@ -210,7 +210,7 @@ def make_row(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | Non
 
 
 def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
-    """Return whether one of the wake times has passed, or a letter with a message is unread."""
+    """Return whether one of the wake times has passed, or a mailbox message with a message is unread."""
     if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
         return True
     known = {one.input.get("id") for one in journal.history().inputs}

@@ -96,7 +96,7 @@ class SqliteJournal(LineJournal):
         with _open_for_reading(self.path) as database:
             if not _has_lines_table(database):
                 return []
-            # No letter of an id comes after the tilde.
+            # No mailbox message of an id comes after the tilde.
             # By a range and not by LIKE: the index serves a range, and `%` and `_` in an id are letters.
             found = database.execute(
                 "SELECT DISTINCT run FROM lines WHERE run >= ? AND run < ? ORDER BY run", (prefix, f"{prefix}~")

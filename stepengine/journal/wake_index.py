@@ -5,7 +5,7 @@ Whoever wakes runs asks it in place of ten thousand journals. It is only an inde
 is missing, damaged or of another version is made anew from them, and a row that is wrong costs one look at its journal.
 
 So that no run sleeps for ever: note a run *before* its suspension is durable, and look into its mailbox once *after* that;
-tell the index of a letter *after* it was posted, also when it was there already.
+tell the index of a mailbox message *after* it was posted, also when it was there already.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MICROSECOND = timedelta(microseconds=1)
 AT_ONCE = 0
 """A due time that has passed, in microseconds since 1970: the run is resumed at the next look."""
 WAITED_FOR: dict[MailboxMessageKind, str] = {"message": "message", "answer": "question"}
-"""What a run waits for that a letter of this kind wakes; the other kinds wake every run."""
+"""What a run waits for that a mailbox message of this kind wakes; the other kinds wake every run."""
 MAX_NAME_CHARS = 1_000
 """File names have at most 255 bytes and ids of agents are short; a longer name is damage or an attack."""
 MAX_KINDS = 20
@@ -185,7 +185,7 @@ class WakeIndex:
 
     def post_arrived(self, run_name: str, kind: MailboxMessageKind = "message") -> bool:
         """
-        Make a sleeping run due at once if it waits for a letter of this kind; return whether it does.
+        Make a sleeping run due at once if it waits for a mailbox message of this kind; return whether it does.
 
         Letters that end or steer a run make any sleeping run due.
         """

@@ -47,7 +47,9 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
             known = tree.background.is_at_work(message.path)
             tree.background.end((message.path,), said) if known else tree.runs.cancel(message.path, said)
         case "cancel":
-            tree.hub.failures.warnings.append(f"the run was cancelled by a letter{f': {said}' if said else ''}")
+            tree.hub.failures.warnings.append(
+                f"the run was cancelled by a mailbox message{f': {said}' if said else ''}"
+            )
             tree.runs.interrupt(GRACE_SECONDS)
         case "answer":
             _deliver_answer(tree, message)

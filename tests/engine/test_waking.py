@@ -226,7 +226,7 @@ async def test_posting_to_an_invalid_or_missing_run_is_refused(journal: Journal)
         with pytest.raises(InputError):
             await engine.send_message(journal, "go", 1, path="../x")
         await engine.send_message(journal, "go", 1, id="one")
-        with pytest.raises(InputError, match="another letter with the id"):
+        with pytest.raises(InputError, match="another mailbox message with the id"):
             await engine.send_message(journal, "go", 2, id="one")
         await engine.resume(journal)
         with pytest.raises(StepEngineError, match="has ended"):

@@ -123,7 +123,7 @@ def test_message_id_is_delivered_once(store: Callable[..., Journal]) -> None:
         message({"n": 1}, "other", id="once"),
         message({"n": 1}, id="once", path="1"),
     ):
-        with pytest.raises(InputError, match="has another letter with the id 'once'"):
+        with pytest.raises(InputError, match="has another mailbox message with the id 'once'"):
             store().mailbox().send(other)
 
     assert [once] == store().mailbox().read()[0]
@@ -211,9 +211,9 @@ def test_secrets_in_messages_are_redacted(store: Callable[..., Journal], tmp_pat
     box = store(secrets={"sesame-4711-sesame": "door"}).mailbox()
 
     box.send(message({"say": "sesame-4711-sesame!"}))
-    with pytest.raises(InputError, match="the id of a letter holds a secret"):
+    with pytest.raises(InputError, match="the id of a mailbox message holds a secret"):
         box.send(message(id="sesame-4711-sesame"))
-    with pytest.raises(InputError, match="the topic of a letter holds a secret"):
+    with pytest.raises(InputError, match="the topic of a mailbox message holds a secret"):
         box.send(message(topic="sesame-4711-sesame"))
 
     assert [{"say": "<redacted:door>!"}] == values(box)
@@ -238,23 +238,23 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"kind": "mail", "value": ""}, "a letter is one of message, answer, cancel, input, result, not 'mail'"),
-        ({"kind": ["message"], "value": ""}, "a letter is one of .* not 'list'"),
+        ({"kind": "mail", "value": ""}, "a mailbox message is one of message, answer, cancel, input, result, not 'mail'"),
+        ({"kind": ["message"], "value": ""}, "a mailbox message is one of .* not 'list'"),
         ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
         ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),
-        ({"kind": "message", "topic": "a", "id": ""}, "the id of a letter has 1 to 200 printable characters"),
-        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a letter has"),
-        ({"kind": "message", "topic": "a", "path": "x"}, "a letter goes to the path of a run"),
-        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a letter is JSON"),
+        ({"kind": "message", "topic": "a", "id": ""}, "the id of a mailbox message has 1 to 200 printable characters"),
+        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a mailbox message has"),
+        ({"kind": "message", "topic": "a", "path": "x"}, "a mailbox message goes to the path of a run"),
+        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a mailbox message is JSON"),
         ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE_BYTES}, "at most 1,048,576 bytes as JSON"),
         ({"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)}, "a time with its zone"),  # noqa: DTZ001
         ({"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)}, "a time with its zone"),
         ({"kind": "answer", "value": "yes"}, "the topic of an answer is the id of its question"),
         ({"kind": "answer", "topic": "q1", "value": 7}, "an answer is a bool, a text or the stored form"),
         ({"kind": "answer", "topic": "q1", "value": {"type": "answer", "text": 7}}, "an answer is a bool"),
-        ({"kind": "cancel"}, "the value of a letter of the kind 'cancel' is a text"),
-        ({"kind": "cancel", "value": "x", "topic": "t"}, "a letter of the kind 'cancel' has no topic"),
-        ({"kind": "input", "value": True}, "the value of a letter of the kind 'input' is a text"),
+        ({"kind": "cancel"}, "the value of a mailbox message of the kind 'cancel' is a text"),
+        ({"kind": "cancel", "value": "x", "topic": "t"}, "a mailbox message of the kind 'cancel' has no topic"),
+        ({"kind": "input", "value": True}, "the value of a mailbox message of the kind 'input' is a text"),
     ],
 )
 def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: str) -> None:
@@ -387,7 +387,7 @@ def test_damage_in_a_database_is_reported_with_its_message(tmp_path: Path) -> No
         with contextlib.closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as database:
             database.execute("UPDATE letters SET line = ? WHERE number = 1", (broken,))
 
-        with pytest.raises(JournalCorrupt, match=r"letter 1 of .*runs\.db"):
+        with pytest.raises(JournalCorrupt, match=r"mailbox message 1 of .*runs\.db"):
             journal.mailbox().read()
 
 
@@ -409,7 +409,7 @@ def test_message_with_a_valid_checksum_is_still_validated(journal: FileJournal, 
     members = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "crc"}
     path.write_bytes(encode_line({**members, **bad}, 0)[0])
 
-    with pytest.raises(JournalCorrupt, match=r"line 1 .* is not a letter"):
+    with pytest.raises(JournalCorrupt, match=r"line 1 .* is not a mailbox message"):
         journal.mailbox().read()
 
 
@@ -420,7 +420,7 @@ def test_full_mailbox_rejects_messages(store: Callable[..., Journal], monkeypatc
     for n in range(3):
         box.send(message(n, id=str(n)))
 
-    with pytest.raises(JournalWriteFailed, match="is full: it takes 3 letters"):
+    with pytest.raises(JournalWriteFailed, match="is full: it takes 3 mailbox messages"):
         box.send(message(3))
     assert not box.send(message(2, id="2"))
     monkeypatch.setattr(mailbox, "MAX_LETTERS", 10)

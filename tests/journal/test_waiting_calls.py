@@ -253,7 +253,7 @@ async def test_mailed_result_is_used_once_by_the_resumed_run() -> None:
         with pytest.raises(ToolError, match="no call 'nothing' waits"):
             send_tool_result(journal, "nothing", "x")
         assert [True, False] == [send_tool_result(journal, call, f"by letter: {city}") for _ in range(2)]
-        with pytest.raises(InputError, match="another letter"):
+        with pytest.raises(InputError, match="another mailbox message"):
             send_tool_result(journal, call, "something else")
         assert find_first_unread_time(journal, journal.history())
         BEGUN.clear()
