@@ -231,7 +231,7 @@ class RecordedForkOptions(TypedDict, total=False):
         at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default that
             before the first one that is not as recorded. With -1, and *reuse* false, a model answers anew from its first call on.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        simulate: A function of a ``Called`` and of the recorded calls of the same name, which makes up what a call gives that
+        simulate: A function of a ``ExternalCall`` and of the recorded calls of the same name, which makes up what a call gives that
             is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
         reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
         limits: Other limits than the recorded ones.

@@ -26,7 +26,7 @@ from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation.checks import Check, load_member
 from stepengine.journal import (
-    Called,
+    ExternalCall,
     FileJournal,
     ForkReport,
     Journal,
@@ -204,7 +204,7 @@ def pinned(
     """
     asked = Check.from_any(check, root)
 
-    def simulate(call: Called, _: Sequence[Called]) -> object:
+    def simulate(call: ExternalCall, _: Sequence[ExternalCall]) -> object:
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 

@@ -38,14 +38,22 @@ if TYPE_CHECKING:
     from stepengine.journal.files import FileJournal
     from stepengine.journal.follower import AddedRecords, Follower, JournalPosition, NewRecords
     from stepengine.journal.history import History
-    from stepengine.journal.journal_repair import Edit, JournalReport, SealedJournal, check, repair, scrub, seal_journal
+    from stepengine.journal.journal_repair import (
+        EditedLine,
+        JournalReport,
+        SealedJournal,
+        check,
+        repair,
+        scrub,
+        seal_journal,
+    )
     from stepengine.journal.line_journal import LineJournal
     from stepengine.journal.mailbox import Mailbox, MailboxMessage
     from stepengine.journal.messages import send_answers, send_cancel, send_input, send_message, send_tool_result
     from stepengine.journal.origins import CallOrigins, call_origins, value_sources
     from stepengine.journal.questions import InDoubt
     from stepengine.journal.recorded_decisions import JudgedCall, RecordedDecision, check_recorded_calls, decisions
-    from stepengine.journal.recorded_forks import Called, ForkReport, SharedBudget
+    from stepengine.journal.recorded_forks import ExternalCall, ForkReport, SharedBudget
     from stepengine.journal.recorded_runs import RecordedRun, list_runs
     from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result
     from stepengine.journal.run_diff import Difference, diff
@@ -92,7 +100,7 @@ else:
             "stepengine.journal.line_journal": ("LineJournal",),
             "stepengine.journal.mailbox": ("MailboxMessage", "Mailbox"),
             "stepengine.journal.journal_repair": (
-                "Edit",
+                "EditedLine",
                 "JournalReport",
                 "SealedJournal",
                 "check",
@@ -111,7 +119,7 @@ else:
             "stepengine.journal.records": ("Blob", "Head", "Input", "Intent", "Record", "Result"),
             "stepengine.journal.recorded_runs": ("RecordedRun", "list_runs"),
             "stepengine.journal.recorded_forks": (
-                "Called",
+                "ExternalCall",
                 "SharedBudget",
                 "ForkReport",
             ),
@@ -152,9 +160,9 @@ __all__ = (
     "AddedRecords",
     "Blob",
     "CallOrigins",
-    "Called",
     "Difference",
-    "Edit",
+    "EditedLine",
+    "ExternalCall",
     "FileJournal",
     "Follower",
     "ForkReport",

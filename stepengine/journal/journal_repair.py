@@ -156,7 +156,7 @@ SHOWN_CHARS = 160
 
 
 @frozen
-class Edit:
+class EditedLine:
     """
     A line that was changed after stepengine wrote it.
 
@@ -182,7 +182,7 @@ class SealedJournal:
     """
 
     journal: MemoryJournal
-    edits: tuple[Edit, ...]
+    edits: tuple[EditedLine, ...]
 
 
 def seal_journal(journal: JournalLike) -> SealedJournal:
@@ -206,7 +206,7 @@ def seal_journal(journal: JournalLike) -> SealedJournal:
     records = list(_recompute_fingerprints(records, numbers, source))
     copy = MemoryJournal(redact="off", link=source.link)
     copy.replace(records)
-    edits = [Edit(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
+    edits = [EditedLine(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
     made = MemoryJournal(copy.lines(), redact="off", link=source.link)
     made.is_own = find_owner_mark(source)
     return SealedJournal(made, tuple(edits))

@@ -321,9 +321,9 @@ class LineWriter(Writer):
                 chain.add_lines(split_into_lines(self.store.journal.read_piece))
             self._encoder.add_mac = chain.add
 
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
-        self._encoder.remember(path, seq, transcript)
+        self._encoder.set_request_base(path, seq, transcript)
 
     def append(self, record: Record) -> None:
         """

@@ -44,7 +44,7 @@ ForkTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
 
 @frozen
-class Called:
+class ExternalCall:
     """
     A call of a tool, or of a function of ``Perform``.
 
@@ -61,7 +61,7 @@ class Called:
     result: Any = None
 
 
-Simulator: TypeAlias = Callable[[Called, Sequence[Called]], Any]
+Simulator: TypeAlias = Callable[[ExternalCall, Sequence[ExternalCall]], Any]
 """
 Makes up what a call gives that is not recorded, from the recorded calls of the same name, which have results.
 
@@ -189,7 +189,7 @@ class ForkReport:
     served: int
     simulated: int
     performed: int
-    refused: Called | None
+    refused: ExternalCall | None
     reused: int
     model_calls: int
     cost: Decimal | None
@@ -207,7 +207,7 @@ class _ForkCounts:
     served: int = 0
     simulated: int = 0
     performed: int = 0
-    refused: Called | None = None
+    refused: ExternalCall | None = None
     reused: int = 0
     model_calls: int = 0
     cost: Decimal | None = attrs.field(factory=Decimal)
@@ -363,7 +363,7 @@ class ForkReplayer(Replayer):
         self.ends = _ForkEnds(past, run.timing, is_closed=False)
         # Results that are given to effects which are not recorded at their own address.
         self._given: dict[Address, Result] = {}
-        self._by_name: dict[tuple[str, str], list[Called]] | None = None
+        self._by_name: dict[tuple[str, str], list[ExternalCall]] | None = None
         self._waiting: dict[Address, asyncio.Future[None]] = {}
 
     @property
@@ -476,7 +476,7 @@ class ForkReplayer(Replayer):
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
             raise self._writer.fail(JournalError(msg)) from error
 
-    def _find_recorded_calls(self, kind: str, name: str) -> Sequence[Called]:
+    def _find_recorded_calls(self, kind: str, name: str) -> Sequence[ExternalCall]:
         """Return the recorded calls of a tool or function, with their results."""
         if self._by_name is None:
             self._by_name = {}
@@ -554,11 +554,11 @@ class ForkReplayer(Replayer):
         return finished
 
 
-def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:
+def _call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
     where = format_address(intent.path, intent.seq)
     if intent.type == "tool_call":
-        return Called(form["tool_name"], form["input"], where)
-    return Called(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
+        return ExternalCall(form["tool_name"], form["input"], where)
+    return ExternalCall(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
 
 
 class PaidPerformer:

@@ -168,7 +168,7 @@ class Replayer:
         # Nothing is written again, but later requests are stored as differences to this one, so its messages have to be
         # known.
         elif is_equal:
-            self._writer.remember(asked)
+            self._writer.set_request_base(asked)
         return True
 
     def _accepts_difference(self, known: Intent, asked: Intent, item: Item) -> bool:

@@ -106,7 +106,7 @@ class Writer(abc.ABC):
         """Commit and release the journal; may be called twice."""
 
     @abc.abstractmethod
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
 
 
@@ -516,7 +516,7 @@ class _MemoryWriter(Writer):
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
         self._records.append(record)
 
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are encoded on demand."""
 
     def commit(self) -> None:

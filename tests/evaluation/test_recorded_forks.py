@@ -35,7 +35,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
 from stepengine.journal.pending_items import open_questions
-from stepengine.journal.recorded_forks import Called, SharedBudget
+from stepengine.journal.recorded_forks import ExternalCall, SharedBudget
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.engine.clocks import ShiftedClock
 
@@ -223,7 +223,7 @@ async def test_an_unrecorded_call_is_simulated_performed_or_ends_the_run(
     now = Office(idempotent=idempotent)
     shown: list[Any] = []
 
-    def simulate(call: Called, recorded: Any) -> Any:
+    def simulate(call: ExternalCall, recorded: Any) -> Any:
         shown.append((call.name, call.input["shelf"], [str(r.result.text) for r in recorded]))
         return "made up"
 
@@ -263,7 +263,7 @@ async def test_a_simulation_may_decline_and_its_failure_is_reported(
     """
     at = model_calls(office.journal)[-3]
 
-    def broken(call: Called, recorded: Any) -> Any:
+    def broken(call: ExternalCall, recorded: Any) -> Any:
         raise KeyError(call.name)
 
     async with office.engine(lambda _: tool_call("look", {"shelf": "new"})) as engine:

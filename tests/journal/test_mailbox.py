@@ -238,7 +238,10 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"kind": "mail", "value": ""}, "a mailbox message is one of message, answer, cancel, input, result, not 'mail'"),
+        (
+            {"kind": "mail", "value": ""},
+            "a mailbox message is one of message, answer, cancel, input, result, not 'mail'",
+        ),
         ({"kind": ["message"], "value": ""}, "a mailbox message is one of .* not 'list'"),
         ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
         ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),

@@ -41,7 +41,7 @@ from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
 from stepengine.journal import (
     AddedRecords,
-    Called,
+    ExternalCall,
     FileJournal,
     Follower,
     ForkReport,
@@ -316,7 +316,7 @@ def lines_of(transcript: Transcript) -> list[str]:
 # --- running a recorded run again -------------------------------------------------------------------------------------
 
 
-def made_up(call: Called, recorded: Sequence[Called]) -> str | None:
+def made_up(call: ExternalCall, recorded: Sequence[ExternalCall]) -> str | None:
     """
     What a call gives that nobody recorded: what the last one of the same tool gave.
     """

@@ -77,7 +77,7 @@ def test_a_recorded_run_is_forked_with_other_replies(tasks: ModuleType, tmp_path
 
     assert ["Hello Bob.", "Hello Eve."] == [one.result.unwrap() for one in again]
     assert 0 < budget.spent <= budget.dollars
-    assert "as #3 gave" == tasks.made_up(None, [tasks.Called("look", {}, "#3")])
+    assert "as #3 gave" == tasks.made_up(None, [tasks.ExternalCall("look", {}, "#3")])
 
 
 @pytest.mark.spec("durable:UC3")
