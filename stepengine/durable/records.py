@@ -538,12 +538,12 @@ class _PlaybackPerformer:
         """Return the recorded outcome; children and tool bodies are replayed from their own records."""
         if isinstance(item.effect, RunInBackground):
             return await self._replay_child_to_end(item, io)
-        if type(item.effect) in RUNS and not getattr(item.effect, "is_background", False):
+        if isinstance(item.effect, RUNS) and not getattr(item.effect, "is_background", False):
             return await self._replay_run(item, io)
         known = await self._wait_for_outcome(item)
         if known is None:
             return await self._make_stop(item, io)
-        if isinstance(known, Value) and type(item.effect) in (Spawn, *CHILD_ENDS):
+        if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
@@ -562,7 +562,7 @@ class _PlaybackPerformer:
 
     async def _make_stop(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome: suspended if it waits there."""
-        if type(item.effect) in WAITS and not self._played.has_ended_elsewhere(item.path):
+        if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
             io.note_suspension(item)
             return Stop("suspended")
         if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):

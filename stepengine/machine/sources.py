@@ -186,7 +186,7 @@ class RunSources:
     def _add_children(self, effect: Any, value: Any) -> None:
         if isinstance(value, ChildResult):
             self._add_child(value, effect.tool_call_id if isinstance(effect, Spawn) else "")
-        elif type(effect) in CHILD_ENDS:
+        elif isinstance(effect, CHILD_ENDS):
             for child in value.ended.values():
                 self._add_child(child, "")
 

@@ -225,7 +225,7 @@ class SuspensionDetector:
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
         effect = item.effect
         is_start = isinstance(effect, Spawn) and effect.is_background
-        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:
+        if isinstance(effect, RUNS) and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:
             return True
         return self._is_parked((item.path, effect.seq))
 
